@@ -1,0 +1,1 @@
+"""The response cache: aiosqlite, batched look-ups, strong keys, never in the way of an answer."""

@@ -1,0 +1,1 @@
+"""The only room that knows torch, devices and checkpoints: packed batches in, rows out."""

@@ -1,0 +1,68 @@
+"""What crosses the engine's door: flat arrays in, rows out. Nothing here knows of requests, Kafka or torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What to make of one sequence's hidden states. Equal options share one pass through the tail of the model."""
+
+    task: str  # "embed" or "classify"; one of ModelInfo.tasks
+    pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
+    normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """N sequences end to end, no padding anywhere. T is the sum of their lengths."""
+
+    token_ids: Int32Array  # [T], each in [0, vocab_size)
+    cu_seqlens: Int32Array  # [N+1], starts at 0, strictly increasing, ends at T
+    max_seqlen: int  # longest sequence, <= ModelInfo.max_tokens
+    token_type_ids: Int32Array | None  # [T]; None: all zero
+    options: Sequence[TaskOptions]  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """Results in the order of the batch's sequences."""
+
+    rows: Sequence[Float32Array]  # N one-dimensional arrays: the vector (embed) or one score per label (classify)
+    device_s: float  # seconds the device worked on this batch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What intake needs to validate a request, and a reply needs to name its source."""
+
+    name: str  # the name requests use
+    revision: str  # strong hash of the weights, head and configuration files: equal revisions give equal results
+    dtype: str  # "float32" or "bfloat16": the arithmetic's precision
+    device: str  # "cpu", or the GPU's name
+    vocab_size: int
+    max_tokens: int  # longest sequence the model accepts, special tokens included
+    tasks: frozenset[str]
+    dim: int  # length of an embedding
+    labels: tuple[str, ...]  # classify: label of each score; empty when the model cannot classify
+
+
+class Engine(Protocol):
+    """A model that runs packed batches. Rooms outside `engine` know only this."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        """Compute one batch. Called from engine lanes only, possibly from several at once; blocks the caller.
+
+        The caller has validated ids and lengths against `info`. A row's result does not depend on its batch mates.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Operating penstock: command line, local brokers, demo and benchmarks."""

@@ -1,0 +1,1 @@
+"""The demo: Banking77 messages through the whole path on one machine."""

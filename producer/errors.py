@@ -1,0 +1,115 @@
+"""The one error tree of the wire. Codes travel in error replies; classes are what a client raises.
+
+    PenstockError
+    ├── InvalidRequest     invalid_request    malformed envelope, missing field, wrong type, over a size bound
+    │   ├── UnknownModel       unknown_model      the topic's workers do not serve this model
+    │   ├── UnsupportedTask    unsupported_task   the model cannot do this task
+    │   ├── TooLong            too_long           a sequence exceeds the model's maximum and truncate is off
+    │   ├── EmptyInput         empty              a text or sequence has nothing in it
+    │   └── BadTokenId         bad_token_id       a token id is outside the vocabulary
+    ├── Expired            expired            the deadline passed before an answer could be given
+    ├── Overloaded         overloaded         refused at admission; try later                 (retriable)
+    ├── BackendError       backend            the engine failed on this input
+    └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
+
+`retriable` says whether sending the same bytes again may succeed. It is a property of the class, never of an instance.
+"""
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Root of the tree. `code` is the wire's word for the class."""
+
+    code: ClassVar[str] = "backend"
+    retriable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        """The sentence for a person: what was wrong, and what was expected instead."""
+        return str(self.args[0]) if self.args else self.code
+
+
+class InvalidRequest(PenstockError):
+    """The request itself is at fault; sending it again cannot help."""
+
+    code = "invalid_request"
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that this topic's workers do not serve."""
+
+    code = "unknown_model"
+
+
+class UnsupportedTask(InvalidRequest):
+    """The served model cannot do the task that was asked."""
+
+    code = "unsupported_task"
+
+
+class TooLong(InvalidRequest):
+    """A sequence is longer than the model's maximum and `truncate` is off."""
+
+    code = "too_long"
+
+
+class EmptyInput(InvalidRequest):
+    """A text is blank, a sequence has zero ids, or a request holds no sequence at all."""
+
+    code = "empty"
+
+
+class BadTokenId(InvalidRequest):
+    """A token id is outside the model's vocabulary."""
+
+    code = "bad_token_id"
+
+
+class Expired(PenstockError):
+    """The deadline passed before an answer could be given."""
+
+    code = "expired"
+
+
+class Overloaded(PenstockError):
+    """The worker refused the request because it could not be served in time."""
+
+    code = "overloaded"
+    retriable = True
+
+
+class BackendError(PenstockError):
+    """The engine failed on this input although it was valid."""
+
+    code = "backend"
+
+
+class ShuttingDown(PenstockError):
+    """The worker or the client is closing; the request was not computed."""
+
+    code = "shutting_down"
+    retriable = True
+
+
+ERRORS_BY_CODE: dict[str, type[PenstockError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequest,
+        UnknownModel,
+        UnsupportedTask,
+        TooLong,
+        EmptyInput,
+        BadTokenId,
+        Expired,
+        Overloaded,
+        BackendError,
+        ShuttingDown,
+    )
+}
+
+
+def error_from_code(code: str, message: str) -> PenstockError:
+    """The exception for an error reply. A code from a newer worker becomes `BackendError` with the code in its text."""
+    cls = ERRORS_BY_CODE.get(code)
+    return cls(message) if cls is not None else BackendError(f"{code}: {message}")

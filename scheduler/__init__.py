@@ -1,0 +1,1 @@
+"""Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy only."""
