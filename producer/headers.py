@@ -1,0 +1,97 @@
+"""The Kafka record headers around the wire format: who to answer, by when. Names agree with Spring's request-reply."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.producer.errors import InvalidRequest
+
+CORRELATION_ID = "kafka_correlationId"
+REPLY_TOPIC = "kafka_replyTopic"
+REPLY_PARTITION = "kafka_replyPartition"
+DEADLINE_MS = "penstock-deadline-ms"
+TRACEPARENT = "traceparent"
+ERROR_CODE = "penstock-error-code"
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where an answer goes, and what it carries so that its client knows it."""
+
+    topic: str
+    partition: int | None  # None: any partition, by the reply's key
+    correlation_id: bytes | None
+    traceparent: bytes | None  # handed on untouched
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """The reply record's headers."""
+        headers = []
+        if self.correlation_id is not None:
+            headers.append((CORRELATION_ID, self.correlation_id))
+        if self.traceparent is not None:
+            headers.append((TRACEPARENT, self.traceparent))
+        return headers
+
+
+def request_headers(
+    correlation_id: bytes, reply_topic: str, reply_partition: int, deadline_ms: int | None
+) -> list[tuple[str, bytes]]:
+    """Headers of a request record; `deadline_ms` is Unix time in milliseconds."""
+    headers = [
+        (CORRELATION_ID, correlation_id),
+        (REPLY_TOPIC, reply_topic.encode()),
+        (REPLY_PARTITION, struct.pack(">i", reply_partition)),
+    ]
+    if deadline_ms is not None:
+        headers.append((DEADLINE_MS, str(deadline_ms).encode()))
+    return headers
+
+
+def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
+    """Where to answer. Unknown headers are ignored.
+
+    Raises:
+        InvalidRequest: no reply topic, or a reply header that cannot be read: such a request cannot be answered.
+    """
+    found = dict(headers)
+    topic = found.get(REPLY_TOPIC)
+    if not topic:
+        raise InvalidRequest(f"The record has no `{REPLY_TOPIC}` header, so there is nowhere to answer.")
+    raw_partition = found.get(REPLY_PARTITION)
+    if raw_partition is not None and len(raw_partition) != 4:
+        raise InvalidRequest(f"`{REPLY_PARTITION}` must be 4 bytes, a big-endian int32.")
+    partition = None if raw_partition is None else int.from_bytes(raw_partition, "big", signed=True)
+    if partition is not None and partition < 0:
+        raise InvalidRequest(f"`{REPLY_PARTITION}` must not be negative. Given: {partition}")
+    try:
+        name = topic.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"`{REPLY_TOPIC}` is not UTF-8.") from error
+    return ReplyAddress(name, partition, found.get(CORRELATION_ID), found.get(TRACEPARENT))
+
+
+def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
+    """The request's deadline, Unix time in milliseconds; None when it has none.
+
+    Raises:
+        InvalidRequest: the header is not a decimal number.
+    """
+    raw = next((value for name, value in headers if name == DEADLINE_MS), None)
+    if raw is None:
+        return None
+    if not raw.isdigit() or len(raw) > 15:
+        raise InvalidRequest(f"`{DEADLINE_MS}` must be Unix time in milliseconds, as decimal digits.")
+    return int(raw)
+
+
+def content_key(value: bytes) -> bytes:
+    """The record key of a request: 16 bytes of BLAKE2b over its value, so that equal requests meet in one worker."""
+    return hashlib.blake2b(value, digest_size=16).digest()
+
+
+def partition_for(key: bytes, num_partitions: int) -> int:
+    """The partition of a keyed record. Keys are hashes already, so their first four bytes spread evenly."""
+    return int.from_bytes(key[:4], "big") % num_partitions

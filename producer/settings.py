@@ -1,0 +1,27 @@
+"""How to reach Kafka: the settings that clients and workers share."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.producer.topics import REPLY_TOPIC
+
+
+class KafkaSettings(BaseSettings):
+    """Connection settings; every field is also an environment variable, PENSTOCK_ and its name in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+
+    bootstrap_servers: str = Field("localhost:9092", description="Kafka brokers, host:port, separated by commas.")
+
+
+class ClientSettings(KafkaSettings):
+    """What a client needs to know besides its requests."""
+
+    model: str = Field(description="The model's served name: requests go to its request topic.")
+    topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<model>.")
+    reply_topic: str = Field(REPLY_TOPIC, description="Topic on which answers are awaited.")
+    timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds, sent along with the request.")
+    max_in_flight: int = Field(512, ge=1, description="Most request records on their way at once; more wait.")
+    sequences_per_record: int = Field(
+        64, ge=1, le=4096, description="Most sequences put into one record by calls with many texts."
+    )

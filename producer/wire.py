@@ -1,0 +1,385 @@
+"""Wire format v1: the value of request, reply and error records. WIRE.md is the same page for other languages.
+
+Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accept any bytes and return a value or raise
+`InvalidRequest`, nothing else. Sizes are bounded before anything is allocated from them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
+
+VERSION = 1
+MAX_RECORD_BYTES = 4 * 1024 * 1024
+MAX_SEQUENCES = 4096
+TASKS = ("embed", "classify")
+POOLINGS = ("cls", "mean", "max", "last")
+DTYPES = ("float32", "float16")
+
+_MAX_FIELDS = 64
+_MAX_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
+
+Text = str | tuple[str, str]
+Uint32Array = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compute, and how to present, the answer. Left out on the wire where equal to these defaults."""
+
+    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
+    normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
+    truncate: bool = False  # cut sequences that are too long instead of refusing the request
+    top_k: int = 1  # classify: how many labels to return a sequence, best first; 0: all
+    dtype: str = "float32"  # embed: element type of the reply's data, one of DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of 1…n sequences, end to end, special tokens included."""
+
+    ids: Uint32Array  # [sum(lens)]
+    lens: tuple[int, ...]  # one a sequence, each >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request record: exactly one of `tokens` and `text` is there."""
+
+    model: str
+    task: str  # one of TASKS
+    tokens: Tokens | None = None
+    text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second)
+    options: Options = field(default_factory=Options)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the record carries, and so how many rows its reply has."""
+        if self.tokens is not None:
+            return len(self.tokens.lens)
+        return len(self.text or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Labels of one sequence, best first, with their scores."""
+
+    labels: tuple[str, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def label(self) -> str:
+        """The best label."""
+        return self.labels[0]
+
+    @property
+    def score(self) -> float:
+        """The best label's score."""
+        return self.scores[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. `vectors` for embed, `classes` for classify; rows in the order of the request's sequences."""
+
+    model: str
+    revision: str
+    vectors: npt.NDArray[np.floating[Any]] | None = None  # [n, dim]
+    classes: tuple[Classification, ...] | None = None  # n of them
+    cached: int = 0  # how many of the rows came from the cache
+    timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
+    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of the last batch it was in
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A refusal or a failure, as it travels."""
+
+    code: str
+    message: str
+    retriable: bool
+
+
+def encode_request(request: Request) -> bytes:
+    """The record's value. Equal requests give equal bytes, so their hash is a content hash."""
+    body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
+    if request.tokens is not None:
+        body["ids"] = request.tokens.ids.astype("<u4", copy=False).tobytes()
+        body["lens"] = np.asarray(request.tokens.lens, dtype="<u4").tobytes()
+    else:
+        body["text"] = request.text
+    options = {name: value for name, value in _option_items(request.options) if value != _DEFAULTS[name]}
+    if options:
+        body["opts"] = options
+    return bytes(msgpack.packb(body))
+
+
+def decode_request(value: bytes | None) -> Request:
+    """Parse and check a request value.
+
+    Raises:
+        InvalidRequest: or a subclass; the message names the field and says what was expected.
+    """
+    body = _unpack(value)
+    model = _string(body, "model")
+    task = _string(body, "task")
+    if task not in TASKS:
+        raise UnsupportedTask(f"`task` must be one of {', '.join(TASKS)}. Given: {task[:40]!r}")
+    tokens = _decode_tokens(body)
+    text = _decode_text(body)
+    if (tokens is None) == (text is None):
+        raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
+    opts = body.get("opts")
+    return Request(model, task, tokens, text, Options() if opts is None else _decode_options(opts))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The value of a successful reply record."""
+    body: dict[str, Any] = {"v": VERSION, "ok": True, "model": reply.model, "revision": reply.revision}
+    if reply.vectors is not None:
+        little_endian = reply.vectors.astype(reply.vectors.dtype.newbyteorder("<"), copy=False)
+        body["n"] = reply.vectors.shape[0]
+        body["shape"] = reply.vectors.shape
+        body["dtype"] = reply.vectors.dtype.name
+        body["data"] = little_endian.tobytes()
+    elif reply.classes is not None:
+        body["n"] = len(reply.classes)
+        body["labels"] = [row.labels for row in reply.classes]
+        body["scores"] = [row.scores for row in reply.classes]
+    else:
+        raise TypeError("A reply needs vectors or classes. This is a bug.")
+    body["cached"] = reply.cached
+    body["timing"] = reply.timing
+    body["batch"] = reply.batch
+    return bytes(msgpack.packb(body))
+
+
+def encode_error(error: PenstockError) -> bytes:
+    """The value of an error reply record."""
+    detail = {"code": error.code, "message": error.message, "retriable": error.retriable}
+    return bytes(msgpack.packb({"v": VERSION, "ok": False, "error": detail}))
+
+
+def decode_reply(value: bytes | None) -> Reply | ErrorReply:
+    """Parse and check a reply value.
+
+    Raises:
+        InvalidRequest: the bytes are not a reply of this version.
+    """
+    body = _unpack(value, max_bytes=16 * MAX_RECORD_BYTES)
+    if body.get("ok") is False:
+        return _decode_error(body.get("error"))
+    if body.get("ok") is not True:
+        raise InvalidRequest("`ok` must be true or false.")
+    n = body.get("n")
+    if not _is_int(n) or n < 0:
+        raise InvalidRequest("`n` must be a count of rows.")
+    return Reply(
+        model=_string(body, "model"),
+        revision=_string(body, "revision"),
+        vectors=_decode_vectors(body, n) if "data" in body else None,
+        classes=None if "data" in body else _decode_classes(body, n),
+        cached=body["cached"] if _is_int(body.get("cached")) else 0,
+        timing=_mapping(body, "timing"),
+        batch=_mapping(body, "batch"),
+    )
+
+
+def _unpack(value: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+    """One msgpack map of this version, or InvalidRequest. Every bound is applied before memory is taken."""
+    if not value:
+        raise InvalidRequest("The record has no value; a msgpack map was expected.")
+    if len(value) > max_bytes:
+        raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
+    count_containers = _container_bound()
+    try:
+        body = msgpack.unpackb(
+            value,
+            use_list=True,
+            object_hook=count_containers,
+            list_hook=count_containers,
+            ext_hook=_refuse_extension,
+            max_array_len=max(MAX_SEQUENCES, _MAX_FIELDS),
+            max_map_len=_MAX_FIELDS,
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("A string in the record is not UTF-8.") from error
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"The record holds a {type(body).__name__}; a msgpack map was expected.")
+    version = body.get("v")
+    if version != VERSION or not _is_int(version):
+        raise InvalidRequest(f"`v` must be {VERSION}. Given: {str(version)[:40]!r}")
+    return body
+
+
+def _container_bound() -> Callable[[Any], Any]:
+    """A hook that ends unpacking when a record holds more maps and lists than any valid one could."""
+    count = 0
+
+    def hook(container: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > _MAX_CONTAINERS:
+            raise ValueError(f"more than {_MAX_CONTAINERS} nested maps and lists")
+        return container
+
+    return hook
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not part of the format")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _string(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"`{name}` is missing or not a non-empty string.")
+    return value
+
+
+def _decode_tokens(body: Mapping[str, Any]) -> Tokens | None:
+    ids, lens = body.get("ids"), body.get("lens")
+    if ids is None and lens is None:
+        return None
+    if not isinstance(ids, bytes) or not isinstance(lens, bytes) or len(ids) % 4 or len(lens) % 4:
+        raise InvalidRequest("`ids` and `lens` must both be bytes of little-endian uint32.")
+    if len(lens) > 4 * MAX_SEQUENCES:
+        raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(lens) // 4}")
+    lengths = np.frombuffer(lens, dtype="<u4").tolist()
+    if not lengths:
+        raise EmptyInput("`lens` is empty: the request holds no sequence.")
+    if 0 in lengths:
+        raise EmptyInput(f"Sequence {lengths.index(0)} has zero ids.")
+    if sum(lengths) * 4 != len(ids):
+        raise InvalidRequest(f"`lens` add up to {sum(lengths)}, but `ids` holds {len(ids) // 4} ids.")
+    return Tokens(np.frombuffer(ids, dtype="<u4"), tuple(lengths))
+
+
+def _decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:
+    text = body.get("text")
+    if text is None:
+        return None
+    if isinstance(text, str):
+        text = [text]
+    if not isinstance(text, list):
+        raise InvalidRequest("`text` must be a string, or a list of strings and pairs of strings.")
+    if not text:
+        raise EmptyInput("`text` is an empty list: the request holds no sequence.")
+    return tuple([_decode_one_text(item, index) for index, item in enumerate(text)])
+
+
+def _decode_one_text(item: object, index: int) -> Text:
+    if isinstance(item, str):
+        if not item.strip():
+            raise EmptyInput(f"Text {index} is empty.")
+        return item
+    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], str):
+        if not (item[0].strip() and item[1].strip()):
+            raise EmptyInput(f"Text pair {index} has an empty member.")
+        return (item[0], item[1])
+    raise InvalidRequest(f"`text` item {index} must be a string or a pair of strings.")
+
+
+def _option_items(options: Options) -> tuple[tuple[str, Any], ...]:
+    return (
+        ("pooling", options.pooling),
+        ("normalize", options.normalize),
+        ("truncate", options.truncate),
+        ("top_k", options.top_k),
+        ("dtype", options.dtype),
+    )
+
+
+_DEFAULTS: dict[str, Any] = dict(_option_items(Options()))
+_OPTION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "pooling": (lambda v: v is None or v in POOLINGS, f"one of {', '.join(POOLINGS)}"),
+    "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),
+    "truncate": (lambda v: isinstance(v, bool), "true or false"),
+    "top_k": (lambda v: _is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
+    "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
+}
+
+
+def _decode_options(opts: object) -> Options:
+    if not isinstance(opts, dict):
+        raise InvalidRequest("`opts` must be a map.")
+    known = dict(_DEFAULTS)
+    for name, (is_valid, expected) in _OPTION_CHECKS.items():
+        if name not in opts:
+            continue
+        value = opts[name]
+        if isinstance(value, list | dict) or not is_valid(value):
+            raise InvalidRequest(f"`opts.{name}` must be {expected}. Given: {str(value)[:40]!r}")
+        known[name] = value
+    return Options(**known)
+
+
+def _decode_error(detail: object) -> ErrorReply:
+    if not isinstance(detail, dict):
+        raise InvalidRequest("`error` must be a map.")
+    retriable = detail.get("retriable")
+    return ErrorReply(_string(detail, "code"), str(detail.get("message", "")), retriable is True)
+
+
+def _decode_vectors(body: Mapping[str, Any], n: int) -> npt.NDArray[np.floating[Any]]:
+    data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
+    if dtype not in DTYPES or not isinstance(data, bytes):
+        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(_is_int(size) and size >= 0 for size in shape)
+    element = np.dtype(str(dtype)).newbyteorder("<")
+    if not is_shape or shape[0] != n or shape[0] * shape[1] * element.itemsize != len(data):  # type: ignore[index]  # is_shape
+        raise InvalidRequest("`shape` must be [n, dim] and agree with `data`.")
+    return np.frombuffer(data, dtype=element).reshape(shape)  # type: ignore[arg-type]  # is_shape
+
+
+def _decode_classes(body: Mapping[str, Any], n: int) -> tuple[Classification, ...]:
+    labels, scores = body.get("labels"), body.get("scores")
+    if not isinstance(labels, list) or not isinstance(scores, list) or not len(labels) == len(scores) == n:
+        raise InvalidRequest("`labels` and `scores` must be lists of n rows.")
+    return tuple([_decode_class(*row) for row in zip(labels, scores, strict=True)])
+
+
+def _decode_class(labels: object, scores: object) -> Classification:
+    if not isinstance(labels, list) or not isinstance(scores, list) or not 1 <= len(labels) == len(scores):
+        raise InvalidRequest("A row of `labels` and `scores` must be two lists of one length, at least 1.")
+    if not all(isinstance(label, str) for label in labels) or not all(_is_number(score) for score in scores):
+        raise InvalidRequest("`labels` must hold strings and `scores` numbers.")
+    return Classification(tuple(labels), tuple([float(score) for score in scores]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_int(value)
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
+    """Token ids of several sequences, end to end, as the wire carries them.
+
+    Raises:
+        EmptyInput: no sequence, or one of zero ids.
+        InvalidRequest: an id is negative, not an integer or over 32 bits.
+    """
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    if not arrays:
+        raise EmptyInput("The request holds no sequence.")
+    for index, array in enumerate(arrays):
+        if array.size == 0:
+            raise EmptyInput(f"Sequence {index} has zero ids.")
+        if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 0xFFFFFFFF:
+            raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
+    return Tokens(np.concatenate(arrays).astype(np.uint32), tuple([array.size for array in arrays]))

@@ -1,0 +1,72 @@
+"""Every setting of a worker, with its reason. The command line is made from these fields; there is no other list."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.topics import REPLY_TOPIC_PATTERN
+
+
+class WorkerSettings(KafkaSettings):
+    """Settings of one worker process: one model, one consumer-group member."""
+
+    model: str = Field(
+        description="Checkpoint: a directory, or a Hugging Face id. 'null' is an engine that does no work, for "
+        "measuring the pipeline."
+    )
+    served_name: str | None = Field(
+        None, description="Name that requests use. Default: the last part of the checkpoint's path."
+    )
+    head: Path | None = Field(
+        None, description="A linear classification head (safetensors, labels in its metadata) on the embeddings."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Arithmetic. auto: bfloat16 where the processor has instructions for it, else float32."
+    )
+    device: Literal["auto", "cpu"] = Field("auto", description="Where the model runs.")
+    lanes: int | None = Field(
+        None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core."
+    )
+
+    topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
+    group_id: str | None = Field(None, description="Consumer group. Default: penstock.<served name>.")
+    reply_topics: str = Field(
+        REPLY_TOPIC_PATTERN, description="Allow-list: requests whose reply topic does not match this are dead-lettered."
+    )
+
+    trigger: Literal["lazy", "hungry"] = Field(
+        "lazy", description="When to run a batch. lazy: timeout, full batch or half the SLO; hungry: when idle."
+    )
+    max_wait_ms: float = Field(
+        2.0, ge=0, description="lazy: longest wait for batch mates. More: larger batches; less: lower latency."
+    )
+    slo_ms: float = Field(
+        100.0, gt=0, description="Latency objective; a batch runs at the latest when age + predicted run reach half."
+    )
+    max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch.")
+    max_batch_tokens: int = Field(
+        2048, ge=1, description="Most tokens in a batch. More: fewer launches; less: shorter waits, warmer caches."
+    )
+
+    max_in_flight: int = Field(
+        8192, ge=1, description="Sequences held in memory before partitions are paused (back-pressure)."
+    )
+    max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
+    max_reply_bytes: int = Field(
+        1_000_000, ge=1024, description="Largest reply; keep it under the broker's message.max.bytes."
+    )
+    cache_path: Path | None = Field(None, description="Response cache file (SQLite). Default: no cache.")
+    cache_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Cache size; the least recently used leave first.")
+    cache_ttl_s: float = Field(7 * 86400.0, gt=0, description="Age at which a cached answer is no longer used.")
+
+    drain_s: float = Field(
+        20.0, gt=0, description="Longest time to finish what is in flight on SIGTERM or when partitions are revoked."
+    )
+    once: bool = Field(False, description="Work up to the current end of the topic, then exit.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, JSON elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="Serve Prometheus metrics here. Default: off.")
