@@ -15,6 +15,7 @@
 `retriable` says whether sending the same bytes again may succeed. It is a property of the class, never of an instance.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -31,9 +32,17 @@ class PenstockError(Exception):
 
 
 class InvalidRequest(PenstockError):
-    """The request itself is at fault; sending it again cannot help."""
+    """The request itself is at fault; sending it again cannot help.
+
+    A record of many sequences is refused as a whole; `rows` says which of them are at fault (sequence index -> its own
+    error; empty when the envelope is at fault), so that the others can be sent again without them.
+    """
 
     code = "invalid_request"
+
+    def __init__(self, message: str, rows: "Mapping[int, PenstockError] | None" = None) -> None:
+        super().__init__(message)
+        self.rows: Mapping[int, PenstockError] = rows or {}
 
 
 class UnknownModel(InvalidRequest):

@@ -1,6 +1,7 @@
 """The Kafka record headers around the wire format: who to answer, by when. Names agree with Spring's request-reply."""
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "penstock-deadline-ms"
 TRACEPARENT = "traceparent"
 ERROR_CODE = "penstock-error-code"
+
+_TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -51,7 +54,7 @@ def request_headers(
 
 
 def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
-    """Where to answer. Unknown headers are ignored.
+    """Where to answer. Unknown headers are ignored; of a repeated one the last counts, as everywhere in Kafka.
 
     Raises:
         InvalidRequest: no reply topic, or a reply header that cannot be read: such a request cannot be answered.
@@ -66,11 +69,9 @@ def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
     partition = None if raw_partition is None else int.from_bytes(raw_partition, "big", signed=True)
     if partition is not None and partition < 0:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must not be negative. Given: {partition}")
-    try:
-        name = topic.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"`{REPLY_TOPIC}` is not UTF-8.") from error
-    return ReplyAddress(name, partition, found.get(CORRELATION_ID), found.get(TRACEPARENT))
+    if not _TOPIC_NAME.fullmatch(topic):
+        raise InvalidRequest(f"`{REPLY_TOPIC}` is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+    return ReplyAddress(topic.decode(), partition, found.get(CORRELATION_ID), found.get(TRACEPARENT))
 
 
 def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
@@ -79,7 +80,7 @@ def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
     Raises:
         InvalidRequest: the header is not a decimal number.
     """
-    raw = next((value for name, value in headers if name == DEADLINE_MS), None)
+    raw = dict(headers).get(DEADLINE_MS)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 15:

@@ -12,17 +12,21 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask, error_from_code
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
+MAX_ROW_ERRORS = 64  # sequences at fault that one error reply names
+MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
+MAX_LABELS = 65_536  # of one row, in a reply with all labels
 TASKS = ("embed", "classify")
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
 
 _MAX_FIELDS = 64
-_MAX_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
+_MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
+_MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
 
 Text = str | tuple[str, str]
 Uint32Array = npt.NDArray[np.uint32]
@@ -103,10 +107,22 @@ class ErrorReply:
     code: str
     message: str
     retriable: bool
+    rows: tuple[tuple[int, str, str], ...] = ()  # (sequence index, code, message) of the sequences at fault
+
+    def exception(self) -> PenstockError:
+        """The exception that this reply stands for."""
+        error = error_from_code(self.code, self.message)
+        if isinstance(error, InvalidRequest):
+            error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
+        return error
 
 
 def encode_request(request: Request) -> bytes:
-    """The record's value. Equal requests give equal bytes, so their hash is a content hash."""
+    """The record's value. Equal requests give equal bytes, so their hash is a content hash.
+
+    Raises:
+        InvalidRequest: a string holds half a surrogate pair, which UTF-8 cannot carry.
+    """
     body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
     if request.tokens is not None:
         body["ids"] = request.tokens.ids.astype("<u4", copy=False).tobytes()
@@ -116,7 +132,10 @@ def encode_request(request: Request) -> bytes:
     options = {name: value for name, value in _option_items(request.options) if value != _DEFAULTS[name]}
     if options:
         body["opts"] = options
-    return bytes(msgpack.packb(body))
+    try:
+        return bytes(msgpack.packb(body))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"A text cannot be UTF-8: {error.reason} at character {error.start}.") from error
 
 
 def decode_request(value: bytes | None) -> Request:
@@ -125,11 +144,11 @@ def decode_request(value: bytes | None) -> Request:
     Raises:
         InvalidRequest: or a subclass; the message names the field and says what was expected.
     """
-    body = _unpack(value)
+    body = _unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
     model = _string(body, "model")
     task = _string(body, "task")
     if task not in TASKS:
-        raise UnsupportedTask(f"`task` must be one of {', '.join(TASKS)}. Given: {task[:40]!r}")
+        raise UnsupportedTask(f"`task` must be one of {', '.join(TASKS)}. Given: {_show(task)}")
     tokens = _decode_tokens(body)
     text = _decode_text(body)
     if (tokens is None) == (text is None):
@@ -161,7 +180,10 @@ def encode_reply(reply: Reply) -> bytes:
 
 def encode_error(error: PenstockError) -> bytes:
     """The value of an error reply record."""
-    detail = {"code": error.code, "message": error.message, "retriable": error.retriable}
+    detail: dict[str, Any] = {"code": error.code, "message": error.message, "retriable": error.retriable}
+    if isinstance(error, InvalidRequest) and error.rows:
+        first = list(error.rows.items())[:MAX_ROW_ERRORS]
+        detail["rows"] = [(index, row.code, row.message) for index, row in first]
     return bytes(msgpack.packb({"v": VERSION, "ok": False, "error": detail}))
 
 
@@ -171,32 +193,32 @@ def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     Raises:
         InvalidRequest: the bytes are not a reply of this version.
     """
-    body = _unpack(value, max_bytes=16 * MAX_RECORD_BYTES)
+    body = _unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
     if body.get("ok") is False:
         return _decode_error(body.get("error"))
     if body.get("ok") is not True:
         raise InvalidRequest("`ok` must be true or false.")
     n = body.get("n")
-    if not _is_int(n) or n < 0:
-        raise InvalidRequest("`n` must be a count of rows.")
+    if not _is_int(n) or n < 1:
+        raise InvalidRequest("`n` must be a count of rows, at least 1.")
     return Reply(
         model=_string(body, "model"),
         revision=_string(body, "revision"),
         vectors=_decode_vectors(body, n) if "data" in body else None,
         classes=None if "data" in body else _decode_classes(body, n),
         cached=body["cached"] if _is_int(body.get("cached")) else 0,
-        timing=_mapping(body, "timing"),
-        batch=_mapping(body, "batch"),
+        timing={name: float(value) for name, value in _items(body, "timing") if _is_number(value)},
+        batch={name: value for name, value in _items(body, "batch") if _is_int(value) or isinstance(value, str)},
     )
 
 
-def _unpack(value: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
     """One msgpack map of this version, or InvalidRequest. Every bound is applied before memory is taken."""
     if not value:
         raise InvalidRequest("The record has no value; a msgpack map was expected.")
     if len(value) > max_bytes:
         raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
-    count_containers = _container_bound()
+    count_containers = _container_bound(max_containers)
     try:
         body = msgpack.unpackb(
             value,
@@ -204,30 +226,32 @@ def _unpack(value: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[str,
             object_hook=count_containers,
             list_hook=count_containers,
             ext_hook=_refuse_extension,
-            max_array_len=max(MAX_SEQUENCES, _MAX_FIELDS),
+            max_array_len=max_list,
             max_map_len=_MAX_FIELDS,
         )
     except UnicodeDecodeError as error:
         raise InvalidRequest("A string in the record is not UTF-8.") from error
+    except msgpack.StackError as error:
+        raise InvalidRequest("The record is nested too deeply.") from error
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest(f"The record holds a {type(body).__name__}; a msgpack map was expected.")
     version = body.get("v")
     if version != VERSION or not _is_int(version):
-        raise InvalidRequest(f"`v` must be {VERSION}. Given: {str(version)[:40]!r}")
+        raise InvalidRequest(f"`v` must be {VERSION}. Given: {_show(version)}")
     return body
 
 
-def _container_bound() -> Callable[[Any], Any]:
+def _container_bound(max_containers: int) -> Callable[[Any], Any]:
     """A hook that ends unpacking when a record holds more maps and lists than any valid one could."""
     count = 0
 
     def hook(container: Any) -> Any:
         nonlocal count
         count += 1
-        if count > _MAX_CONTAINERS:
-            raise ValueError(f"more than {_MAX_CONTAINERS} nested maps and lists")
+        if count > max_containers:
+            raise ValueError(f"more than {max_containers} nested maps and lists")
         return container
 
     return hook
@@ -235,6 +259,13 @@ def _container_bound() -> Callable[[Any], Any]:
 
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not part of the format")
+
+
+def _show(value: object) -> str:
+    """A stranger's value, for a message: short, and never walked into, for it may be nested deeper than Python goes."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "a map"
+    return repr(value[:40] if isinstance(value, str | bytes) else value)
 
 
 def _is_int(value: object) -> bool:
@@ -320,7 +351,7 @@ def _decode_options(opts: object) -> Options:
             continue
         value = opts[name]
         if isinstance(value, list | dict) or not is_valid(value):
-            raise InvalidRequest(f"`opts.{name}` must be {expected}. Given: {str(value)[:40]!r}")
+            raise InvalidRequest(f"`opts.{name}` must be {expected}. Given: {_show(value)}")
         known[name] = value
     return Options(**known)
 
@@ -328,15 +359,29 @@ def _decode_options(opts: object) -> Options:
 def _decode_error(detail: object) -> ErrorReply:
     if not isinstance(detail, dict):
         raise InvalidRequest("`error` must be a map.")
-    retriable = detail.get("retriable")
-    return ErrorReply(_string(detail, "code"), str(detail.get("message", "")), retriable is True)
+    rows = detail.get("rows", [])
+    if not isinstance(rows, list):
+        raise InvalidRequest("`error.rows` must be a list.")
+    return ErrorReply(
+        _string(detail, "code"),
+        _string(detail, "message"),
+        detail.get("retriable") is True,
+        tuple([_decode_row_error(row) for row in rows]),
+    )
+
+
+def _decode_row_error(row: object) -> tuple[int, str, str]:
+    match row:
+        case [int(index), str(code), str(message)] if _is_int(index) and index >= 0:
+            return (index, code, message)
+    raise InvalidRequest("An item of `error.rows` must be [sequence index, code, message].")
 
 
 def _decode_vectors(body: Mapping[str, Any], n: int) -> npt.NDArray[np.floating[Any]]:
     data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
     if dtype not in DTYPES or not isinstance(data, bytes):
         raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
-    is_shape = isinstance(shape, list) and len(shape) == 2 and all(_is_int(size) and size >= 0 for size in shape)
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(_is_int(size) and size >= 1 for size in shape)
     element = np.dtype(str(dtype)).newbyteorder("<")
     if not is_shape or shape[0] != n or shape[0] * shape[1] * element.itemsize != len(data):  # type: ignore[index]  # is_shape
         raise InvalidRequest("`shape` must be [n, dim] and agree with `data`.")
@@ -362,9 +407,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_int(value)
 
 
-def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _items(body: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """Named values of an informative field; what is malformed in it is left out, for the answer itself is good."""
     value = body.get(name)
-    return value if isinstance(value, dict) else {}
+    return [(key, item) for key, item in value.items() if isinstance(key, str)] if isinstance(value, dict) else []
 
 
 def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:

@@ -1,0 +1,117 @@
+"""Replies in: one consumer on one partition of the reply topic, and the futures that wait for it.
+
+Several clients may share a partition: a reply whose correlation id nobody here waits for belongs to another client, came
+too late, or came twice, and is dropped.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.headers import CORRELATION_ID
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+from penstock.producer.wire import ErrorReply, InvalidRequest, Reply, decode_reply
+
+log = structlog.get_logger("penstock.inbox")
+
+Answer = asyncio.Future[Reply | ErrorReply]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    answer: Answer
+    deadline: float  # Unix time, seconds
+
+
+class Inbox:
+    """Answers by correlation id. All methods are called on the client's event loop."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._client_id = client_id
+        self._expected: dict[bytes, _Expected] = {}
+        self._consumer: AIOKafkaConsumer | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.partition = 0  # the one that answers must be sent to; valid after start
+
+    async def start(self, num_partitions: int) -> None:
+        """Take a partition at random and stand at its end; returns when no reply sent from now on can be missed."""
+        self.partition = random.randrange(num_partitions)
+        self._consumer = await connect(self._make_consumer)
+        source = TopicPartition(self._topic, self.partition)
+        self._consumer.assign([source])
+        await self._consumer.seek_to_end(source)
+        await self._consumer.position(source)
+        self._reader = asyncio.create_task(self._read(self._consumer))
+
+    async def stop(self, reason: PenstockError) -> None:
+        """Fail everything expected with `reason` and disconnect."""
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        for correlation_id in list(self._expected):
+            self.fail(correlation_id, reason)
+        if self._consumer is not None:
+            await self._consumer.stop()
+            self._consumer = None
+
+    def expect(self, correlation_id: bytes, deadline: float) -> Answer:
+        """The future of an answer; to be called before its request is sent."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._expected[correlation_id] = _Expected(answer, deadline)
+        return answer
+
+    def forget(self, correlation_id: bytes) -> None:
+        """Nobody waits for this answer any more."""
+        self._expected.pop(correlation_id, None)
+
+    def fail(self, correlation_id: bytes, error: PenstockError) -> None:
+        """Complete one answer with an error, if it is still expected."""
+        expected = self._expected.pop(correlation_id, None)
+        if expected is not None and not expected.answer.done():
+            expected.answer.set_exception(error)
+
+    def expire(self, now: float, make_error: Callable[[], PenstockError]) -> None:
+        """Fail every answer whose deadline is before `now`."""
+        late = [correlation_id for correlation_id, expected in self._expected.items() if expected.deadline < now]
+        for correlation_id in late:
+            self.fail(correlation_id, make_error())
+
+    def _make_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap_servers,
+            client_id=self._client_id,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            max_partition_fetch_bytes=8 * 1024 * 1024,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            fetched = await consumer.getmany(timeout_ms=1000)
+            for records in fetched.values():
+                for record in records:
+                    self._receive(record)
+
+    def _receive(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        correlation_id = next((value for name, value in record.headers if name == CORRELATION_ID), b"")
+        expected = self._expected.pop(correlation_id, None)
+        if expected is None or expected.answer.done():
+            return
+        try:
+            expected.answer.set_result(decode_reply(record.value))
+        except InvalidRequest as error:
+            log.warning("reply_unreadable", offset=record.offset, error=error.message)
+            expected.answer.set_exception(BackendError(f"The worker's answer could not be read: {error.message}"))

@@ -1,0 +1,66 @@
+"""What every Kafka connection of this project shares: patience at the start, and topics that exist."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
+
+BACKOFF_MS = 200  # between retries against a broker that is away: soon enough, and never a spin
+METADATA_MAX_AGE_MS = 30_000
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
+
+log = structlog.get_logger("penstock.kafka")
+
+
+class _Connectable(Protocol):
+    async def start(self) -> Any: ...
+    async def stop(self) -> Any: ...
+
+
+C = TypeVar("C", bound=_Connectable)
+
+
+async def connect(make: Callable[[], C]) -> C:
+    """Start a producer, consumer or admin client made by `make`; while no broker answers, wait, log and try again."""
+    retry_s = _FIRST_RETRY_S
+    while True:
+        client = make()
+        try:
+            await client.start()
+        except KafkaError as error:
+            await client.stop()
+            if not isinstance(error, KafkaConnectionError) and not error.retriable:
+                raise
+            log.warning("kafka_unreachable", error=str(error), retry_s=retry_s)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
+        except BaseException:
+            await client.stop()
+            raise
+        else:
+            return client
+
+
+async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
+    """Create the topics that are missing, with the broker's own replication factor. Called once a connection stands.
+
+    A broker that refuses (no right to create, or a mock without the request) is not an error here: the topic may exist,
+    or appear on first use; if neither, the first send or poll will say so.
+    """
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    try:
+        await admin.start()
+        existing = set(await admin.list_topics())
+        missing = [topic for topic in topics if topic not in existing]
+        if missing:
+            await admin.create_topics([NewTopic(topic, num_partitions, replication_factor=-1) for topic in missing])
+            log.info("topics_created", topics=missing, partitions=num_partitions)
+    except TopicAlreadyExistsError:
+        log.info("topics_exist", topics=list(topics))
+    except (KafkaError, ValueError) as error:
+        log.info("topics_not_created", topics=list(topics), reason=repr(error))
+    finally:
+        await admin.close()

@@ -1,0 +1,199 @@
+"""Records out: batched, retried until the broker has acknowledged them, one idempotent producer behind it all.
+
+Both ends use it: the client for requests, the worker for replies and dead letters. Records of one topic-partition leave
+in the order of `put`. While one batch is on its way the next one fills, so batches grow with the load and a lone record
+never waits.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from penstock.producer.headers import partition_for
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+
+# The record, or its destination, is at fault: sending it again cannot help. Everything else is retried for ever.
+BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
+REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
+
+_BATCH_BYTES = 512 * 1024
+_BATCH_RECORDS = 10_000
+_RETRY_S = 0.5
+
+log = structlog.get_logger("penstock.outbox")
+
+Done = Callable[[KafkaError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OutRecord:
+    """One record to send. `done` is called once, on the event loop: None when acknowledged, else one of REFUSED."""
+
+    key: bytes
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+    done: Done
+
+
+class Outbox:
+    """Owns one producer. `put` never blocks; back-pressure is the caller's bound on unacknowledged records."""
+
+    def __init__(self, bootstrap_servers: str, *, client_id: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._client_id = client_id
+        self._producer: AIOKafkaProducer | None = None
+        self._replacing = asyncio.Lock()
+        self._waiting: dict[tuple[str, int | None], deque[OutRecord]] = {}
+        self._senders: dict[tuple[str, int | None], asyncio.Task[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Connect; waits for the broker as long as it takes, logging what it waits for."""
+        self._producer = await connect(self._make_producer)
+
+    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
+        """Queue one record. A partition of None is chosen by the key."""
+        destination = (topic, partition)
+        waiting = self._waiting.get(destination)
+        if waiting is not None:
+            waiting.append(record)
+            return
+        self._waiting[destination] = deque((record,))
+        self._idle.clear()
+        self._senders[destination] = asyncio.create_task(self._send_all(destination))
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; asks the broker, which may create the topic.
+
+        Raises:
+            UnknownTopicOrPartitionError: there is no such topic, and the broker does not create it.
+        """
+        if self._producer is None:
+            raise RuntimeError("Outbox.partitions before start. This is a bug.")
+        return len(await self._producer.partitions_for(topic))
+
+    async def flush(self) -> None:
+        """Wait until everything put so far and meanwhile is acknowledged or refused."""
+        await self._idle.wait()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Send what is waiting, for at most `timeout_s`, then disconnect. What was not acknowledged is dropped."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.flush(), timeout_s)
+        for sender in self._senders.values():
+            sender.cancel()
+        await asyncio.gather(*self._senders.values(), return_exceptions=True)
+        if self._producer is not None:
+            await self._stop_producer(self._producer)
+            self._producer = None
+
+    def _make_producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap_servers,
+            client_id=self._client_id,
+            enable_idempotence=True,
+            acks="all",
+            max_batch_size=_BATCH_BYTES,
+            max_request_size=16 * 1024 * 1024,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _send_all(self, destination: tuple[str, int | None]) -> None:
+        """Send batches of one destination, one after another, until nothing waits."""
+        waiting = self._waiting[destination]
+        at_most = _BATCH_RECORDS
+        try:
+            while waiting:
+                at_most = await self._send_some(destination, waiting, at_most)
+        finally:
+            del self._waiting[destination]
+            del self._senders[destination]
+            if not self._waiting:
+                self._idle.set()
+
+    async def _send_some(
+        self, destination: tuple[str, int | None], waiting: deque[OutRecord], at_most: int
+    ) -> int:
+        """Send one batch; returns how many records the next one may hold."""
+        topic, partition = destination
+        producer = self._producer
+        if producer is None:
+            raise RuntimeError("Outbox.put before start. This is a bug.")
+        try:
+            partitions = await producer.partitions_for(topic)
+            if partition is None:
+                self._spread(topic, len(partitions), waiting)
+            elif partition not in partitions:
+                raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+            else:
+                await self._send_batch(producer, topic, partition, waiting, at_most)
+        except MessageSizeTooLargeError as error:
+            # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
+            if at_most == 1:
+                waiting.popleft().done(error)
+            return 1
+        except BAD_DESTINATION as error:
+            while waiting:
+                waiting.popleft().done(error)
+        except KafkaError as error:
+            log.warning("send_failed", topic=topic, partition=partition, error=repr(error), retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+            await self._replace(producer)
+        return _BATCH_RECORDS
+
+    def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
+        while waiting:
+            record = waiting.popleft()
+            self.put(topic, partition_for(record.key, num_partitions), record)
+
+    async def _send_batch(
+        self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord], at_most: int
+    ) -> None:
+        batch = producer.create_batch()
+        sent = 0
+        for record in waiting:
+            if sent == at_most:
+                break
+            added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+            if added is None:
+                break
+            sent += 1
+        acknowledged = await producer.send_batch(batch, topic, partition=partition)
+        await acknowledged
+        for _ in range(sent):
+            waiting.popleft().done(None)
+
+    async def _replace(self, broken: AIOKafkaProducer) -> None:
+        """A producer that failed for good (fenced, sequence lost, sender dead) is replaced, once, by whoever is first."""
+        async with self._replacing:
+            if self._producer is not broken or not _is_dead(broken):
+                return
+            log.warning("producer_replaced")
+            await self._stop_producer(broken)
+            self._producer = await connect(self._make_producer)
+
+    @staticmethod
+    async def _stop_producer(producer: AIOKafkaProducer) -> None:
+        # stop() flushes, which never ends while the broker is away.
+        with contextlib.suppress(TimeoutError, KafkaError):
+            await asyncio.wait_for(producer.stop(), 2.0)
+
+
+def _is_dead(producer: AIOKafkaProducer) -> bool:
+    """Whether the producer's sender has ended: aiokafka then fails every later send (aiokafka issues 907, 1004)."""
+    task = producer._sender.sender_task
+    return task is None or task.done()
