@@ -1,0 +1,145 @@
+"""Records in: one consumer-group member, with aiokafka's traps kept in one place.
+
+Its habits that shape this file (aiokafka 0.14): `pause` throws away what was fetched and its flags are lost at each
+rebalance; a position moves when records are handed out, not when they are done; not polling for max_poll_interval_ms
+leaves the group; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session is
+kept alive on the event loop, so nothing here may block it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+from penstock.worker.inflight import KafkaRecord
+
+log = structlog.get_logger("penstock.consumer")
+
+Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
+
+
+class Consumer:
+    """The worker's one group membership: polls at all times, pauses for back-pressure, commits what it is told to."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, group_id: str, *, drain_s: float, revoked: Revoked) -> None:
+        """`revoked` finishes or abandons what is in flight of the given partitions, within `drain_s`."""
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._group_id = group_id
+        self._drain_s = drain_s
+        self._revoked = revoked
+        self._consumer: AIOKafkaConsumer | None = None
+        self._paused = False
+        self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
+
+    async def start(self) -> None:
+        """Join the group; waits for the broker, logging, as long as it takes."""
+        self._consumer = await connect(self._make_consumer)
+        self._consumer.subscribe([self._topic], listener=_Listener(self._on_revoked, self._on_assigned))
+
+    async def stop(self) -> None:
+        """Leave the group. What should be committed must have been."""
+        if self._consumer is not None:
+            with contextlib.suppress(TimeoutError, KafkaError):
+                await asyncio.wait_for(self._consumer.stop(), 10.0)
+            self._consumer = None
+
+    async def poll(self, timeout_ms: int, max_records: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
+        """Records that arrived. Must be called all the time, also while paused: it is what keeps the membership."""
+        return await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+
+    def pause(self) -> None:
+        """Stop fetching until `resume`; `poll` goes on and returns nothing new."""
+        if not self._paused:
+            self._paused = True
+            self._joined.pause(*self._joined.assignment())
+
+    def resume(self) -> None:
+        """Fetch again."""
+        if self._paused:
+            self._paused = False
+            self._joined.resume(*self._joined.assignment())
+
+    async def commit(self, offsets: dict[TopicPartition, int]) -> bool:
+        """Commit the next offsets to read; false when the group is rebalancing or the broker is away: try again."""
+        try:
+            await self._joined.commit(offsets)
+        except (CommitFailedError, IllegalStateError) as error:
+            log.info("commit_overtaken_by_rebalance", error=str(error))
+            return False
+        except KafkaError as error:
+            log.warning("commit_failed", error=repr(error))
+            return False
+        return True
+
+    async def end_offsets(self) -> dict[TopicPartition, int]:
+        """Where the assigned partitions end now."""
+        assignment = self._joined.assignment()
+        return dict(await self._joined.end_offsets(list(assignment))) if assignment else {}
+
+    async def position(self, source: TopicPartition) -> int:
+        """The next offset that `poll` will hand out."""
+        return int(await self._joined.position(source))
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are this worker's now."""
+        return set(self._joined.assignment())
+
+    @property
+    def _joined(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RuntimeError("The consumer was used before start or after stop. This is a bug.")
+        return self._consumer
+
+    def _make_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap_servers,
+            group_id=self._group_id,
+            client_id="penstock-worker",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            # A rebalance waits for the drain; a member that takes longer loses its partitions, not its answers.
+            rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
+            max_partition_fetch_bytes=4 * 1024 * 1024,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _on_revoked(self, sources: set[TopicPartition]) -> None:
+        self.assigned.clear()
+        if not sources:
+            return
+        log.info("partitions_revoked", partitions=_names(sources))
+        self.pause()
+        await self._revoked(sources)
+
+    async def _on_assigned(self, sources: set[TopicPartition]) -> None:
+        log.info("partitions_assigned", partitions=_names(sources))
+        self._paused = False  # a rebalance forgets the flags
+        self.assigned.set()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no type information
+    """aiokafka logs and swallows what a listener raises; here it is logged as the bug it is."""
+
+    def __init__(self, revoked: Revoked, assigned: Revoked) -> None:
+        self._revoked = revoked
+        self._assigned = assigned
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        try:
+            await self._revoked(set(revoked))
+        except Exception:
+            log.exception("revocation_failed", note="This is a bug.")
+            raise
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        await self._assigned(set(assigned))
+
+
+def _names(sources: set[TopicPartition]) -> list[str]:
+    return sorted(f"{source.topic}-{source.partition}" for source in sources)

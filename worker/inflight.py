@@ -1,0 +1,62 @@
+"""What the worker remembers of one record between its intake and its acknowledged answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from penstock.engine.types import Float32Array, Int32Array, TaskOptions
+from penstock.producer.headers import ReplyAddress
+from penstock.producer.wire import Request
+
+KafkaRecord = ConsumerRecord[bytes, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """One accepted record. The engine never sees it; reply code never sees a tensor."""
+
+    record: KafkaRecord  # as it came: a dead letter must carry the original
+    source: TopicPartition
+    address: ReplyAddress
+    request: Request
+    deadline: float | None  # on the worker's monotonic clock, seconds
+    arrived: float  # monotonic seconds when intake saw it
+    rows: list[Float32Array | None]  # filled as results come, in the request's order
+    missing: int  # rows still to come
+    cached: int = 0
+    failed: bool = False  # an error was answered; later rows are ignored
+    timing_ms: dict[str, float] = field(default_factory=dict)  # stage -> ms, as the reply shows it
+    batch: dict[str, int | str] = field(default_factory=dict)  # the last batch it was in, as the reply shows it
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence of one record, waiting for its result."""
+
+    owner: InFlight
+    index: int  # its place in owner.rows
+    token_ids: Int32Array | npt.NDArray[np.uint32]
+    token_type_ids: Int32Array | None
+    options: TaskOptions
+    key: bytes  # cache and single-flight key
+    queued_at: float = 0.0  # monotonic seconds when the scheduler got it
+
+    def settle(self, result: Float32Array) -> bool:
+        """Put the result in its place; true when it was the record's last."""
+        owner = self.owner
+        if owner.rows[self.index] is not None:
+            raise RuntimeError("A row was settled twice. This is a bug.")
+        owner.rows[self.index] = result
+        owner.missing -= 1
+        return owner.missing == 0
+
+
+def rows_of(owner: InFlight, sequences: Sequence[tuple[Int32Array, Int32Array | None]]) -> list[Row]:
+    """The rows of a record, given its tokenized sequences; keys are set by intake."""
+    request = owner.request
+    options = TaskOptions(request.task, request.options.pooling, request.options.normalize)
+    return [Row(owner, index, ids, types, options, b"") for index, (ids, types) in enumerate(sequences)]

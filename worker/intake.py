@@ -1,0 +1,141 @@
+"""From a Kafka record to an accepted request, or to the error that refuses it. Pure: no Kafka calls, no clock."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from aiokafka import TopicPartition
+
+from penstock.engine.types import Int32Array, ModelInfo
+from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong, UnknownModel
+from penstock.producer.errors import UnsupportedTask
+from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms
+from penstock.producer.wire import MAX_RECORD_BYTES, Request, Tokens, decode_request
+from penstock.worker.inflight import InFlight, KafkaRecord
+
+Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)
+
+
+class Intake:
+    """The worker's door. Everything a request can have wrong before tokenization is found here."""
+
+    def __init__(self, info: ModelInfo, *, reply_topics: str, max_sequences: int, max_reply_bytes: int) -> None:
+        self._info = info
+        self._reply_topics = re.compile(reply_topics)
+        self._max_sequences = max_sequences
+        self._max_reply_bytes = max_reply_bytes
+
+    def address(self, record: KafkaRecord) -> ReplyAddress:
+        """Where the record wants its answer.
+
+        Raises:
+            InvalidRequest: it names no place, or one outside the allow-list; no answer can be given.
+        """
+        address = parse_address(record.headers)
+        if not self._reply_topics.fullmatch(address.topic):
+            raise InvalidRequest(f"The reply topic {address.topic[:100]!r} is outside this worker's allow-list.")
+        return address
+
+    def accept(self, record: KafkaRecord, address: ReplyAddress, now: float, unix_now: float) -> InFlight:
+        """Decode and check one record; `now` is the worker's monotonic clock, `unix_now` the wall clock, in seconds.
+
+        Raises:
+            PenstockError: the typed refusal, to be answered at once.
+        """
+        deadline_ms = parse_deadline_ms(record.headers)
+        if deadline_ms is not None and deadline_ms < unix_now * 1000:
+            late_ms = unix_now * 1000 - deadline_ms
+            raise Expired(f"The deadline had passed {late_ms:.0f} ms before a worker read the request.")
+        deadline = None if deadline_ms is None else now + deadline_ms / 1000 - unix_now
+        request = decode_request(record.value)
+        self._check(request)
+        n = request.num_sequences
+        source = TopicPartition(record.topic, record.partition)
+        queue_ms = max(0.0, unix_now * 1000 - record.timestamp)
+        return InFlight(
+            record, source, address, request, deadline, now, [None] * n, n, timing_ms={"queue": round(queue_ms, 3)}
+        )
+
+    def _check(self, request: Request) -> None:
+        info, n = self._info, request.num_sequences
+        if request.model != info.name:
+            raise UnknownModel(f"This topic's workers serve {info.name!r}. Given: {request.model[:100]!r}")
+        if request.task not in info.tasks:
+            raise UnsupportedTask(f"{info.name!r} can {' or '.join(sorted(info.tasks))}. Asked for: {request.task!r}")
+        if n > self._max_sequences:
+            raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences. Given: {n}")
+        reply_bytes = self._row_bytes(request) * n
+        if reply_bytes > self._max_reply_bytes:
+            at_most = self._max_reply_bytes // self._row_bytes(request)
+            raise InvalidRequest(f"The reply would exceed {self._max_reply_bytes:,} bytes; send at most {at_most} sequences.")
+
+    def _row_bytes(self, request: Request) -> int:
+        if request.task == "embed":
+            return self._info.dim * np.dtype(request.options.dtype).itemsize
+        labels = self._info.labels
+        kept = min(request.options.top_k or len(labels), len(labels))
+        return kept * (12 + max(len(label) for label in labels))
+
+    def sequences_from_tokens(self, request: Request, tokens: Tokens) -> list[Sequence]:
+        """The sequences of a request that came as token ids.
+
+        Raises:
+            BadTokenId, TooLong: with the sequences at fault.
+        """
+        highest = tokens.ids.max()
+        ids = tokens.ids.view(np.int32)
+        if len(tokens.lens) == 1:
+            sequences = [ids]
+        else:
+            sequences = np.split(ids, np.cumsum(tokens.lens[:-1]))
+        if highest >= self._info.vocab_size:
+            raise _first(self._bad_ids(sequences))
+        return self.fit(request, [(sequence, None) for sequence in sequences])
+
+    def fit(self, request: Request, sequences: list[Sequence]) -> list[Sequence]:
+        """Sequences no longer than the model's maximum: cut when the request says so.
+
+        A cut keeps the last id, which is the end-of-sequence marker of a tokenized text.
+
+        Raises:
+            TooLong: with the sequences at fault, when the request does not allow truncation.
+        """
+        longest = self._info.max_tokens
+        if all(len(ids) <= longest for ids, _ in sequences):
+            return sequences
+        if not request.options.truncate:
+            raise _first(
+                {
+                    index: TooLong(f"`inputs` must have at most {longest} tokens. Given: {len(ids)}")
+                    for index, (ids, _) in enumerate(sequences)
+                    if len(ids) > longest
+                }
+            )
+        return [_cut(sequence, longest) for sequence in sequences]
+
+    def _bad_ids(self, sequences: list[Int32Array]) -> dict[int, PenstockError]:
+        size = self._info.vocab_size
+        return {
+            index: BadTokenId(f"Token ids must be below {size}. Given: {ids.view(np.uint32).max()}")
+            for index, ids in enumerate(sequences)
+            if ids.view(np.uint32).max() >= size
+        }
+
+
+def _cut(sequence: Sequence, longest: int) -> Sequence:
+    ids, types = sequence
+    if len(ids) <= longest:
+        return sequence
+    kept = np.concatenate([ids[: longest - 1], ids[-1:]])
+    return kept, None if types is None else np.concatenate([types[: longest - 1], types[-1:]])
+
+
+def _first(errors: Mapping[int, PenstockError]) -> InvalidRequest:
+    """One error for the record, saying which sequences are at fault."""
+    index, error = next(iter(errors.items()))
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    whole = type(error)(f"Sequence {index}{more}: {error.message}")
+    if not isinstance(whole, InvalidRequest):
+        raise TypeError(f"{type(error).__name__} is not a fault of a request. This is a bug.")
+    whole.rows = errors
+    return whole

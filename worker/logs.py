@@ -1,0 +1,63 @@
+"""Structured logs: structlog in front, everything that libraries log through the same door, no payloads."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import structlog
+
+_REPEAT_S = 5.0
+
+
+def configure_logs(log_format: str, level: str) -> None:
+    """Called once, first thing in a process. `log_format`: "auto" (console on a terminal), "json", "console"."""
+    to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: Any = structlog.dev.ConsoleRenderer() if to_console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(OncePerWhile(_REPEAT_S))
+    exceptions = [] if to_console else [structlog.processors.format_exc_info]
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *exceptions, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(level.upper())
+
+
+class OncePerWhile(logging.Filter):
+    """Lets a library repeat itself only every `repeat_s` seconds: aiokafka logs each retry while a broker is away."""
+
+    def __init__(self, repeat_s: float) -> None:
+        super().__init__()
+        self._repeat_s = repeat_s
+        self._last: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("penstock"):
+            return True
+        said = (record.name, str(record.msg))
+        now = time.monotonic()
+        if now - self._last.get(said, -self._repeat_s) < self._repeat_s:
+            return False
+        self._last[said] = now
+        return True

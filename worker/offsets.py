@@ -1,0 +1,61 @@
+"""Which offsets may be committed: per partition, the contiguous finished prefix, and nothing beyond it."""
+
+from collections import deque
+
+from aiokafka import TopicPartition
+
+
+class OffsetTracker:
+    """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
+
+    `start` is called for every record in the order of its partition, `finish` once its answer is acknowledged, in any
+    order. A record that the partition's new owner will read again (after `forget`) may still finish here: it is ignored.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[TopicPartition, deque[int]] = {}
+        self._finished: dict[TopicPartition, set[int]] = {}
+        self._committable: dict[TopicPartition, int] = {}
+
+    def start(self, source: TopicPartition, offset: int) -> None:
+        """A record was taken from its partition."""
+        started = self._started.setdefault(source, deque())
+        if started and offset <= started[-1]:
+            raise RuntimeError(f"{source} gave offset {offset} after {started[-1]}. This is a bug.")
+        started.append(offset)
+
+    def finish(self, source: TopicPartition, offset: int) -> None:
+        """A record's answer is acknowledged, or there is none to give."""
+        started = self._started.get(source)
+        if not started or offset < started[0]:
+            return
+        finished = self._finished.setdefault(source, set())
+        finished.add(offset)
+        while started and started[0] in finished:
+            first = started.popleft()
+            finished.remove(first)
+            self._committable[source] = first + 1
+
+    def take_committable(self) -> dict[TopicPartition, int]:
+        """Next offset to read for each partition whose prefix grew since the last call."""
+        committable, self._committable = self._committable, {}
+        return committable
+
+    def put_back(self, offsets: dict[TopicPartition, int]) -> None:
+        """A commit failed: offer these again, unless a later one is there already or the partition is gone."""
+        for source, offset in offsets.items():
+            if source in self._started and source not in self._committable:
+                self._committable[source] = offset
+
+    def forget(self, sources: set[TopicPartition]) -> None:
+        """These partitions belong to another worker now."""
+        for source in sources:
+            self._started.pop(source, None)
+            self._finished.pop(source, None)
+            self._committable.pop(source, None)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Records started and not finished, over all partitions."""
+        finished = sum(len(offsets) for offsets in self._finished.values())
+        return sum(len(offsets) for offsets in self._started.values()) - finished
