@@ -1,0 +1,475 @@
+"""Golden vectors hold the bytes, property tests the promise: a value or InvalidRequest, nothing else."""
+
+import json
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.producer import wire
+from penstock.producer.errors import (
+    EmptyInput,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    TooLong,
+    UnsupportedTask,
+)
+from penstock.producer.headers import content_key
+from penstock.producer.wire import (
+    Classification,
+    ErrorReply,
+    Options,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode_error,
+    encode_reply,
+    encode_request,
+    join_tokens,
+)
+
+VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
+PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
+
+REQUESTS = {
+    "request-text": Request("m", "embed", text=("hello",)),
+    "request-ids": Request("bge-small", "embed", tokens=join_tokens([[101, 7592, 102], [101, 102]])),
+    "request-pairs": Request("m", "classify", text=(("premise", "hypothesis"), "single é")),
+    "request-options": Request("m", "embed", text=("hello",), options=Options("mean", False, True, 3, "float16")),
+}
+REPLIES = {
+    "reply-float32": Reply(
+        "m",
+        "main",
+        vectors=np.array([[0.5, -1.0]], dtype=np.float32),
+        cached=1,
+        timing={"queue": 1.5},
+        batch={"size": 2, "tokens": 5, "trigger": "timeout"},
+    ),
+    "reply-float16": Reply("m", "main", vectors=np.array([[0.5], [-1.0]], dtype=np.float16)),
+    "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
+}
+ERRORS = {
+    "error-retriable": Overloaded("Try later."),
+    "error-rows": TooLong("Sequence 1 has 600 tokens.", {1: TooLong("Given: 600")}),
+}
+
+
+def golden(name: str) -> bytes:
+    return bytes.fromhex(VECTORS[name]["hex"])
+
+
+def assert_same_request(left: Request, right: Request) -> None:
+    assert (left.model, left.task, left.text, left.options) == (right.model, right.task, right.text, right.options)
+    assert (left.tokens is None) == (right.tokens is None)
+    if left.tokens is not None and right.tokens is not None:
+        assert left.tokens.lens == right.tokens.lens
+        np.testing.assert_array_equal(left.tokens.ids, right.tokens.ids)
+
+
+def assert_same_reply(left: Reply, right: Reply) -> None:
+    meta = [(r.model, r.revision, r.classes, r.cached, r.timing, r.batch) for r in (left, right)]
+    assert meta[0] == meta[1]
+    assert (left.vectors is None) == (right.vectors is None)
+    if left.vectors is not None and right.vectors is not None:
+        assert left.vectors.dtype == right.vectors.dtype
+        np.testing.assert_array_equal(left.vectors, right.vectors)
+
+
+class TestGolden:
+    def test_every_vector_is_checked(self) -> None:
+        assert VECTORS.keys() == REQUESTS.keys() | REPLIES.keys() | ERRORS.keys()
+
+    @pytest.mark.parametrize("name", REQUESTS)
+    def test_request(self, name: str) -> None:
+        assert encode_request(REQUESTS[name]).hex() == golden(name).hex()
+        assert_same_request(decode_request(golden(name)), REQUESTS[name])
+
+    @pytest.mark.parametrize("name", REPLIES)
+    def test_reply(self, name: str) -> None:
+        assert encode_reply(REPLIES[name]).hex() == golden(name).hex()
+        decoded = decode_reply(golden(name))
+        assert isinstance(decoded, Reply)
+        assert_same_reply(decoded, REPLIES[name])
+
+    @pytest.mark.parametrize("name", ERRORS)
+    def test_error(self, name: str) -> None:
+        assert encode_error(ERRORS[name]).hex() == golden(name).hex()
+        decoded = decode_reply(golden(name))
+        assert isinstance(decoded, ErrorReply)
+        raised = decoded.exception()
+        assert (type(raised), raised.message) == (type(ERRORS[name]), ERRORS[name].message)
+        assert decoded.retriable == ERRORS[name].retriable
+
+    def test_error_rows_come_back_as_exceptions(self) -> None:
+        decoded = decode_reply(golden("error-rows"))
+        assert isinstance(decoded, ErrorReply)
+        raised = decoded.exception()
+        assert isinstance(raised, InvalidRequest)
+        assert {index: (row.code, row.message) for index, row in raised.rows.items()} == {1: ("too_long", "Given: 600")}
+
+    @pytest.mark.parametrize("name", VECTORS)
+    def test_hex_says_what_the_vector_shows(self, name: str) -> None:
+        """`value` is the same record for a reader: bytes as "hex:…", read by nothing but a MessagePack parser."""
+        assert _readable(msgpack.unpackb(golden(name))) == VECTORS[name]["value"]
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return "hex:" + value.hex()
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    return value
+
+
+class TestPage:
+    """WIRE.md says what the code does."""
+
+    def test_worked_example_is_the_golden_request(self) -> None:
+        block = PAGE.split("```")[1]
+        assert _hex_column(block) == VECTORS["request-text"]["hex"]
+        assert content_key(golden("request-text")).hex() in PAGE
+
+    def test_worked_example_is_the_start_of_the_golden_reply(self) -> None:
+        assert VECTORS["reply-float32"]["hex"].startswith(_hex_column(PAGE.split("```")[3]))
+
+    def test_bounds(self) -> None:
+        assert wire.MAX_RECORD_BYTES == 4 * 2**20
+        assert "at most 4 MiB and 4096 sequences" in PAGE
+        assert wire.MAX_SEQUENCES == 4096
+        assert (wire.MAX_REPLY_BYTES, wire.MAX_LABELS) == (64 * 2**20, 65_536)
+        assert "at most 64 MiB and 65,536 labels" in PAGE
+        assert f"up to {wire.MAX_ROW_ERRORS} of" in PAGE
+
+    def test_every_option_and_choice_is_named(self) -> None:
+        for name in (*wire._DEFAULTS, *wire.POOLINGS, *wire.DTYPES, *wire.TASKS):
+            assert f"`{name}`" in PAGE
+
+    def test_client_is_valid_python(self) -> None:
+        compile(PAGE.split("```python")[1].split("```")[0], "WIRE.md", "exec")
+
+
+def _hex_column(block: str) -> str:
+    """The bytes of an annotated dump: all hex groups of a line up to its comment."""
+    found = [re.match(r"\s*((?:[0-9a-f]{2,}\s+)+)", line) for line in block.splitlines()]
+    return "".join("".join(match.group(1).split()) for match in found if match)
+
+
+def refused(body: object, reason: type[PenstockError] = InvalidRequest) -> str:
+    with pytest.raises(reason) as caught:
+        decode_request(body if isinstance(body, bytes) else msgpack.packb(body))
+    assert type(caught.value) is reason
+    return caught.value.message
+
+
+GOOD = {"v": 1, "model": "m", "task": "embed", "text": ["hello"]}
+
+
+class TestRefusals:
+    """Each refusal names the field and says what was expected."""
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"v": 2}, "`v` must be 1. Given: 2"),
+            ({"v": True}, "`v` must be 1. Given: True"),
+            ({"v": 1.0}, "`v` must be 1. Given: 1.0"),
+            ({"v": [1]}, "`v` must be 1. Given: a list"),
+            ({"model": ""}, "`model` is missing"),
+            ({"model": b"m"}, "`model` is missing or not a non-empty string"),
+            ({"text": 7}, "`text` must be a string, or a list"),
+            ({"text": ["a", 7]}, "`text` item 1 must be a string or a pair"),
+            ({"text": [["a", "b", "c"]]}, "`text` item 0 must be"),
+            ({"ids": b"\0\0\0\0", "lens": b"\1\0\0\0"}, "exactly one of `text` and `ids`"),
+            ({"opts": []}, "`opts` must be a map"),
+            ({"opts": {"pooling": "median"}}, "`opts.pooling` must be one of cls, mean, max, last. Given: 'median'"),
+            ({"opts": {"pooling": ["mean"]}}, "Given: a list"),
+            ({"opts": {"normalize": 1}}, "`opts.normalize` must be true or false"),
+            ({"opts": {"truncate": None}}, "`opts.truncate`"),
+            ({"opts": {"top_k": -1}}, "`opts.top_k` must be a count"),
+            ({"opts": {"top_k": True}}, "`opts.top_k`"),
+            ({"opts": {"dtype": "float64"}}, "`opts.dtype` must be one of float32, float16"),
+        ],
+    )
+    def test_field(self, change: dict[str, Any], says: str) -> None:
+        assert says in refused({**GOOD, **change})
+
+    @pytest.mark.parametrize(
+        ("ids", "lens", "says"),
+        [
+            (b"\0" * 4, None, "must both be bytes"),
+            (None, b"\1\0\0\0", "must both be bytes"),
+            (b"\0" * 3, b"\1\0\0\0", "must both be bytes of little-endian uint32"),
+            (b"\0" * 4, b"\2\0\0\0", "`lens` add up to 2, but `ids` holds 1"),
+            (b"\0" * 4, b"\xff\xff\xff\xff" * 2, "`lens` add up to 8589934590"),
+            (b"", b"\1\0\0\0" * 4097, "at most 4096 sequences. Given: 4097"),
+        ],
+    )
+    def test_tokens(self, ids: bytes | None, lens: bytes | None, says: str) -> None:
+        assert says in refused({"v": 1, "model": "m", "task": "embed", "ids": ids, "lens": lens})
+
+    @pytest.mark.parametrize("text", [[], "", " \n", ["a", " "], [["a", ""]]])
+    def test_empty_text(self, text: object) -> None:
+        refused({**GOOD, "text": text}, EmptyInput)
+
+    @pytest.mark.parametrize("lens", [b"", b"\0\0\0\0"])
+    def test_empty_tokens(self, lens: bytes) -> None:
+        refused({"v": 1, "model": "m", "task": "embed", "ids": b"", "lens": lens}, EmptyInput)
+
+    def test_unknown_task(self) -> None:
+        assert "one of embed, classify. Given: 'summarize'" in refused({**GOOD, "task": "summarize"}, UnsupportedTask)
+
+    @pytest.mark.parametrize("value", [b"", b"\xc1", msgpack.packb([]), msgpack.packb("x"), b"\x81\xa1v", b"\x80\x80"])
+    def test_not_a_map(self, value: bytes) -> None:
+        refused(value)
+
+    def test_no_value(self) -> None:
+        with pytest.raises(InvalidRequest, match="no value"):
+            decode_request(None)
+
+    def test_unknown_keys_are_ignored(self) -> None:
+        later = {**GOOD, "adapter": {"name": "x"}, "opts": {"top_k": 2, "new": [1]}}
+        assert decode_request(msgpack.packb(later)).options == Options(top_k=2)
+
+    def test_half_a_surrogate_pair_is_the_callers_fault(self) -> None:
+        with pytest.raises(InvalidRequest, match="UTF-8"):
+            encode_request(Request("m", "embed", text=("\ud83d",)))
+
+    @pytest.mark.parametrize("ids", [[-1], [2**32], [0.5], [[1, 2]], ["a"]])
+    def test_join_tokens(self, ids: list[Any]) -> None:
+        with pytest.raises(InvalidRequest, match="Sequence 1"):
+            join_tokens([[1], ids])
+
+    def test_join_nothing(self) -> None:
+        with pytest.raises(EmptyInput):
+            join_tokens([])
+        with pytest.raises(EmptyInput):
+            join_tokens([[1], []])
+
+
+DEEP = 10_000
+HOSTILE = {
+    "deep list": b"\x91" * DEEP + b"\xc0",
+    "deep map": b"\x81\xa1a" * DEEP + b"\xc0",
+    "deep within the parser's reach": b"\x91" * 900 + b"\xc0",
+    "huge array": b"\xdd\xff\xff\xff\xff",
+    "huge map": b"\xdf\xff\xff\xff\xff",
+    "huge bytes": b"\xc6\xff\xff\xff\xff",
+    "huge string": b"\xdb\xff\xff\xff\xff",
+    "huge extension": b"\xc9\xff\xff\xff\xff\x01",
+    "map with a list key": b"\x81\x90\x01",
+    "map with a map key": b"\x81\x80\x01",
+    "map with a nan key": b"\x81\xca\x7f\xc0\x00\x00\x01",
+    "timestamp": msgpack.packb(msgpack.Timestamp(1, 2)),
+    "bad timestamp": b"\xc7\x03\xff\x00\x00\x00",
+    "nan": b"\xca\x7f\xc0\x00\x00",
+    "not UTF-8": b"\xa2\xff\xfe",
+    "bytes that are not UTF-8": b"\xc4\x02\xff\xfe",
+}
+REQUEST_FIELDS = ("v", "model", "task", "text", "ids", "lens", "opts", "opts.pooling", "opts.top_k", "opts.dtype", "x")
+REPLY_FIELDS = ("v", "ok", "model", "revision", "n", "shape", "dtype", "data", "labels", "scores", "timing", "batch")
+ERROR_FIELDS = ("error", "error.code", "error.message", "error.retriable", "error.rows")
+
+
+def with_raw(body: dict[str, Any], path: str, raw: bytes) -> bytes:
+    """`body` as MessagePack, with the field at `path` replaced by raw bytes that no encoder would write."""
+    marker = "a place that is filled in below"
+    outer, _, inner = path.partition(".")
+    changed = {**body, outer: {**body.get(outer, {}), inner: marker} if inner else marker}
+    packed: bytes = msgpack.packb(changed)
+    return packed.replace(msgpack.packb(marker), raw)
+
+
+@pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE.keys())
+class TestHostile:
+    def test_alone(self, raw: bytes) -> None:
+        with pytest.raises(InvalidRequest):
+            decode_request(raw)
+        with pytest.raises(InvalidRequest):
+            decode_reply(raw)
+
+    @pytest.mark.parametrize("path", REQUEST_FIELDS)
+    def test_in_a_request(self, path: str, raw: bytes) -> None:
+        request_or_refusal(with_raw(GOOD, path, raw))
+
+    @pytest.mark.parametrize("path", REPLY_FIELDS)
+    @pytest.mark.parametrize("name", ["reply-float32", "reply-classes"])
+    def test_in_a_reply(self, name: str, path: str, raw: bytes) -> None:
+        reply_or_refusal(with_raw(msgpack.unpackb(golden(name)), path, raw))
+
+    @pytest.mark.parametrize("path", ERROR_FIELDS)
+    def test_in_an_error(self, path: str, raw: bytes) -> None:
+        reply_or_refusal(with_raw(msgpack.unpackb(golden("error-rows")), path, raw))
+
+
+def request_or_refusal(value: bytes) -> None:
+    try:
+        request = decode_request(value)
+    except InvalidRequest:
+        return
+    assert request.num_sequences >= 1
+    assert_same_request(decode_request(encode_request(request)), request)
+
+
+def reply_or_refusal(value: bytes) -> None:
+    try:
+        reply = decode_reply(value)
+    except InvalidRequest:
+        return
+    if isinstance(reply, ErrorReply):
+        assert isinstance(reply.exception(), PenstockError)
+    else:
+        assert (reply.vectors is None) != (reply.classes is None)
+
+
+LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
+
+
+class TestMemory:
+    """A stranger's record takes at most a small multiple of its own size, whatever it declares."""
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            b"\xdd\x00\x3f\xff\xf0" + b"\x80" * (2**22 - 16),
+            LISTS + (b"\xdc\x03\xfc" + b"\x80" * 1020) * 4096,
+            LISTS + (b"\xdc\x01\x54" + b"\xa2ab" * 340) * 4096,
+            LISTS + (b"\xdc\x00\xaa" + b"\xd6\xff\xff\xff\xff\xff" * 170) * 4096,
+            LISTS + b"\xdc\x10\x00" * 1000,
+            LISTS + (b"\xdc\x10\x00" + b"\xc0" * 1020) * 4096,
+        ],
+        ids=["empty maps", "lists of maps", "lists of strings", "lists of timestamps", "deep wide lists", "cut lists"],
+    )
+    def test_hostile_record(self, value: bytes) -> None:
+        assert len(value) <= wire.MAX_RECORD_BYTES
+        tracemalloc.start()
+        try:
+            with pytest.raises(InvalidRequest):
+                decode_request(value)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 100 * 2**20
+
+    def test_too_large(self) -> None:
+        with pytest.raises(InvalidRequest, match="4,194,305 bytes; at most 4,194,304"):
+            decode_request(b"\x80" * (wire.MAX_RECORD_BYTES + 1))
+
+    def test_the_largest_records_are_read(self) -> None:
+        pairs = Request("m", "classify", text=(("a", "b"),) * wire.MAX_SEQUENCES)
+        assert decode_request(encode_request(pairs)).num_sequences == wire.MAX_SEQUENCES
+        row = Classification(("a",), (1.0,))
+        reply = decode_reply(encode_reply(Reply("m", "r", classes=(row,) * wire.MAX_SEQUENCES)))
+        assert isinstance(reply, Reply)
+        assert reply.classes == (row,) * wire.MAX_SEQUENCES
+
+    def test_replies_without_rows_or_columns_are_refused(self) -> None:
+        for shape in ([0, 2**63], [1, 0], [0, 0]):
+            body = {"v": 1, "ok": True, "model": "m", "revision": "r", "n": shape[0], "shape": shape}
+            with pytest.raises(InvalidRequest):
+                decode_reply(msgpack.packb({**body, "dtype": "float32", "data": b""}))
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda s: bool(s.strip()))
+TEXTS = st.lists(TEXT | st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
+TOKENS = st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5), min_size=1, max_size=5).map(join_tokens)
+OPTIONS = st.builds(
+    Options,
+    st.sampled_from((None, *wire.POOLINGS)),
+    st.sampled_from((None, True, False)),
+    st.booleans(),
+    st.integers(0, 1_000_000),
+    st.sampled_from(wire.DTYPES),
+)
+VALID_REQUESTS = st.builds(Request, TEXT, st.sampled_from(wire.TASKS), tokens=TOKENS, options=OPTIONS) | st.builds(
+    Request, TEXT, st.sampled_from(wire.TASKS), text=TEXTS, options=OPTIONS
+)
+VECTORS_ARRAY = st.builds(
+    lambda rows, dim, dtype, seed: np.random.default_rng(seed).standard_normal((rows, dim)).astype(dtype),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(wire.DTYPES),
+    st.integers(0, 100),
+)
+CLASS_ROWS = st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False)), min_size=1, max_size=4).map(
+    lambda row: Classification(tuple(label for label, _ in row), tuple(score for _, score in row))
+)
+META = {
+    "cached": st.integers(0, 9),
+    "timing": st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+    "batch": st.dictionaries(st.text(max_size=5), st.integers(0, 99) | st.text(max_size=5), max_size=3),
+}
+VALID_REPLIES = st.builds(Reply, TEXT, TEXT, vectors=VECTORS_ARRAY, **META) | st.builds(
+    Reply, TEXT, TEXT, classes=st.lists(CLASS_ROWS, min_size=1, max_size=3).map(tuple), **META
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.builds(msgpack.Timestamp, st.integers(0, 2**33), st.integers(0, 999_999_999))
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4))
+)
+NAMES = st.sampled_from(
+    [
+        *("v", "model", "task", "text", "ids", "lens", "opts", *wire._DEFAULTS),
+        *(*REPLY_FIELDS, "cached", "error", "code", "message", "retriable", "rows"),
+    ]
+)
+STRUCTURES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.text(max_size=3) | st.binary(max_size=3), inner)
+    ),
+    max_leaves=12,
+)
+
+
+class TestProperties:
+    @given(VALID_REQUESTS)
+    def test_request_round_trip(self, request_: Request) -> None:
+        encoded = encode_request(request_)
+        assert_same_request(decode_request(encoded), request_)
+        assert encode_request(decode_request(encoded)) == encoded
+
+    @given(VALID_REPLIES)
+    def test_reply_round_trip(self, reply: Reply) -> None:
+        decoded = decode_reply(encode_reply(reply))
+        assert isinstance(decoded, Reply)
+        assert_same_reply(decoded, reply)
+
+    @given(st.binary(max_size=64))
+    def test_any_bytes(self, value: bytes) -> None:
+        request_or_refusal(value)
+        reply_or_refusal(value)
+
+    @settings(max_examples=300)
+    @given(st.dictionaries(NAMES, STRUCTURES), st.sampled_from([*VECTORS]))
+    def test_any_structure_in_place_of_fields(self, fields: dict[str, Any], name: str) -> None:
+        """Valid records with some fields replaced reach every check behind the parser."""
+        value = msgpack.packb({**msgpack.unpackb(golden(name)), **fields})
+        request_or_refusal(value)
+        reply_or_refusal(value)
+
+    @settings(max_examples=300)
+    @given(VALID_REQUESTS.map(encode_request) | VALID_REPLIES.map(encode_reply), st.data())
+    def test_mutated_bytes(self, value: bytes, data: st.DataObject) -> None:
+        mutated = bytearray(value)
+        for _ in range(data.draw(st.integers(1, 3))):
+            mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+        cut = bytes(mutated[: data.draw(st.integers(0, len(mutated)))])
+        for changed in (bytes(mutated), cut):
+            request_or_refusal(changed)
+            reply_or_refusal(changed)
