@@ -1,1 +1,31 @@
 """Local Kafka for development and tests: a real broker from Maven's jars, and librdkafka's mock cluster."""
+
+from typing import Literal
+
+from penstock.ops.kafka.broker import KafkaBroker
+from penstock.ops.kafka.jars import kafka_missing
+from penstock.ops.kafka.mock import MockBroker
+from penstock.ops.kafka.types import Broker, BrokerError, BrokerFailed, BrokerMissing
+
+BrokerKind = Literal["kafka", "mock"]
+
+__all__ = [
+    "Broker",
+    "BrokerError",
+    "BrokerFailed",
+    "BrokerKind",
+    "BrokerMissing",
+    "KafkaBroker",
+    "MockBroker",
+    "kafka_missing",
+    "open_broker",
+]
+
+
+def open_broker(kind: BrokerKind) -> Broker:
+    """A broker that is not running yet: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
+    if kind == "kafka":
+        return KafkaBroker()
+    if kind == "mock":
+        return MockBroker()
+    raise ValueError(f"No such kind of broker: {kind!r}. Known: 'kafka', 'mock'.")

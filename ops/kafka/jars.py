@@ -1,0 +1,109 @@
+"""Apache Kafka's jars: what they need, and a cache of them outside the repository."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from penstock.ops.kafka.types import BrokerFailed, BrokerMissing
+
+MIN_JAVA = 17  # Apache Kafka 4 brokers refuse anything older.
+MAVEN_TIMEOUT_S = 600.0
+
+
+def kafka_missing() -> str | None:
+    """One sentence on what keeps a real broker from running here; None when nothing does."""
+    java = java_path()
+    if java is None:
+        return f"Java {MIN_JAVA} or newer is not installed (no `java` in JAVA_HOME or PATH)"
+    version = _java_major(java)
+    if version is None or version < MIN_JAVA:
+        return f"Java {MIN_JAVA} or newer is needed; {java} is Java {version or 'of an unknown version'}"
+    if shutil.which("mvn") is None and not jar_dir().is_dir():
+        return "Maven is not installed (no `mvn` in PATH), and Kafka's jars are not cached yet"
+    return None
+
+
+def java_path() -> str | None:
+    """JAVA_HOME's java, else the first in PATH."""
+    home = os.environ.get("JAVA_HOME")
+    candidate = shutil.which("java", path=str(Path(home, "bin"))) if home else None
+    return candidate or shutil.which("java")
+
+
+def jar_dir() -> Path:
+    """Where this pom's jars are, or will be. The name changes with the pom, so a cache is never stale."""
+    pom = _pom()
+    version = re.search(r"<kafka\.version>([^<]+)<", pom)
+    if version is None:
+        raise BrokerFailed("pom.xml names no <kafka.version>. This is a bug.")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "penstock" / f"kafka-{version[1]}-{hashlib.sha256(pom.encode()).hexdigest()[:8]}"
+
+
+def fetch_jars() -> Path:
+    """The folder of jars, filled by Maven on first use. Safe for processes that ask at the same time: one downloads,
+    and the folder appears whole or not at all.
+
+    Raises BrokerMissing when Java or Maven is missing, BrokerFailed when Maven fails.
+    """
+    missing = kafka_missing()
+    if missing is not None:
+        raise BrokerMissing(f"A real Kafka broker cannot run here: {missing}.")
+    target = jar_dir()
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(target.with_name(f"{target.name}.lock")):
+        if not target.is_dir():
+            _download(target)
+    return target
+
+
+def _download(target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=target.parent) as scratch:
+        pom, libs = Path(scratch, "pom.xml"), Path(scratch, "libs")
+        pom.write_text(_pom())
+        command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
+        command += [f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=MAVEN_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BrokerFailed(f"Maven did not bring Kafka's jars in {MAVEN_TIMEOUT_S:.0f} s.") from error
+        if done.returncode != 0:
+            raise BrokerFailed(f"Maven could not bring Kafka's jars (exit {done.returncode}):\n{done.stdout[-2000:]}")
+        libs.rename(target)
+
+
+def _pom() -> str:
+    return resources.files("penstock.ops.kafka").joinpath("pom.xml").read_text(encoding="utf-8")
+
+
+def _java_major(java: str) -> int | None:
+    done = subprocess.run(
+        [java, "-version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    version = re.search(r'version "(\d+)', done.stdout)
+    return int(version[1]) if version else None
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold an advisory lock; the kernel frees it if this process dies."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

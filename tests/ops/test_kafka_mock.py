@@ -1,0 +1,72 @@
+"""The mock cluster does what its docstring promises for a demo, and its limits are the ones written there."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from penstock.ops.kafka import BrokerFailed, BrokerMissing, KafkaBroker, MockBroker, open_broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[MockBroker]:
+    with MockBroker() as broker:
+        yield broker
+
+
+async def test_a_topic_appears_on_first_use_with_four_partitions(broker: MockBroker) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
+        await producer.send_and_wait("fresh", b"value")
+        assert await producer.partitions_for("fresh") == {0, 1, 2, 3}
+
+
+async def test_one_group_member_reads_every_record_and_commits(broker: MockBroker) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
+        for i in range(20):
+            await producer.send_and_wait("grouped", b"%d" % i, headers=[("name", b"header")])
+    consumer = AIOKafkaConsumer(
+        "grouped", bootstrap_servers=broker.bootstrap_servers, group_id="readers", auto_offset_reset="earliest"
+    )
+    async with consumer, asyncio.timeout(30):
+        records = [await consumer.getone() for _ in range(20)]
+        await consumer.commit()
+        committed = [await consumer.committed(partition) for partition in sorted(consumer.assignment())]
+    assert sorted(int(record.value) for record in records) == list(range(20))
+    assert {record.headers for record in records} == {(("name", b"header"),)}
+    assert sum(committed) == 20
+
+
+async def test_a_consumer_with_assigned_partitions_needs_no_group(broker: MockBroker) -> None:
+    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer, consumer, asyncio.timeout(30):
+        await producer.send_and_wait("assigned", b"value", partition=2)
+        consumer.assign([TopicPartition("assigned", 2)])
+        assert (await consumer.getone()).value == b"value"
+
+
+def test_leaving_the_context_ends_the_cluster() -> None:
+    with MockBroker() as broker:
+        host, port = broker.bootstrap_servers.split(":")
+        socket.create_connection((host, int(port))).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    with pytest.raises(BrokerFailed, match="enter its context first"):
+        _ = broker.bootstrap_servers
+
+
+def test_without_confluent_kafka_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(BrokerMissing, match=r"pip install 'penstock\[demo\]'"), MockBroker():
+        pass
+
+
+def test_open_broker_knows_both_kinds_and_no_other() -> None:
+    assert isinstance(open_broker("mock"), MockBroker)
+    broker = open_broker("kafka")
+    assert isinstance(broker, KafkaBroker)
+    broker.close()
+    with pytest.raises(ValueError, match="No such kind of broker: 'rabbit'"):
+        open_broker("rabbit")  # type: ignore[arg-type]  # the mistake under test
