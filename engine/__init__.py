@@ -1,1 +1,44 @@
 """The only room that knows torch, devices and checkpoints: packed batches in, rows out."""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, TaskOptions
+
+if TYPE_CHECKING:
+    from penstock.engine.checkpoint import resolve_model
+    from penstock.engine.cpu import load_engine
+    from penstock.engine.lanes import EngineLanes
+    from penstock.engine.null import NullEngine
+    from penstock.engine.warmup import Timing, measure
+
+# Looked up on first use, so that importing this package imports no torch.
+_LAZY = {
+    "EngineLanes": "lanes",
+    "NullEngine": "null",
+    "Timing": "warmup",
+    "load_engine": "cpu",
+    "measure": "warmup",
+    "resolve_model": "checkpoint",
+}
+
+__all__ = [
+    "BatchOutput",
+    "Engine",
+    "EngineLanes",
+    "ModelInfo",
+    "NullEngine",
+    "PackedBatch",
+    "TaskOptions",
+    "Timing",
+    "load_engine",
+    "measure",
+    "resolve_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

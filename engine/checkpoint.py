@@ -1,0 +1,200 @@
+"""Reading a model directory: JSON and safetensors only. Nothing in a checkpoint is ever executed."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from penstock.engine.errors import CheckpointError
+
+Config = dict[str, Any]
+
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json"]
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One entry of sentence-transformers' modules.json."""
+
+    kind: str  # last component of its type: "Transformer", "Pooling", "Dense", "Normalize", ...
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a model directory holds, before any family has looked at it."""
+
+    directory: Path  # tokenizer.json lies here
+    config: Config  # config.json of the transformer
+    weights: "Tensors"  # of the transformer
+    modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
+    max_tokens: int | None  # the smallest limit stated beside the weights; None: only the position table limits
+
+
+class Tensors:
+    """The tensors of a safetensors file or shard set, as float32, each checked against the shape its reader expects."""
+
+    def __init__(self, directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+        self._directory = directory
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def prefix(self, candidates: tuple[str, ...], probe: str) -> str:
+        """The candidate under which `probe` exists: checkpoints of one family differ in it."""
+        for prefix in candidates:
+            if prefix + probe in self._tensors:
+                return prefix
+        raise CheckpointError(
+            f"{self._directory}: no tensor named {probe!r}, with or without a prefix of {candidates}."
+        )
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor as float32. A -1 in `shape` matches any size. Raises CheckpointError when missing or misshapen."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self._directory}: tensor {name!r} is missing from the safetensors files.")
+        if len(shape) != tensor.ndim or any(
+            want not in (-1, have) for want, have in zip(shape, tensor.shape, strict=True)
+        ):
+            raise CheckpointError(
+                f"{self._directory}: tensor {name!r} has shape {tuple(tensor.shape)}, but config.json implies {shape}."
+            )
+        return tensor.float()
+
+
+def resolve_model(model: str) -> Path:
+    """The directory of a model: `model` itself if it is one, else a Hugging Face id from the local cache or the hub.
+
+    Raises CheckpointError if it is neither.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"{model!r} is not a directory. Give a model directory, or a Hugging Face id such as org/name."
+        )
+    from huggingface_hub import snapshot_download  # slow to import, and needed for ids only
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:  # the hub client raises a dozen unrelated types; each means the same here
+        raise CheckpointError(
+            f"{model!r} is no local directory, and the Hugging Face hub did not give it: {error}"
+        ) from error
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read config, modules and weights. Raises CheckpointError, naming the file and what to do."""
+    modules = _read_modules(directory)
+    root = modules[0].directory if modules else directory
+    config = read_json(root / "config.json")
+    return Checkpoint(
+        directory=directory if (directory / "tokenizer.json").exists() else root,
+        config=config,
+        weights=read_tensors(root),
+        modules=modules,
+        max_tokens=_stated_max_tokens(directory, root),
+    )
+
+
+def read_json(path: Path) -> Config:
+    """A JSON object. Raises CheckpointError when the file is missing or is something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; a checkpoint needs it.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def read_tensors(directory: Path) -> Tensors:
+    """The tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        files = [directory / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    else:
+        files = [directory / "model.safetensors"]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update(read_safetensors(file)[0])
+    return Tensors(directory, tensors)
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors (memory-mapped) and metadata of one file. Raises CheckpointError when missing, a pickle, or damaged."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        raise CheckpointError(_missing_weights(path))
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 -- not a dict
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file ({error}); download it again.") from error
+
+
+def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) -> str:
+    """SHA-256 over names and contents of every JSON and safetensors file of the model, and of `extra_files`.
+
+    Equal revisions give equal results, so the tokenizer's files count too. Returns 32 hex digits.
+    """
+    files = [
+        p
+        for pattern in ("*.json", "*.safetensors", "*/*.json", "*/*.safetensors")
+        for p in checkpoint_directory.glob(pattern)
+    ]
+    total = hashlib.sha256()
+    for path in (*sorted(files), *extra_files):
+        name = path.relative_to(checkpoint_directory).as_posix() if path not in extra_files else "head"
+        with path.open("rb") as file:
+            total.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def _read_modules(directory: Path) -> tuple[Module, ...]:
+    path = directory / "modules.json"
+    if not path.exists():
+        return ()
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        modules = tuple(Module(str(e["type"]).rpartition(".")[2], directory / e["path"]) for e in entries)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a sentence-transformers module list: {error!r}") from error
+    if any(not m.directory.resolve().is_relative_to(directory.resolve()) for m in modules):
+        raise CheckpointError(f"{path} names a module outside the model's directory.")
+    if not modules or modules[0].kind != "Transformer":
+        raise CheckpointError(f"{path} must begin with a Transformer module.")
+    return modules
+
+
+def _stated_max_tokens(directory: Path, root: Path) -> int | None:
+    """The smaller of sentence_bert_config's max_seq_length and the tokenizer's model_max_length, where stated."""
+    limits = []
+    for path, key in (
+        (root / "sentence_bert_config.json", "max_seq_length"),
+        (directory / "tokenizer_config.json", "model_max_length"),
+    ):
+        value = read_json(path).get(key) if path.exists() else None
+        if isinstance(value, int | float) and value > 0:
+            limits.append(int(value))
+    return min(limits, default=None)
+
+
+def _missing_weights(path: Path) -> str:
+    pickles = sorted(p.name for pattern in _PICKLES for p in path.parent.glob(pattern))
+    if path.suffix == ".safetensors" and not pickles:
+        return f"{path} does not exist. Weights are read from safetensors files only."
+    return (
+        f"{path.parent} has no {path.name if path.suffix == '.safetensors' else 'safetensors file'}, only pickles "
+        f"({', '.join(pickles) or path.name}), which can run code when opened and are never read. Convert them where "
+        "you trust them: transformers.AutoModel.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)."
+    )

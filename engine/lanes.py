@@ -1,0 +1,114 @@
+"""Threads that own the engine: batches in through a queue, results out through the event loop."""
+
+import asyncio
+import contextlib
+import threading
+import warnings
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from penstock.engine.errors import EngineError, LanesClosed
+from penstock.engine.types import BatchOutput, Engine, PackedBatch
+
+
+class _Work(NamedTuple):
+    batch: PackedBatch
+    future: asyncio.Future[BatchOutput]
+
+
+_Queue = SimpleQueue[_Work | None]
+
+
+class EngineLanes:
+    """`num_lanes` threads over one engine; each runs one batch at a time, taken from a common queue.
+
+    Every future is completed, whatever the engine does. Close it: an unclosed one warns when collected.
+    """
+
+    def __init__(self, engine: Engine, num_lanes: int = 1) -> None:
+        if num_lanes < 1:
+            raise ValueError(f"num_lanes must be at least 1, not {num_lanes}.")
+        self._queue: _Queue = SimpleQueue()
+        self._closed = False
+        # The threads hold the queue and the engine but not this object, so that it can be collected.
+        self._threads = [
+            threading.Thread(target=_lane, args=(engine, self._queue), name=f"engine-lane-{i}", daemon=True)
+            for i in range(num_lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self._threads)
+
+    def submit(self, batch: PackedBatch) -> asyncio.Future[BatchOutput]:
+        """Queue a batch. Called on the event loop. The queue is unbounded: the caller limits what it submits.
+
+        The future raises what the engine raised, or LanesClosed. Raises LanesClosed at once after `close`.
+        """
+        if self._closed:
+            raise LanesClosed("the engine lanes are closed; the batch was not computed.")
+        future: asyncio.Future[BatchOutput] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Work(batch, future))
+        return future
+
+    async def close(self) -> None:
+        """Fail what is queued with LanesClosed, and wait for the batches that already run. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._fail_queued()
+            self._stop()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    def _fail_queued(self) -> None:
+        while True:
+            try:
+                work = self._queue.get_nowait()
+            except Empty:
+                return
+            if work is not None:
+                _complete(work.future, LanesClosed("the engine lanes were closed before this batch was computed."))
+
+    def _stop(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(
+                "EngineLanes was never closed; its threads are being stopped.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+            self._stop()
+
+
+def _lane(engine: Engine, queue: _Queue) -> None:
+    while (work := queue.get()) is not None:
+        if work.future.cancelled():
+            continue
+        result: BatchOutput | Exception
+        try:
+            result = engine.run(work.batch)
+        except Exception as error:
+            result = error
+        except BaseException as error:  # a lane never dies with a future in its hands
+            result = EngineError(f"the engine raised {error!r}")
+            result.__cause__ = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be waiting
+            work.future.get_loop().call_soon_threadsafe(_complete, work.future, result)
+        del work, result  # else the arrays live until the next batch comes
+
+
+def _complete(future: asyncio.Future[BatchOutput], result: BatchOutput | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, StopIteration):  # which a future refuses to carry
+        future.set_exception(EngineError(f"the engine raised {result!r}"))
+    elif isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,57 @@
+"""Where the tokens of a packed batch go: sequences sorted by length, so that equal lengths lie side by side."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.types import Int32Array
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`count` sequences of `length` tokens each, contiguous from token `start` of the sorted batch."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sorted order of N sequences with T tokens."""
+
+    order: Int64Array  # [N]: order[i] is the batch's index of the i-th sorted sequence
+    tokens: Int64Array  # [T]: the batch's index of each sorted token
+    positions: Int64Array  # [T]: each sorted token's position in its own sequence, from 0
+    groups: tuple[Group, ...]  # they tile [0, T)
+
+
+def sort_by_length(cu_seqlens: Int32Array) -> Layout:
+    """The layout of a batch. Stable, so equal batches give equal layouts."""
+    starts, lengths = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
+    order = np.argsort(lengths, kind="stable")
+    sorted_lengths = lengths[order]
+    sorted_starts = np.cumsum(sorted_lengths) - sorted_lengths
+    positions = np.arange(int(cu_seqlens[-1]), dtype=np.int64) - np.repeat(sorted_starts, sorted_lengths)
+    return Layout(
+        order=order,
+        tokens=np.repeat(starts[order], sorted_lengths) + positions,
+        positions=positions,
+        groups=_groups(sorted_lengths),
+    )
+
+
+def _groups(sorted_lengths: Int64Array) -> tuple[Group, ...]:
+    values, counts = np.unique(sorted_lengths, return_counts=True)
+    groups, start = [], 0
+    for length, count in zip(values.tolist(), counts.tolist(), strict=True):
+        groups.append(Group(start, count, length))
+        start += length * count
+    return tuple(groups)
