@@ -1,14 +1,14 @@
 """The async client: requests out, answers in, everything bounded.
 
-    async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") as client:
-        vectors = await client.embed(["a text", "another"])
+async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") as client:
+    vectors = await client.embed(["a text", "another"])
 """
 
 import asyncio
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -179,9 +179,7 @@ class Client:
         else:
             async with asyncio.TaskGroup() as group:
                 for chunk in chunks:
-                    group.create_task(
-                        self._run_chunk(task, sequences, chunk, options or Options(), deadline, results)
-                    )
+                    group.create_task(self._run_chunk(task, sequences, chunk, options or Options(), deadline, results))
         return results
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Reply:
@@ -289,9 +287,9 @@ class Client:
 _PENDING = PenstockError("No result was recorded for this sequence. This is a bug.")
 
 
-def _correlation_ids() -> itertools.chain[bytes]:
+def _correlation_ids() -> Iterator[bytes]:
     prefix = os.urandom(8)
-    return itertools.chain.from_iterable([(prefix + n.to_bytes(8, "big") for n in itertools.count())])
+    return (prefix + count.to_bytes(8, "big") for count in itertools.count())
 
 
 def _split(sequences: Sequences, sequences_per_record: int) -> list[list[int]]:

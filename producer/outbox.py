@@ -125,9 +125,7 @@ class Outbox:
             if not self._waiting:
                 self._idle.set()
 
-    async def _send_some(
-        self, destination: tuple[str, int | None], waiting: deque[OutRecord], at_most: int
-    ) -> int:
+    async def _send_some(self, destination: tuple[str, int | None], waiting: deque[OutRecord], at_most: int) -> int:
         """Send one batch; returns how many records the next one may hold."""
         topic, partition = destination
         producer = self._producer

@@ -68,9 +68,7 @@ class Delivery:
     def _send_reply(
         self, record: KafkaRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]
     ) -> None:
-        self._outbox.put(
-            address.topic, address.partition, OutRecord(reply_key(record), value, address.headers(), done)
-        )
+        self._outbox.put(address.topic, address.partition, OutRecord(reply_key(record), value, address.headers(), done))
 
     def _undeliverable(self, record: KafkaRecord, error: KafkaError) -> None:
         """The reply topic does not take the answer: the request is kept as a dead letter, so that it is not lost."""

@@ -67,7 +67,9 @@ class Intake:
         reply_bytes = self._row_bytes(request) * n
         if reply_bytes > self._max_reply_bytes:
             at_most = self._max_reply_bytes // self._row_bytes(request)
-            raise InvalidRequest(f"The reply would exceed {self._max_reply_bytes:,} bytes; send at most {at_most} sequences.")
+            raise InvalidRequest(
+                f"The reply would exceed {self._max_reply_bytes:,} bytes; send at most {at_most} sequences."
+            )
 
     def _row_bytes(self, request: Request) -> int:
         if request.task == "embed":

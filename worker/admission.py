@@ -1,0 +1,96 @@
+"""From Kafka records to rows: decode, check, tokenize, key. What cannot be accepted is refused on the way."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+from penstock.cache import KeySpace
+from penstock.engine.types import ModelInfo
+from penstock.producer.errors import InvalidRequest, PenstockError, UnsupportedTask
+from penstock.producer.headers import ReplyAddress
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.wire import Text
+from penstock.worker.inflight import InFlight, KafkaRecord, Row, rows_of
+from penstock.worker.intake import Intake
+
+Refuse = Callable[[KafkaRecord, ReplyAddress | None, PenstockError], None]
+
+
+class Admission:
+    """Turns polled records into rows ready for the cache and the scheduler."""
+
+    def __init__(self, intake: Intake, info: ModelInfo, tokenizer: Tokenizer | None, refuse: Refuse) -> None:
+        """`refuse` is called at once for each record that is at fault."""
+        self._intake = intake
+        self._info = info
+        self._tokenizer = tokenizer
+        self._refuse = refuse
+
+    async def rows(self, records: Sequence[KafkaRecord], now: float, unix_now: float) -> list[Row]:
+        """Rows of every record that can be served, keyed. One tokenizer call for all their texts."""
+        rows: list[Row] = []
+        texts: list[InFlight] = []
+        for record in records:
+            inflight = self._accept(record, now, unix_now)
+            if inflight is None:
+                continue
+            if inflight.request.tokens is None:
+                texts.append(inflight)
+            else:
+                rows += self._rows_from_tokens(inflight)
+        for truncate in (False, True):
+            chosen = [inflight for inflight in texts if inflight.request.options.truncate is truncate]
+            if chosen:
+                rows += await self._rows_from_texts(chosen, truncate)
+        return rows
+
+    def _accept(self, record: KafkaRecord, now: float, unix_now: float) -> InFlight | None:
+        address: ReplyAddress | None = None
+        try:
+            address = self._intake.address(record)
+            return self._intake.accept(record, address, now, unix_now)
+        except PenstockError as error:
+            self._refuse(record, address, error)
+            return None
+
+    def _rows_from_tokens(self, inflight: InFlight) -> list[Row]:
+        request = inflight.request
+        if request.tokens is None:
+            raise RuntimeError("A text request was taken for one of token ids. This is a bug.")
+        try:
+            return self._keyed(rows_of(inflight, self._intake.sequences_from_tokens(request, request.tokens)))
+        except InvalidRequest as error:
+            self._refuse(inflight.record, inflight.address, error)
+            return []
+
+    async def _rows_from_texts(self, inflights: list[InFlight], truncate: bool) -> list[Row]:
+        if self._tokenizer is None:
+            for inflight in inflights:
+                error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
+                self._refuse(inflight.record, inflight.address, error)
+            return []
+        texts: list[Text] = [text for inflight in inflights for text in inflight.request.text or ()]
+        encoded = await self._tokenizer.encode_async(texts, truncate=truncate, max_tokens=self._info.max_tokens)
+        rows: list[Row] = []
+        start = 0
+        for inflight in inflights:
+            stop = start + inflight.request.num_sequences
+            mine = [(sequence.ids, sequence.token_type_ids) for sequence in encoded[start:stop]]
+            start = stop
+            try:
+                rows += self._keyed(rows_of(inflight, self._intake.fit(inflight.request, mine)))
+            except InvalidRequest as error:
+                self._refuse(inflight.record, inflight.address, error)
+        return rows
+
+    def _keyed(self, rows: list[Row]) -> list[Row]:
+        options = rows[0].options
+        space = _key_space(self._info.revision, self._info.dtype, options.task, options.pooling, options.normalize)
+        for row in rows:
+            types = row.token_type_ids
+            row.key = space.key(row.token_ids.tobytes(), None if types is None else types.tobytes())
+        return rows
+
+
+@functools.lru_cache(maxsize=256)
+def _key_space(revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None) -> KeySpace:
+    return KeySpace(revision, dtype, task, pooling, normalize)

@@ -1,0 +1,47 @@
+"""Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Metrics:
+    """One registry a worker, so that tests and several workers in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        add = self.registry
+        self.requests = Counter("penstock_requests", "Finished records, by outcome code.", ["outcome"], registry=add)
+        self.latency = Histogram(
+            "penstock_request_seconds", "From intake to the reply's hand-over.", registry=add, buckets=_SECONDS
+        )
+        self.sequences = Counter(
+            "penstock_sequences", "Sequences, by where the result came from.", ["source"], registry=add
+        )
+        self.batches = Counter("penstock_batches", "Batches run, by trigger.", ["trigger"], registry=add)
+        self.batch_tokens = Histogram("penstock_batch_tokens", "Tokens a batch.", registry=add, buckets=_TOKENS)
+        self.device_seconds = Counter("penstock_device_seconds", "Time the engine worked.", registry=add)
+        self.padded_tokens = Counter(
+            "penstock_padded_tokens", "Token slots that padded batches would have had.", registry=add
+        )
+        self.tokens = Counter("penstock_tokens", "Tokens computed.", registry=add)
+        self.queued = Gauge("penstock_queued_sequences", "Sequences waiting for a batch.", registry=add)
+        self.queued_tokens = Gauge("penstock_queued_tokens", "Tokens waiting for a batch.", registry=add)
+        self.unfinished = Gauge("penstock_unfinished_records", "Records read and not yet answered.", registry=add)
+
+    def observe_batch(self, trigger: str, sequences: int, tokens: int, max_seqlen: int, device_s: float) -> None:
+        """One batch came back from the engine."""
+        self.batches.labels(trigger).inc()
+        self.batch_tokens.observe(tokens)
+        self.device_seconds.inc(device_s)
+        self.tokens.inc(tokens)
+        self.padded_tokens.inc(sequences * max_seqlen)
+        self.sequences.labels("engine").inc(sequences)
+
+    def observe_latencies(self, seconds: Sequence[float]) -> None:
+        """Records answered just now."""
+        for value in seconds:
+            self.latency.observe(value)

@@ -1,0 +1,126 @@
+"""The process around a worker: logs, model, cache, signals, exit code."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import structlog
+import uvloop
+from prometheus_client import start_http_server
+
+from penstock.cache import ResponseCache
+from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, measure, resolve_model
+from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.scheduler import PackedCost, fit_packed_cost
+from penstock.worker.logs import configure_logs
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.worker import Worker
+
+NULL_MODEL = "null"
+_SWITCH_INTERVAL_S = 0.0005  # engine lanes hand the interpreter back and forth with the event loop at each tensor call
+
+log = structlog.get_logger("penstock.serve")
+
+
+def serve(settings: WorkerSettings) -> int:
+    """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topic. Blocks; returns the exit code.
+
+    Raises:
+        EngineError: the model cannot be loaded.
+        TokenizerError: its tokenizer is broken.
+    """
+    configure_logs(settings.log_format, settings.log_level)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    log.info("worker_starting", **settings.model_dump(mode="json", exclude_none=True))
+    engine = _load(settings)
+    cost = _measure(engine)
+    return uvloop.run(_run(settings, engine, cost))
+
+
+def _load(settings: WorkerSettings) -> Engine:
+    if settings.model == NULL_MODEL:
+        return NullEngine(name=settings.served_name or NULL_MODEL)
+    started = time.monotonic()
+    engine = load_engine(
+        settings.model,
+        name=settings.served_name,
+        head=str(settings.head) if settings.head is not None else None,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+    info = engine.info
+    log.info(
+        "model_loaded",
+        model=info.name,
+        revision=info.revision[:16],
+        dtype=info.dtype,
+        device=info.device,
+        tasks=sorted(info.tasks),
+        max_tokens=info.max_tokens,
+        labels=len(info.labels),
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return engine
+
+
+def _measure(engine: Engine) -> PackedCost:
+    """A first cost model from a few timings of the real engine; also the warm-up."""
+    started = time.monotonic()
+    timings = measure(engine)
+    cost = fit_packed_cost([(timing.lengths, max(timing.seconds, 1e-9)) for timing in timings])
+    log.info(
+        "cost_fitted",
+        timings=len(timings),
+        floor_ms=round(cost.floor_s * 1e3, 3),
+        us_per_token=round(cost.beta_s * 1e6, 3),
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return cost
+
+
+async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> int:
+    async with contextlib.AsyncExitStack() as stack:
+        lanes = EngineLanes(engine, settings.lanes or default_lanes())
+        stack.push_async_callback(lanes.close)
+        tokenizer = _tokenizer(settings)
+        if tokenizer is not None:
+            stack.callback(tokenizer.close)
+        cache = await _open_cache(settings, stack)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
+        if settings.metrics_port is not None:
+            server, _ = start_http_server(settings.metrics_port, registry=worker.metrics.registry)
+            stack.callback(server.shutdown)
+            log.info("metrics_served", port=server.server_port)
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, worker.stop)
+        return await worker.run()
+
+
+def default_lanes() -> int:
+    """One lane a core that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
+    if settings.model == NULL_MODEL:
+        return None
+    try:
+        return Tokenizer.from_directory(resolve_model(settings.model))
+    except TokenizerError as error:
+        log.warning("no_tokenizer", reason=str(error), consequence="requests with text are refused")
+        return None
+
+
+async def _open_cache(settings: WorkerSettings, stack: contextlib.AsyncExitStack) -> ResponseCache | None:
+    if settings.cache_path is None:
+        return None
+    cache = await ResponseCache.open(
+        Path(settings.cache_path), max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
+    )
+    stack.push_async_callback(cache.close)
+    return cache

@@ -1,0 +1,311 @@
+"""One worker: consumer → admission → cache → dispatcher → delivery → commit. This file is the order of things."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import structlog
+from aiokafka import TopicPartition
+
+from penstock.cache import ResponseCache
+from penstock.engine import EngineLanes
+from penstock.engine.types import Engine, Float32Array
+from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.headers import ReplyAddress
+from penstock.producer.kafka import ensure_topics
+from penstock.producer.outbox import Outbox
+from penstock.producer.tokenization import Tokenizer
+from penstock.producer.topics import dead_letter_topic, request_topic
+from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
+from penstock.worker.admission import Admission
+from penstock.worker.consumer import Consumer
+from penstock.worker.delivery import Delivery
+from penstock.worker.dispatcher import BatchStats, Dispatcher
+from penstock.worker.inflight import KafkaRecord, Row
+from penstock.worker.intake import Intake
+from penstock.worker.metrics import Metrics
+from penstock.worker.offsets import OffsetTracker
+from penstock.worker.replies import make_reply
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.writeback import WriteBack
+
+_NUM_PARTITIONS = 8  # of topics that the worker has to create
+_POLL_MS = 200
+_POLL_RECORDS = 1000
+_COMMIT_S = 0.5
+_HELD_BYTES = 256 * 1024 * 1024  # of request values in memory: many large records pause the intake before small ones do
+
+log = structlog.get_logger("penstock.worker")
+
+
+class Worker:
+    """One model, one consumer-group member. `run` does everything; `stop` asks it to drain and return."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        engine: Engine,
+        lanes: EngineLanes,
+        cost: CostFunction,
+        *,
+        tokenizer: Tokenizer | None,
+        cache: ResponseCache | None,
+    ) -> None:
+        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`."""
+        info = engine.info
+        self._settings = settings
+        self._info = info
+        self._topic = settings.topic or request_topic(info.name)
+        self._metrics = Metrics()
+        self._cache = cache
+        self._write_back = WriteBack(cache) if cache is not None else None
+        self._offsets = OffsetTracker()
+        self._outbox = Outbox(settings.bootstrap_servers, client_id="penstock-worker")
+        self._delivery = Delivery(self._outbox, self._finished)
+        intake = Intake(
+            info,
+            reply_topics=settings.reply_topics,
+            max_sequences=settings.max_sequences,
+            max_reply_bytes=settings.max_reply_bytes,
+        )
+        self._admission = Admission(intake, info, tokenizer, self._refuse)
+        self._consumer = Consumer(
+            settings.bootstrap_servers,
+            self._topic,
+            settings.group_id or f"penstock.{info.name}",
+            drain_s=settings.drain_s,
+            revoked=self._on_revoked,
+        )
+        self._dispatcher = Dispatcher(
+            lanes,
+            Scheduler(scheduler_settings(settings), cost),
+            cost,
+            full_sequences=settings.max_batch_sequences,
+            full_tokens=settings.max_batch_tokens,
+            clock=time.monotonic,
+            settled=self._settled,
+            failed=self._failed,
+            batch_done=self._batch_done,
+            unhealthy=self._on_unhealthy,
+        )
+        self._held_bytes = 0
+        self._answered = 0
+        self._stopping = asyncio.Event()
+        self._nothing_unfinished = asyncio.Event()
+        self._broken: BaseException | None = None
+
+    @property
+    def metrics(self) -> Metrics:
+        """The worker's Prometheus metrics."""
+        return self._metrics
+
+    def stop(self) -> None:
+        """Ask `run` to drain and return. Called on the event loop, any number of times."""
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Serve until `stop`, or with `once` up to the current end of the topic. Returns the process's exit code."""
+        if not await self._start_unless_stopped():
+            await self._outbox.stop()
+            return 0
+        committer = asyncio.create_task(self._commit_regularly())
+        try:
+            if self._settings.once:
+                await self._serve_once()
+            else:
+                await self._serve()
+        finally:
+            committer.cancel()
+            await self._shut_down()
+        return 1 if self._broken is not None else 0
+
+    async def _start(self) -> None:
+        await self._outbox.start()
+        topics = [self._topic, dead_letter_topic(self._topic)]
+        await ensure_topics(self._settings.bootstrap_servers, topics, _NUM_PARTITIONS)
+        await self._consumer.start()
+        log.info("worker_ready", topic=self._topic, model=self._info.name, tasks=sorted(self._info.tasks))
+
+    async def _start_unless_stopped(self) -> bool:
+        """Connect, however long the broker is away; false when `stop` was asked for meanwhile."""
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            starting.result()
+            return True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        log.info("stopped", answered=0)
+        return False
+
+    async def _serve(self) -> None:
+        while not self._stopping.is_set():
+            await self._poll()
+
+    async def _serve_once(self) -> None:
+        """Up to where the assigned partitions end now, then return."""
+        while not self._consumer.assigned.is_set() and not self._stopping.is_set():
+            await self._poll()
+        ends = await self._consumer.end_offsets()
+        while not self._stopping.is_set() and not await self._reached(ends):
+            await self._poll()
+        log.info("end_reached", partitions=len(ends))
+
+    async def _reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether every partition that is still this worker's was read up to its end."""
+        mine = self._consumer.assignment()
+        return all([await self._consumer.position(source) >= end for source, end in ends.items() if source in mine])
+
+    async def _poll(self) -> None:
+        """One turn: adjust back-pressure, take what arrived, start it on its way."""
+        free = self._settings.max_in_flight - self._offsets.num_unfinished
+        if free <= 0 or self._held_bytes > _HELD_BYTES:
+            self._consumer.pause()
+        elif free > self._settings.max_in_flight // 4 and self._consumer.assigned.is_set():
+            self._consumer.resume()
+        polled = await self._consumer.poll(_POLL_MS, max(1, min(free, _POLL_RECORDS)))
+        records = [record for of_partition in polled.values() for record in of_partition]
+        if records:
+            await self._admit(records)
+
+    async def _admit(self, records: Sequence[KafkaRecord]) -> None:
+        now = time.monotonic()
+        self._nothing_unfinished.clear()
+        for record in records:
+            self._offsets.start(TopicPartition(record.topic, record.partition), record.offset)
+            self._held_bytes += len(record.value or b"")
+        rows = await self._admission.rows(records, now, time.time())
+        tokenized = time.monotonic()
+        if self._cache is not None:
+            rows = await self._answer_from_cache(self._cache, rows)
+        looked_up = time.monotonic()
+        for row in rows:
+            timing = row.owner.timing_ms
+            timing["tokenize"] = round((tokenized - now) * 1e3, 3)
+            timing["cache"] = round((looked_up - tokenized) * 1e3, 3)
+        self._dispatcher.add(rows)
+
+    async def _answer_from_cache(self, cache: ResponseCache, rows: list[Row]) -> list[Row]:
+        """Settle the rows that the cache knows; the others remain."""
+        found = await cache.get_many([row.key for row in rows])
+        remaining = []
+        for row in rows:
+            value = found.get(row.key)
+            if value is None:
+                remaining.append(row)
+            else:
+                row.owner.cached += 1
+                self._settled(row, np.frombuffer(value, np.float32))
+        self._metrics.sequences.labels("cache").inc(len(rows) - len(remaining))
+        return remaining
+
+    def _settled(self, row: Row, result: Float32Array) -> None:
+        """A row has its result; the last of a record sends its answer."""
+        owner = row.owner
+        if row.settle(result) and not owner.failed:
+            self._answered += 1
+            self._metrics.latency.observe(time.monotonic() - owner.arrived)
+            self._metrics.requests.labels("ok").inc()
+            self._delivery.reply(owner, make_reply(owner, self._info))
+
+    def _failed(self, row: Row, error: PenstockError) -> None:
+        """A row has an error; its record is refused, once."""
+        owner = row.owner
+        if owner.failed:
+            return
+        owner.failed = True
+        if isinstance(error, InvalidRequest) and not error.rows:
+            error.rows = {row.index: error}
+        self._refuse(owner.record, owner.address, error)
+
+    def _refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
+        self._metrics.requests.labels(error.code).inc()
+        self._delivery.refuse(record, address, error)
+
+    def _batch_done(self, rows: Sequence[Row], results: Sequence[Float32Array], stats: BatchStats) -> None:
+        now = time.monotonic()
+        shown: dict[str, int | str] = {"size": stats.sequences, "tokens": stats.tokens, "trigger": stats.trigger}
+        compute_ms = round(stats.device_s * 1e3, 3)
+        for row in rows:
+            timing = row.owner.timing_ms
+            timing["schedule"] = round(max(0.0, now - row.queued_at - stats.device_s) * 1e3, 3)
+            timing["compute"] = compute_ms
+            row.owner.batch = shown
+        if self._write_back is not None:
+            self._write_back.put([(row.key, result.tobytes()) for row, result in zip(rows, results, strict=True)])
+        log.info(
+            "batch_done",
+            trigger=stats.trigger,
+            partition=stats.partition,
+            sequences=stats.sequences,
+            tokens=stats.tokens,
+            max_seqlen=stats.max_seqlen,
+            padding_avoided=round(stats.padding_avoided, 4),
+            predicted_s=round(stats.predicted_s, 6),
+            device_s=round(stats.device_s, 6),
+        )
+        self._metrics.observe_batch(stats.trigger, stats.sequences, stats.tokens, stats.max_seqlen, stats.device_s)
+
+    def _finished(self, record: KafkaRecord) -> None:
+        """Everything a record is owed is acknowledged."""
+        self._offsets.finish(TopicPartition(record.topic, record.partition), record.offset)
+        self._held_bytes -= len(record.value or b"")
+        if self._offsets.num_unfinished == 0:
+            self._nothing_unfinished.set()
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_COMMIT_S)
+            await self._commit()
+
+    async def _commit(self) -> None:
+        offsets = self._offsets.take_committable()
+        if offsets and not await self._consumer.commit(offsets):
+            self._offsets.put_back(offsets)
+
+    async def _on_revoked(self, sources: set[TopicPartition]) -> None:
+        """Finish what is in flight, inside the bound; what is not finished will be read again by its new owner."""
+        await self._drain()
+        await self._commit()
+        self._offsets.forget(sources)
+        self._dispatcher.resume()
+
+    async def _drain(self) -> None:
+        started = time.monotonic()
+        self._dispatcher.drain()
+        if self._offsets.num_unfinished and self._broken is None:
+            try:
+                await asyncio.wait_for(self._nothing_unfinished.wait(), self._settings.drain_s)
+            except TimeoutError:
+                log.warning("drain_incomplete", unfinished=self._offsets.num_unfinished)
+        log.info("drained", unfinished=self._offsets.num_unfinished, seconds=round(time.monotonic() - started, 3))
+
+    async def _shut_down(self) -> None:
+        log.info("stopping", unfinished=self._offsets.num_unfinished)
+        await self._drain()
+        await self._commit()
+        self._dispatcher.close()
+        await self._consumer.stop()
+        await self._outbox.stop()
+        if self._write_back is not None:
+            await self._write_back.close()
+        log.info("stopped", answered=self._answered)
+
+    def _on_unhealthy(self, error: BaseException) -> None:
+        """The engine fails on clean input: answer nothing more, leave the rest to other workers."""
+        self._broken = error
+        self.stop()
+
+
+def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
+    """The scheduler's part of the worker's settings."""
+    return SchedulerSettings(
+        max_wait_s=settings.max_wait_ms / 1e3,
+        max_batch_sequences=settings.max_batch_sequences,
+        max_batch_tokens=settings.max_batch_tokens,
+        slo_s=settings.slo_ms / 1e3,
+        trigger=settings.trigger,
+    )
