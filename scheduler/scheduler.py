@@ -60,7 +60,7 @@ class Scheduler:
         return num_left
 
     def poll(self, now: float, *, engine_idle: bool) -> Plan | Wait:
-        """What to run now, or when to ask again. Call after arrivals, at `Wait.wake_at`, and when the engine falls idle.
+        """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when the engine falls idle.
 
         A plan's jobs leave the queue: the caller now answers for them. While the engine is busy nothing is planned, so
         that jobs keep gathering. Where a full batch waits, only full batches are planned: the newest jobs stay, under
@@ -74,9 +74,8 @@ class Scheduler:
         decision = self._trigger.decide(queue, now, predicted_run_s)
         return self._plan(decision) if isinstance(decision, Trigger) else Wait(decision)
 
-    def drain(self, now: float) -> Plan | None:
+    def drain(self) -> Plan | None:
         """Plan the oldest jobs whatever the trigger policy says; None when none is queued. Call until None."""
-        self._queue.clamp_arrivals(now)
         return self._plan(Trigger.DRAIN) if self._queue else None
 
     def check_integrity(self) -> None:
