@@ -1,0 +1,168 @@
+"""The layout holds: imports go one way, imports stay light, and the wheel is whole and takes one name only."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("producer", "worker", "engine", "scheduler", "cache", "ops")
+MAY_IMPORT = {
+    "producer": set[str](),
+    "scheduler": set[str](),
+    "engine": set[str](),
+    "cache": set[str](),
+    "worker": {"producer", "scheduler", "engine", "cache"},
+    "ops": {"producer", "scheduler", "engine", "cache", "worker"},
+}
+# Which rooms may import a library. What is not listed here is free.
+LIBRARY_ROOMS = {
+    "torch": {"engine", "ops"},
+    "transformers": {"engine", "ops"},
+    "cupy": {"engine", "ops"},
+    "aiokafka": {"producer", "worker", "ops"},
+    "aiosqlite": {"cache"},
+    # These run code found in the data they read.
+    "pickle": set[str](),
+    "marshal": set[str](),
+    "shelve": set[str](),
+    "dill": set[str](),
+    "cloudpickle": set[str](),
+}
+HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
+
+
+def room_files(room: str) -> list[Path]:
+    files = (path for path in (ROOT / room).rglob("*") if path.is_file())
+    return sorted(path for path in files if not {"__pycache__", "typing"} & set(path.relative_to(ROOT).parts))
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints, outside the repository so that no folder of it is importable by accident."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imported_names(path: Path) -> set[str]:
+    """Every absolute module name that a file imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{'.' * node.level}{node.module or ''}"
+            names.update({module} | {f"{module}.{alias.name}" for alias in node.names})
+    return names
+
+
+IMPORT_WITH_ROOMS_BLOCKED = """
+import importlib, pkgutil, sys
+
+room, blocked = {room!r}, {blocked!r}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[:2] in [["penstock", other] for other in blocked]:
+            raise ImportError(f"penstock.{{room}} must not import {{name}}")
+
+sys.meta_path.insert(0, Blocker())
+package = importlib.import_module(f"penstock.{{room}}")
+for module in pkgutil.walk_packages(package.__path__, f"penstock.{{room}}."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(sum(name.startswith(f"penstock.{{room}}") for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "ops"])
+def test_a_room_imports_with_the_forbidden_rooms_blocked(room: str) -> None:
+    blocked = sorted(set(ROOMS) - MAY_IMPORT[room] - {room})
+    num_imported = run_python(IMPORT_WITH_ROOMS_BLOCKED.format(room=room, blocked=blocked))
+    assert int(num_imported) == len([path for path in room_files(room) if path.suffix == ".py"])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_file_of_a_room_imports_a_forbidden_room_or_library(room: str) -> None:
+    """Also inside functions, where the test above does not look."""
+    forbidden = {f"penstock.{other}" for other in set(ROOMS) - MAY_IMPORT[room] - {room}}
+    forbidden |= {library for library, rooms in LIBRARY_ROOMS.items() if room not in rooms}
+    for path in room_files(room):
+        if path.suffix == ".py":
+            for name in imported_names(path):
+                assert not any(f"{name}.".startswith(f"{bad}.") for bad in forbidden), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main"])
+def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: str) -> None:
+    assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
+
+
+def test_no_room_is_importable_or_imported_by_its_bare_name() -> None:
+    imports = ", ".join(f"penstock.{room}" for room in ROOMS)
+    code = f"import sys, importlib.util as util, {imports}; rooms = {ROOMS!r}\n"
+    code += "print(*[room for room in rooms if room in sys.modules or util.find_spec(room) is not None])"
+    assert run_python(code).strip() == ""
+
+
+def test_the_type_checker_sees_every_file() -> None:
+    """mypy follows the links of ops/typing; a file without one would go unchecked."""
+    linked = ROOT / "ops" / "typing" / "penstock"
+    unseen = [
+        path.relative_to(ROOT)
+        for room in ROOMS
+        for path in room_files(room)
+        if path.suffix == ".py" and not (linked / path.relative_to(ROOT)).exists()
+    ]
+    assert unseen == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: a build leaves folders behind that the next build would pack."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_only_top_level_name_of_the_wheel_is_penstock(wheel: Path) -> None:
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"penstock"}
+
+
+def test_the_wheel_holds_every_file_of_every_room(wheel: Path) -> None:
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    in_packages = [path for room in ROOMS for path in room_files(room) if (path.parent / "__init__.py").exists()]
+    wanted = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in in_packages}
+    wanted -= {"penstock/ops/constraints.txt"}  # for a checkout only
+    assert wanted - packed == set()
+    assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
+    assert {"penstock/producer/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
+
+
+def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> None:
+    """Installed into an environment of its own, which borrows the dependencies of this one but not its penstock."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    python = tmp_path / "bin" / "python"
+    (site,) = (tmp_path / "lib").glob("python*/site-packages")
+    borrowed = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")  # its own .pth files, the editable penstock's too, stay unread
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
+
+    code = "import penstock.worker, penstock.ops.kafka.jars as jars; print(penstock.worker.__file__, jars.jar_dir())"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    assert done.stdout.startswith(str(site))
+    done = subprocess.run([tmp_path / "bin" / "penstock", "--help"], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
