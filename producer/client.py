@@ -38,7 +38,6 @@ from penstock.producer.wire import (
     Reply,
     Request,
     Text,
-    Tokens,
     encode_request,
     join_tokens,
 )
@@ -146,7 +145,7 @@ class Client:
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[Classification]:
-        """The best `top_k` labels (0: all) of each text or sequence of token ids, in order. A text alone: a list of one.
+        """The best `top_k` labels (0: all) of each text or sequence of token ids, in order; a lone text gives one row.
 
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.

@@ -1,7 +1,7 @@
 """Replies in: one consumer on one partition of the reply topic, and the futures that wait for it.
 
-Several clients may share a partition: a reply whose correlation id nobody here waits for belongs to another client, came
-too late, or came twice, and is dropped.
+Several clients may share a partition: a reply whose correlation id nobody here waits for belongs to another client,
+came too late, or came twice, and is dropped.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.structs import ConsumerRecord
 
-from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.headers import CORRELATION_ID
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
-from penstock.producer.wire import ErrorReply, InvalidRequest, Reply, decode_reply
+from penstock.producer.wire import ErrorReply, Reply, decode_reply
 
 log = structlog.get_logger("penstock.inbox")
 
@@ -105,7 +105,7 @@ class Inbox:
                 for record in records:
                     self._receive(record)
 
-    def _receive(self, record: ConsumerRecord[bytes, bytes]) -> None:
+    def _receive(self, record: Any) -> None:
         correlation_id = next((value for name, value in record.headers if name == CORRELATION_ID), b"")
         expected = self._expected.pop(correlation_id, None)
         if expected is None or expected.answer.done():

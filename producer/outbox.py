@@ -176,7 +176,7 @@ class Outbox:
             waiting.popleft().done(None)
 
     async def _replace(self, broken: AIOKafkaProducer) -> None:
-        """A producer that failed for good (fenced, sequence lost, sender dead) is replaced, once, by whoever is first."""
+        """Replace a producer that failed for good (fenced, sequence lost, sender dead), once."""
         async with self._replacing:
             if self._producer is not broken or not _is_dead(broken):
                 return

@@ -121,7 +121,7 @@ def encode_request(request: Request) -> bytes:
     """The record's value. Equal requests give equal bytes, so their hash is a content hash.
 
     Raises:
-        InvalidRequest: a string holds half a surrogate pair, which UTF-8 cannot carry.
+        InvalidRequest: a string holds half a surrogate pair, which UTF-8 cannot carry; `rows` says which.
     """
     body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
     if request.tokens is not None:
@@ -135,7 +135,17 @@ def encode_request(request: Request) -> bytes:
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"A text cannot be UTF-8: {error.reason} at character {error.start}.") from error
+        message = f"A text cannot be UTF-8: {error.reason} at character {error.start}."
+        at_fault = [index for index, text in enumerate(request.text or ()) if not _is_utf8(text)]
+        raise InvalidRequest(message, {index: InvalidRequest(message) for index in at_fault}) from error
+
+
+def _is_utf8(text: Text) -> bool:
+    try:
+        "".join(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def decode_request(value: bytes | None) -> Request:

@@ -50,7 +50,9 @@ class Consumer:
 
     async def poll(self, timeout_ms: int, max_records: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
         """Records that arrived. Must be called all the time, also while paused: it is what keeps the membership."""
-        return await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        records: Mapping[TopicPartition, list[KafkaRecord]]
+        records = await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        return records
 
     def pause(self) -> None:
         """Stop fetching until `resume`; `poll` goes on and returns nothing new."""

@@ -69,7 +69,10 @@ class Dispatcher:
         batch_done: BatchDone,
         unhealthy: Callable[[BaseException], None],
     ) -> None:
-        """A queue of `full_sequences` or `full_tokens` fills a batch. `settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is beyond use."""
+        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is beyond use.
+
+        A queue of `full_sequences`, or of `full_tokens`, fills a batch.
+        """
         self._lanes = lanes
         self._scheduler = scheduler
         self._cost = cost
@@ -146,7 +149,7 @@ class Dispatcher:
     def _plan(self) -> bool:
         """Ask the scheduler; true when there are batches to run."""
         now = self._clock()
-        decision = self._scheduler.drain() if self._draining else self._scheduler.poll(now, engine_idle=True)
+        decision = self._scheduler.drain(now) if self._draining else self._scheduler.poll(now, engine_idle=True)
         if isinstance(decision, Plan):
             for ids in decision.batches:
                 rows = [self._queued.pop(job_id) for job_id in ids]

@@ -2,17 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from aiokafka import TopicPartition
-from aiokafka.structs import ConsumerRecord
 
 from penstock.engine.types import Float32Array, Int32Array, TaskOptions
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.wire import Request
 
-KafkaRecord = ConsumerRecord[bytes, bytes]
+
+class KafkaRecord(Protocol):
+    """The part of aiokafka's ConsumerRecord that this room uses."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # Unix time, ms
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
 
 
 @dataclass(slots=True, eq=False)

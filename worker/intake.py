@@ -7,10 +7,17 @@ import numpy as np
 from aiokafka import TopicPartition
 
 from penstock.engine.types import Int32Array, ModelInfo
-from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong, UnknownModel
-from penstock.producer.errors import UnsupportedTask
+from penstock.producer.errors import (
+    BadTokenId,
+    Expired,
+    InvalidRequest,
+    PenstockError,
+    TooLong,
+    UnknownModel,
+    UnsupportedTask,
+)
 from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms
-from penstock.producer.wire import MAX_RECORD_BYTES, Request, Tokens, decode_request
+from penstock.producer.wire import Request, Tokens, decode_request
 from penstock.worker.inflight import InFlight, KafkaRecord
 
 Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)
@@ -86,10 +93,7 @@ class Intake:
         """
         highest = tokens.ids.max()
         ids = tokens.ids.view(np.int32)
-        if len(tokens.lens) == 1:
-            sequences = [ids]
-        else:
-            sequences = np.split(ids, np.cumsum(tokens.lens[:-1]))
+        sequences = [ids] if len(tokens.lens) == 1 else np.split(ids, np.cumsum(tokens.lens[:-1]))
         if highest >= self._info.vocab_size:
             raise _first(self._bad_ids(sequences))
         return self.fit(request, [(sequence, None) for sequence in sequences])

@@ -9,7 +9,7 @@ class OffsetTracker:
     """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
 
     `start` is called for every record in the order of its partition, `finish` once its answer is acknowledged, in any
-    order. A record that the partition's new owner will read again (after `forget`) may still finish here: it is ignored.
+    order. A record that the partition's new owner will read again (after `forget`) may still finish here, unheeded.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ def cross_validated_accuracy(vectors: Tensor, targets: Tensor, num_labels: int, 
 
 def embed_all(texts: list[str]) -> Tensor:
     """Embeddings f64[n, 384] of the demo's model, computed by penstock's own engine in float32."""
-    engine = load_engine(str(model_directory()), dtype="float32", device="cpu")
+    engine = load_engine(str(model_directory()), dtype="float32", device="cpu", threads=torch.get_num_threads())
     return torch.from_numpy(run_directly(engine, model_directory(), "embed", texts)).double()
 
 

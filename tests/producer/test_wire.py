@@ -242,8 +242,9 @@ class TestRefusals:
         assert decode_request(msgpack.packb(later)).options == Options(top_k=2)
 
     def test_half_a_surrogate_pair_is_the_callers_fault(self) -> None:
-        with pytest.raises(InvalidRequest, match="UTF-8"):
-            encode_request(Request("m", "embed", text=("\ud83d",)))
+        with pytest.raises(InvalidRequest, match="UTF-8") as caught:
+            encode_request(Request("m", "embed", text=("good", "\ud83d", ("good", "\udc00"))))
+        assert set(caught.value.rows) == {1, 2}
 
     @pytest.mark.parametrize("ids", [[-1], [2**32], [0.5], [[1, 2]], ["a"]])
     def test_join_tokens(self, ids: list[Any]) -> None:
