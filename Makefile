@@ -1,0 +1,44 @@
+# Assumes python3 (3.11 or newer) and make. Every target makes .venv from nothing when it is not there.
+PYTHON ?= python3
+TRAIN_CSV ?= train.csv
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test check bench train-head
+
+help:
+	@echo 'make demo        classify real messages through a worker on this machine'
+	@echo 'make test        unit tests, and the integration tests where Java and Maven are installed'
+	@echo 'make check       ruff and mypy'
+	@echo 'make bench       the benchmarks'
+	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
+
+demo: $(INSTALLED)
+	$(BIN)/penstock demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.bench
+
+train-head: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)
+
+# The file appears last, so that an interrupted installation is taken up again.
+$(INSTALLED): pyproject.toml ops/constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo 'penstock needs Python 3.11 or newer: $(PYTHON) was not found.' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "penstock needs Python 3.11 or newer: $(PYTHON) is $$($(PYTHON) -V). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@echo 'Installing penstock and its tools into $(VENV)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[demo,dev]'
+	@touch $@
