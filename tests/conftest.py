@@ -9,7 +9,7 @@ from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
 
 _MISSING = pytest.StashKey[str]()
-_NUM_SKIPPED = pytest.StashKey[int]()
+_NOT_RUN = pytest.StashKey[list[str]]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,7 +25,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             missing = " ".join(str(error).split())
     if missing is not None:
         session.config.stash[_MISSING] = missing
-        session.config.stash[_NUM_SKIPPED] = 0
+        session.config.stash[_NOT_RUN] = []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,16 +35,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI must run the integration tests, but {stash[_MISSING]}.", pytrace=False)
-    stash[_NUM_SKIPPED] += 1
+    stash[_NOT_RUN].append(item.location[0])
     pytest.skip(stash[_MISSING])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    num_skipped = config.stash.get(_NUM_SKIPPED, 0)
-    if num_skipped:
-        terminalreporter.write_line(
-            f"NOT RUN: {num_skipped} integration tests (marker `integration`): {config.stash[_MISSING]}.", yellow=True
-        )
+    not_run = config.stash.get(_NOT_RUN, [])
+    if not_run:
+        files = ", ".join(sorted(set(not_run)))
+        reason = config.stash[_MISSING]
+        terminalreporter.write_line(f"{len(not_run)} integration tests did not run ({files}): {reason}.", yellow=True)
 
 
 def _needs_kafka(item: pytest.Item) -> bool:
