@@ -14,7 +14,7 @@ from penstock.producer.errors import (
     UnknownModel,
     UnsupportedTask,
 )
-from penstock.producer.wire import Classification, Options
+from penstock.producer.messages import Classification, Options
 
 __all__ = [
     "BackendError",

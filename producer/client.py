@@ -27,20 +27,12 @@ from penstock.producer.errors import (
 from penstock.producer.headers import content_key, partition_for, request_headers
 from penstock.producer.inbox import Inbox
 from penstock.producer.kafka import ensure_topics
+from penstock.producer.messages import Classification, ErrorReply, Options, Reply, Request, Text, join_tokens
 from penstock.producer.outbox import Outbox, OutRecord
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.topics import request_topic
-from penstock.producer.wire import (
-    Classification,
-    ErrorReply,
-    Options,
-    Reply,
-    Request,
-    Text,
-    encode_request,
-    join_tokens,
-)
+from penstock.producer.wire import encode_request
 
 Vector = npt.NDArray[np.floating[Any]]
 Row = Vector | Classification
@@ -225,7 +217,7 @@ class Client:
             except InvalidRequest as error:
                 culprits = error.rows or dict.fromkeys(range(len(chunk)), error)
                 for position, culprit in culprits.items():
-                    results[chunk[position]] = culprit  # type: ignore[call-overload]  # position is an int
+                    results[chunk[position]] = culprit
                 chunk = [index for position, index in enumerate(chunk) if position not in culprits]
             except PenstockError as error:
                 if not error.retriable or not self._open or time.time() + _RETRY_S > deadline:

@@ -17,7 +17,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.headers import CORRELATION_ID
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
-from penstock.producer.wire import ErrorReply, Reply, decode_reply
+from penstock.producer.messages import ErrorReply, Reply
+from penstock.producer.wire import decode_reply
 
 log = structlog.get_logger("penstock.inbox")
 

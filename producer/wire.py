@@ -4,15 +4,26 @@ Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accep
 `InvalidRequest`, nothing else. Sizes are bounded before anything is allocated from them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask, error_from_code
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
+from penstock.producer.messages import (
+    DTYPES,
+    POOLINGS,
+    TASKS,
+    Classification,
+    ErrorReply,
+    Options,
+    Reply,
+    Request,
+    Text,
+    Tokens,
+)
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -20,101 +31,10 @@ MAX_SEQUENCES = 4096
 MAX_ROW_ERRORS = 64  # sequences at fault that one error reply names
 MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, in a reply with all labels
-TASKS = ("embed", "classify")
-POOLINGS = ("cls", "mean", "max", "last")
-DTYPES = ("float32", "float16")
 
 _MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
-
-Text = str | tuple[str, str]
-Uint32Array = npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to compute, and how to present, the answer. Left out on the wire where equal to these defaults."""
-
-    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
-    normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
-    truncate: bool = False  # cut sequences that are too long instead of refusing the request
-    top_k: int = 1  # classify: how many labels to return a sequence, best first; 0: all
-    dtype: str = "float32"  # embed: element type of the reply's data, one of DTYPES
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Token ids of 1…n sequences, end to end, special tokens included."""
-
-    ids: Uint32Array  # [sum(lens)]
-    lens: tuple[int, ...]  # one a sequence, each >= 1
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request record: exactly one of `tokens` and `text` is there."""
-
-    model: str
-    task: str  # one of TASKS
-    tokens: Tokens | None = None
-    text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second)
-    options: Options = field(default_factory=Options)
-
-    @property
-    def num_sequences(self) -> int:
-        """How many sequences the record carries, and so how many rows its reply has."""
-        if self.tokens is not None:
-            return len(self.tokens.lens)
-        return len(self.text or ())
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """Labels of one sequence, best first, with their scores."""
-
-    labels: tuple[str, ...]
-    scores: tuple[float, ...]
-
-    @property
-    def label(self) -> str:
-        """The best label."""
-        return self.labels[0]
-
-    @property
-    def score(self) -> float:
-        """The best label's score."""
-        return self.scores[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer. `vectors` for embed, `classes` for classify; rows in the order of the request's sequences."""
-
-    model: str
-    revision: str
-    vectors: npt.NDArray[np.floating[Any]] | None = None  # [n, dim]
-    classes: tuple[Classification, ...] | None = None  # n of them
-    cached: int = 0  # how many of the rows came from the cache
-    timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
-    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of the last batch it was in
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """A refusal or a failure, as it travels."""
-
-    code: str
-    message: str
-    retriable: bool
-    rows: tuple[tuple[int, str, str], ...] = ()  # (sequence index, code, message) of the sequences at fault
-
-    def exception(self) -> PenstockError:
-        """The exception that this reply stands for."""
-        error = error_from_code(self.code, self.message)
-        if isinstance(error, InvalidRequest):
-            error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
-        return error
 
 
 def encode_request(request: Request) -> bytes:
@@ -278,7 +198,7 @@ def _show(value: object) -> str:
     return repr(value[:40] if isinstance(value, str | bytes) else value)
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -395,7 +315,7 @@ def _decode_vectors(body: Mapping[str, Any], n: int) -> npt.NDArray[np.floating[
     element = np.dtype(str(dtype)).newbyteorder("<")
     if not is_shape or shape[0] != n or shape[0] * shape[1] * element.itemsize != len(data):  # type: ignore[index]  # is_shape
         raise InvalidRequest("`shape` must be [n, dim] and agree with `data`.")
-    return np.frombuffer(data, dtype=element).reshape(shape)  # type: ignore[arg-type]  # is_shape
+    return np.frombuffer(data, dtype=element).reshape(shape)
 
 
 def _decode_classes(body: Mapping[str, Any], n: int) -> tuple[Classification, ...]:
@@ -421,21 +341,3 @@ def _items(body: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     """Named values of an informative field; what is malformed in it is left out, for the answer itself is good."""
     value = body.get(name)
     return [(key, item) for key, item in value.items() if isinstance(key, str)] if isinstance(value, dict) else []
-
-
-def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
-    """Token ids of several sequences, end to end, as the wire carries them.
-
-    Raises:
-        EmptyInput: no sequence, or one of zero ids.
-        InvalidRequest: an id is negative, not an integer or over 32 bits.
-    """
-    arrays = [np.asarray(sequence) for sequence in sequences]
-    if not arrays:
-        raise EmptyInput("The request holds no sequence.")
-    for index, array in enumerate(arrays):
-        if array.size == 0:
-            raise EmptyInput(f"Sequence {index} has zero ids.")
-        if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 0xFFFFFFFF:
-            raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
-    return Tokens(np.concatenate(arrays).astype(np.uint32), tuple([array.size for array in arrays]))

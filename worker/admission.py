@@ -7,8 +7,8 @@ from penstock.cache import KeySpace
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.headers import ReplyAddress
+from penstock.producer.messages import Text
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.wire import Text
 from penstock.worker.inflight import InFlight, KafkaRecord, Row, rows_of
 from penstock.worker.intake import Intake
 

@@ -8,9 +8,10 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import PenstockError
 from penstock.producer.headers import ERROR_CODE, ReplyAddress
+from penstock.producer.messages import Reply
 from penstock.producer.outbox import Outbox, OutRecord
 from penstock.producer.topics import dead_letter_topic
-from penstock.producer.wire import Reply, encode_error, encode_reply
+from penstock.producer.wire import encode_error, encode_reply
 from penstock.worker.inflight import InFlight, KafkaRecord
 
 log = structlog.get_logger("penstock.delivery")

@@ -149,7 +149,7 @@ class Dispatcher:
     def _plan(self) -> bool:
         """Ask the scheduler; true when there are batches to run."""
         now = self._clock()
-        decision = self._scheduler.drain(now) if self._draining else self._scheduler.poll(now, engine_idle=True)
+        decision = self._scheduler.drain() if self._draining else self._scheduler.poll(now, engine_idle=True)
         if isinstance(decision, Plan):
             for ids in decision.batches:
                 rows = [self._queued.pop(job_id) for job_id in ids]
@@ -221,7 +221,7 @@ class Dispatcher:
             self._ready.appendleft(_Batch(rows, batch.trigger, batch.partition))
 
     def _isolate(self, row: Row, error: BaseException) -> None:
-        """A sequence failed alone. If a plain one-token batch fails too, the engine is at fault and not the sequence."""
+        """A sequence failed alone. If a plain one-token batch fails too, the engine is at fault."""
         self._running += 1
         probe = self._lanes.submit(health_probe(row.options))
 

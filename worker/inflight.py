@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 
 from penstock.engine.types import Float32Array, Int32Array, TaskOptions
 from penstock.producer.headers import ReplyAddress
-from penstock.producer.wire import Request
+from penstock.producer.messages import Request
 
 
 class KafkaRecord(Protocol):

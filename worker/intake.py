@@ -17,7 +17,8 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms
-from penstock.producer.wire import Request, Tokens, decode_request
+from penstock.producer.messages import Request, Tokens
+from penstock.producer.wire import decode_request
 from penstock.worker.inflight import InFlight, KafkaRecord
 
 Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)

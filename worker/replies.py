@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.wire import Classification, Reply
+from penstock.producer.messages import Classification, Reply
 from penstock.worker.inflight import InFlight
 
 

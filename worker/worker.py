@@ -235,7 +235,7 @@ class Worker:
             timing["compute"] = compute_ms
             row.owner.batch = shown
         if self._write_back is not None:
-            self._write_back.put([(row.key, result.tobytes()) for row, result in zip(rows, results, strict=True)])
+            self._write_back.put({row.key: result.tobytes() for row, result in zip(rows, results, strict=True)})
         log.info(
             "batch_done",
             trigger=stats.trigger,

@@ -1,7 +1,7 @@
 """Results on their way into the cache: gathered while one write runs, so that no answer ever waits for the disk."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from penstock.cache import ResponseCache
 
@@ -13,13 +13,13 @@ class WriteBack:
 
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
-        self._waiting: list[tuple[bytes, bytes]] = []
+        self._waiting: dict[bytes, bytes] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def put(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def put(self, items: Mapping[bytes, bytes]) -> None:
         """Keep these results, sometime soon. Called on the event loop."""
-        room = _MOST_WAITING - len(self._waiting)
-        self._waiting.extend(items[:room])
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.update(items)
         if self._writer is None and self._waiting:
             self._writer = asyncio.create_task(self._write())
 
@@ -30,6 +30,6 @@ class WriteBack:
 
     async def _write(self) -> None:
         while self._waiting:
-            items, self._waiting = self._waiting, []
+            items, self._waiting = self._waiting, {}
             await self._cache.put_many(items)
         self._writer = None

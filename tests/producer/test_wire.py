@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer import wire
+from penstock.producer import messages, wire
 from penstock.producer.errors import (
     EmptyInput,
     InvalidRequest,
@@ -22,19 +22,8 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.headers import content_key
-from penstock.producer.wire import (
-    Classification,
-    ErrorReply,
-    Options,
-    Reply,
-    Request,
-    decode_reply,
-    decode_request,
-    encode_error,
-    encode_reply,
-    encode_request,
-    join_tokens,
-)
+from penstock.producer.messages import Classification, ErrorReply, Options, Reply, Request, join_tokens
+from penstock.producer.wire import decode_reply, decode_request, encode_error, encode_reply, encode_request
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
@@ -152,7 +141,7 @@ class TestPage:
         assert f"up to {wire.MAX_ROW_ERRORS} of" in PAGE
 
     def test_every_option_and_choice_is_named(self) -> None:
-        for name in (*wire._DEFAULTS, *wire.POOLINGS, *wire.DTYPES, *wire.TASKS):
+        for name in (*wire._DEFAULTS, *messages.POOLINGS, *messages.DTYPES, *messages.TASKS):
             assert f"`{name}`" in PAGE
 
     def test_client_is_valid_python(self) -> None:

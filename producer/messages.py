@@ -1,0 +1,120 @@
+"""What travels, as plain data: requests, replies and error replies. `wire` turns them into bytes and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, error_from_code
+
+TASKS = ("embed", "classify")
+POOLINGS = ("cls", "mean", "max", "last")
+DTYPES = ("float32", "float16")
+
+Text = str | tuple[str, str]
+Uint32Array = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compute, and how to present, the answer. Left out on the wire where equal to these defaults."""
+
+    pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
+    normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
+    truncate: bool = False  # cut sequences that are too long instead of refusing the request
+    top_k: int = 1  # classify: how many labels to return a sequence, best first; 0: all
+    dtype: str = "float32"  # embed: element type of the reply's data, one of DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of 1…n sequences, end to end, special tokens included."""
+
+    ids: Uint32Array  # [sum(lens)]
+    lens: tuple[int, ...]  # one a sequence, each >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request record: exactly one of `tokens` and `text` is there."""
+
+    model: str
+    task: str  # one of TASKS
+    tokens: Tokens | None = None
+    text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second)
+    options: Options = field(default_factory=Options)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the record carries, and so how many rows its reply has."""
+        if self.tokens is not None:
+            return len(self.tokens.lens)
+        return len(self.text or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Labels of one sequence, best first, with their scores."""
+
+    labels: tuple[str, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def label(self) -> str:
+        """The best label."""
+        return self.labels[0]
+
+    @property
+    def score(self) -> float:
+        """The best label's score."""
+        return self.scores[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. `vectors` for embed, `classes` for classify; rows in the order of the request's sequences."""
+
+    model: str
+    revision: str
+    vectors: npt.NDArray[np.floating[Any]] | None = None  # [n, dim]
+    classes: tuple[Classification, ...] | None = None  # n of them
+    cached: int = 0  # how many of the rows came from the cache
+    timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
+    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of the last batch it was in
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A refusal or a failure, as it travels."""
+
+    code: str
+    message: str
+    retriable: bool
+    rows: tuple[tuple[int, str, str], ...] = ()  # (sequence index, code, message) of the sequences at fault
+
+    def exception(self) -> PenstockError:
+        """The exception that this reply stands for."""
+        error = error_from_code(self.code, self.message)
+        if isinstance(error, InvalidRequest):
+            error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
+        return error
+
+
+def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
+    """Token ids of several sequences, end to end, as the wire carries them.
+
+    Raises:
+        EmptyInput: no sequence, or one of zero ids.
+        InvalidRequest: an id is negative, not an integer or over 32 bits.
+    """
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    if not arrays:
+        raise EmptyInput("The request holds no sequence.")
+    for index, array in enumerate(arrays):
+        if array.size == 0:
+            raise EmptyInput(f"Sequence {index} has zero ids.")
+        if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 0xFFFFFFFF:
+            raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
+    return Tokens(np.concatenate(arrays).astype(np.uint32), tuple([array.size for array in arrays]))
