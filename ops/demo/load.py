@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.producer import Client
-from penstock.producer.wire import Classification, Reply, Request
+from penstock.producer.messages import Classification, Reply, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
     python -m penstock.ops.demo.train_head train.csv
 
-The strength of the L2 penalty is chosen by stratified cross-validation on the training messages alone; the test messages
-are never read. Everything is seeded and computed in float64, so a second run on the same machine writes the same file.
+The strength of the L2 penalty is chosen by stratified cross-validation on the training messages alone; the test
+messages are never read. Everything is seeded and fitted in float64, so a second run on the same machine writes the same
+tensors.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def stratified_folds(targets: Tensor, num_folds: int, seed: int) -> Tensor:
     """The fold of each message, i64[n]: every label is spread over the folds as evenly as it goes, in random order."""
     generator = torch.Generator().manual_seed(seed)
     folds = torch.empty_like(targets)
-    for label in targets.unique():
+    for label in range(int(targets.max()) + 1):
         members = (targets == label).nonzero().flatten()
         shuffled = members[torch.randperm(len(members), generator=generator)]
         folds[shuffled] = torch.arange(len(members)) % num_folds

@@ -22,7 +22,7 @@ class WorkerProcess:
 
     def __init__(self, arguments: list[str], log_path: Path) -> None:
         self._arguments = arguments
-        self._log_path = log_path
+        self.log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -30,7 +30,7 @@ class WorkerProcess:
         return self._running.pid
 
     async def __aenter__(self) -> Self:
-        with self._log_path.open("wb") as log:
+        with self.log_path.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then ends the worker in order.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.ops.cli.main", "worker", *self._arguments),
@@ -77,8 +77,8 @@ class WorkerProcess:
 
     def log_tail(self) -> str:
         """The last lines of the worker's log, for a person to read."""
-        lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([f"The end of its log, {self._log_path}:", *lines[-_TAIL_LINES:]])
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([f"The end of its log, {self.log_path}:", *lines[-_TAIL_LINES:]])
 
     @property
     def _running(self) -> asyncio.subprocess.Process:

@@ -1,0 +1,34 @@
+"""Texts through the engine without Kafka, batch by batch: for training the head and for checking it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from penstock.engine.types import Engine, Float32Array, PackedBatch, TaskOptions
+
+_BATCH_SEQUENCES = 64
+
+
+def run_directly(engine: Engine, directory: Path, task: str, texts: Sequence[str]) -> Float32Array:
+    """One row a text: [n, dim] for "embed", [n, labels] for "classify". `directory` holds the tokenizer.json."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(engine.info.max_tokens)
+    rows: list[Float32Array] = []
+    for start in range(0, len(texts), _BATCH_SEQUENCES):
+        encoded = tokenizer.encode_batch(list(texts[start : start + _BATCH_SEQUENCES]))
+        rows += engine.run(_pack([encoding.ids for encoding in encoded], task)).rows
+    return np.stack(rows)
+
+
+def _pack(sequences: Sequence[Sequence[int]], task: str) -> PackedBatch:
+    lengths = [len(sequence) for sequence in sequences]
+    return PackedBatch(
+        token_ids=np.concatenate([np.asarray(sequence, dtype=np.int32) for sequence in sequences]),
+        cu_seqlens=np.cumsum([0, *lengths], dtype=np.int32),
+        max_seqlen=max(lengths),
+        token_type_ids=None,
+        options=(TaskOptions(task),) * len(sequences),
+    )

