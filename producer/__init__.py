@@ -1,6 +1,7 @@
 """What a client imports: the wire format, the error tree, the async Client, tokenization and bulk jobs."""
 
-from penstock.producer.client import Client
+from typing import TYPE_CHECKING, Any
+
 from penstock.producer.errors import (
     BackendError,
     BadTokenId,
@@ -14,7 +15,13 @@ from penstock.producer.errors import (
     UnknownModel,
     UnsupportedTask,
 )
-from penstock.producer.messages import Classification, Options
+
+if TYPE_CHECKING:
+    from penstock.producer.client import Client
+    from penstock.producer.messages import Classification, Options
+
+# Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
+_LAZY = {"Client": "client", "Classification": "messages", "Options": "messages"}
 
 __all__ = [
     "BackendError",
@@ -32,3 +39,11 @@ __all__ = [
     "UnknownModel",
     "UnsupportedTask",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
