@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def partition_fifo(
     """Fill batches in the order given, closing each at either cap. A sequence over the token cap runs alone."""
     starts = _fifo_starts(lengths, max_batch_sequences, max_batch_tokens)
     batches, seconds = [], []
-    for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True):
+    for start, stop in pairwise([*starts, len(lengths)]):
         batch = lengths[start:stop]
         squares = sum([length * length for length in batch])
         batches.append(tuple(range(start, stop)))
@@ -135,9 +136,8 @@ def _band(
     tokens = tokens_before[width + 1 :, None] - windows(tokens_before, width)[1 : rows + 1]
     squares = squares_before[width + 1 :, None] - windows(squares_before, width)[1 : rows + 1]
     count = np.arange(width, 0, -1, dtype=np.float64)
-    seconds = np.array(cost.seconds(tokens, squares, ascending[begin:end, None], count[None, :]), dtype=np.float64)
-    seconds[(tokens > max_batch_tokens) & (count > 1)] = np.inf
-    return seconds
+    seconds = cost.seconds(tokens, squares, ascending[begin:end, None], count)
+    return np.where((tokens > max_batch_tokens) & (count > 1), np.inf, seconds)
 
 
 def _in_smith_order(order: npt.NDArray[np.intp], first: npt.NDArray[np.int64], best: FloatArray) -> Partition:
