@@ -1,1 +1,1 @@
-"""The `penstock` command."""
+"""The command line: `penstock`."""

@@ -22,7 +22,17 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.headers import content_key
-from penstock.producer.messages import Classification, ErrorReply, Options, Reply, Request, join_tokens
+from penstock.producer.messages import (
+    DTYPES,
+    POOLINGS,
+    TASKS,
+    Classification,
+    ErrorReply,
+    Options,
+    Reply,
+    Request,
+    join_tokens,
+)
 from penstock.producer.wire import decode_reply, decode_request, encode_error, encode_reply, encode_request
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
@@ -375,20 +385,20 @@ TEXTS = st.lists(TEXT | st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple
 TOKENS = st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5), min_size=1, max_size=5).map(join_tokens)
 OPTIONS = st.builds(
     Options,
-    st.sampled_from((None, *wire.POOLINGS)),
+    st.sampled_from((None, *POOLINGS)),
     st.sampled_from((None, True, False)),
     st.booleans(),
     st.integers(0, 1_000_000),
-    st.sampled_from(wire.DTYPES),
+    st.sampled_from(DTYPES),
 )
-VALID_REQUESTS = st.builds(Request, TEXT, st.sampled_from(wire.TASKS), tokens=TOKENS, options=OPTIONS) | st.builds(
-    Request, TEXT, st.sampled_from(wire.TASKS), text=TEXTS, options=OPTIONS
+VALID_REQUESTS = st.builds(Request, TEXT, st.sampled_from(TASKS), tokens=TOKENS, options=OPTIONS) | st.builds(
+    Request, TEXT, st.sampled_from(TASKS), text=TEXTS, options=OPTIONS
 )
 VECTORS_ARRAY = st.builds(
     lambda rows, dim, dtype, seed: np.random.default_rng(seed).standard_normal((rows, dim)).astype(dtype),
     st.integers(1, 4),
     st.integers(1, 4),
-    st.sampled_from(wire.DTYPES),
+    st.sampled_from(DTYPES),
     st.integers(0, 100),
 )
 CLASS_ROWS = st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False)), min_size=1, max_size=4).map(

@@ -1,0 +1,41 @@
+"""`penstock broker`: Kafka for development, in the foreground."""
+
+import threading
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.ops.cli.options import takes
+from penstock.ops.cli.screen import say
+from penstock.ops.kafka import BrokerKind, open_broker
+
+ABOUT = {
+    "kafka": "A real Apache Kafka of one node. Its data goes when it stops.",
+    "mock": "librdkafka's mock: for development only. It forgets everything, drops the oldest beyond 5 MB a partition, "
+    "and one worker at a time can use it.",
+}
+
+
+class BrokerSettings(BaseSettings):
+    """Settings of the local broker."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+
+    kind: BrokerKind = Field(
+        "mock", description="mock: starts at once, needs no Java. kafka: the real thing, needs Java 17 and Maven."
+    )
+
+
+@takes(BrokerSettings)
+def broker(settings: BrokerSettings) -> int:
+    """Run a Kafka broker for development on this machine until Ctrl-C."""
+    if settings.kind == "kafka":
+        say("Starting Kafka; the first time its jars are fetched with Maven.")
+    with open_broker(settings.kind) as running:
+        say(f"Kafka is at {running.bootstrap_servers}", "bold")
+        say(ABOUT[settings.kind])
+        say("In other terminals:")
+        say(f"  export PENSTOCK_BOOTSTRAP_SERVERS={running.bootstrap_servers}")
+        say("Ctrl-C stops it.")
+        threading.Event().wait()
+    raise RuntimeError("Waiting for ever has ended. This is a bug.")

@@ -1,0 +1,163 @@
+"""What `penstock check` looks at. Each looks at one thing and raises for nothing that it may find."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from penstock.producer.topics import REPLY_TOPIC, request_topic
+
+if TYPE_CHECKING:
+    from penstock.ops.cli.check import CheckSettings
+
+KAFKA_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the screen."""
+
+    what: str  # what was looked at
+    state: Literal["OK", "problem", "not checked"]
+    found: str  # what was seen
+    remedy: str = ""  # what to do about it, in words
+
+
+async def kafka(settings: "CheckSettings") -> list[Finding]:
+    """Broker and topics, from one metadata request, which creates no topic."""
+    servers = settings.bootstrap_servers
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
+    try:
+        async with asyncio.timeout(KAFKA_TIMEOUT_S):
+            await admin.start()
+            topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
+    except (KafkaError, OSError, TimeoutError) as error:
+        reason = str(error) or f"no answer in {KAFKA_TIMEOUT_S:g} s"
+        remedy = (
+            "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
+        )
+        return [
+            Finding("Kafka", "problem", f"{servers} does not answer: {reason}", remedy),
+            Finding("Topics", "not checked", "They need Kafka."),
+        ]
+    finally:
+        await admin.close()
+    return [
+        Finding("Kafka", "OK", f"{servers} answers; {len(topics)} topics"),
+        _request_topic(settings, topics),
+        _reply_topic(topics),
+    ]
+
+
+def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Finding:
+    topic = _topic_name(settings)
+    if topic is None:
+        return Finding("Request topic", "not checked", "Its name follows from the model.", "Give --model or --topic.")
+    if topic not in topics:
+        return Finding("Request topic", "OK", f"{topic} does not exist yet; the first client or worker creates it")
+    found = f"{topic}, {topics[topic]} partitions: at most as many workers share it"
+    return Finding("Request topic", "OK", found)
+
+
+def _topic_name(settings: "CheckSettings") -> str | None:
+    if settings.topic is not None:
+        return settings.topic
+    name = settings.served_name or (Path(settings.model).name if settings.model else None)
+    return None if name is None else request_topic(name)
+
+
+def _reply_topic(topics: Mapping[str, int]) -> Finding:
+    if REPLY_TOPIC not in topics:
+        return Finding("Reply topic", "OK", f"{REPLY_TOPIC} does not exist yet; the first client creates it")
+    return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")
+
+
+def model(settings: "CheckSettings") -> Finding:
+    """Loads the model the way a worker does."""
+    if settings.model is None:
+        return Finding("Model", "not checked", "No model was named.", "Give --model.")
+    from penstock.engine import load_engine
+    from penstock.engine.errors import EngineError
+
+    head = None if settings.head is None else str(settings.head)
+    try:
+        info = load_engine(
+            settings.model, name=settings.served_name, head=head, dtype=settings.dtype, device=settings.device
+        ).info
+    except EngineError as error:
+        return Finding("Model", "problem", str(error), "Give a checkpoint directory, or the id of one on Hugging Face.")
+    labels = f", {len(info.labels)} labels" if info.labels else ""
+    return Finding(
+        "Model",
+        "OK",
+        f"{info.name}: {', '.join(sorted(info.tasks))}; {info.dim} dimensions{labels}, up to {info.max_tokens} tokens, "
+        f"{info.dtype} on {info.device}",
+    )
+
+
+def cache(settings: "CheckSettings") -> Finding:
+    """Opens the cache file the way a worker does, which creates it."""
+    path = settings.cache_path
+    if path is None:
+        return Finding(
+            "Cache", "not checked", "No cache file was named: workers run without one.", "Give --cache-path."
+        )
+    if not path.parent.is_dir():
+        return Finding("Cache", "problem", f"{path.parent} is not a directory", f"mkdir -p {path.parent}")
+    reason = asyncio.run(_cache_error(settings, path))
+    if reason is not None:
+        remedy = "Let --cache-path name a file that this user may write, on a disk with room."
+        return Finding("Cache", "problem", f"{path} cannot be used: {reason}", remedy)
+    return Finding("Cache", "OK", f"{path} can be written")
+
+
+async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
+    from structlog.testing import capture_logs
+
+    from penstock.cache import ResponseCache
+
+    with capture_logs() as events:
+        async with await ResponseCache.open(
+            path, max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
+        ) as opened:
+            await opened.put_many({b"penstock check": b""})
+            works = opened.stats.enabled
+    return None if works else "; ".join(str(event.get("error", event["event"])) for event in events)
+
+
+def processor(settings: "CheckSettings") -> Finding:
+    """What `--dtype auto` will find."""
+    import torch
+
+    # Private names, yet the only place where torch tells; the engine asks the same.
+    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    arithmetic = "bfloat16 in hardware" if has_bfloat16 else "no bfloat16 in hardware, so float32"
+    return Finding("Processor", "OK", f"{os.cpu_count()} cores, {arithmetic}")
+
+
+def gpu(settings: "CheckSettings") -> Finding:
+    """Whether torch sees a GPU, and whether CuPy can compile for it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("GPU", "OK", "none seen: models run on the CPU")
+    found = f"{torch.cuda.get_device_name()}, torch CUDA {torch.version.cuda}"
+    if find_spec("cupy") is None:
+        return Finding("GPU", "problem", f"{found}, but no CuPy", "pip install 'penstock[gpu]'")
+    return Finding("GPU", "OK", found)
+
+
+def local_kafka(settings: "CheckSettings") -> Finding:
+    """Whether `penstock broker --kind kafka` would work here; a production set-up does not need it."""
+    from penstock.ops.kafka import kafka_missing
+
+    missing = kafka_missing()
+    if missing is not None:
+        return Finding("Local Kafka", "not checked", f"{missing}.", "Only needed for: penstock broker --kind kafka")
+    return Finding("Local Kafka", "OK", "penstock broker --kind kafka can run here")
