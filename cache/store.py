@@ -1,7 +1,7 @@
 """The response cache: one SQLite file, batched look-ups before scheduling, batched writes after.
 
-A cache may forget, and may fail; it may never be the reason for a wrong or a lost answer. So every value is stored under
-a checksum that covers its key, and the first error of SQLite turns the cache off for good, with one warning.
+A cache may forget, and may fail; it may never be the reason for a wrong or a lost answer. So every value is stored with
+a checksum that covers its key too, and the first error of SQLite turns the cache off for good, with one warning.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ import aiosqlite
 import structlog
 
 # Rows lie in order of last use: `id` is the time of the last use in µs, times 2048, plus a number that keeps two
-# processes apart. Eviction takes from the front, so it needs no second index. REPLACE fires the delete trigger only with
-# recursive_triggers on.
+# processes apart. Eviction takes from the front, so it needs no second index. REPLACE fires the delete trigger only
+# with recursive_triggers on.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, stored_at REAL NOT NULL, sealed BLOB NOT NULL);
@@ -43,7 +43,7 @@ _BUSY_TIMEOUT_S = 0.5  # for another process's transaction to end; they take mil
 _CHECKSUM_BYTES = 8
 _CHUNK_KEYS = 512  # most keys in one query
 _LOW_WATER = 0.95  # eviction goes down to this share of max_bytes, so that it is rare
-_MAX_USED = 8192  # most uses remembered; writing them then takes some 50 ms
+_MAX_USED = 2048  # most uses remembered; more would hold up look-ups when they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class CacheStats:
 class ResponseCache:
     """Answers by key, bounded by bytes and age. One event loop owns it; two processes may share its file.
 
-    Least recently used rows leave first. Uses are remembered in memory and written by a later write that evicts or finds
-    many of them, so reading never writes; the oldest are forgotten when there are only reads, and all by a crash.
+    Least recently used rows leave first. Uses are remembered in memory, and written by a later write that evicts or
+    finds many of them, so reading never writes; the oldest are forgotten when there are only reads, and all by a crash.
 
     No method raises for an error of the file or the disk: `cache_disabled` is logged once, look-ups find nothing from
     then on, writes do nothing.
@@ -114,7 +114,7 @@ class ResponseCache:
         return CacheStats(self._hits, self._misses, self._bytes, self._enabled)
 
     async def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those keys that are there, intact and not expired. Called by intake, once a batch of records."""
+        """The values of those keys that are there, intact and not expired. Called once a batch of records."""
         wanted = list(dict.fromkeys(keys))
         found: dict[bytes, bytes] = {}
         if self._enabled and wanted:
@@ -200,9 +200,8 @@ class ResponseCache:
     async def _write_used(self, db: aiosqlite.Connection) -> None:
         """Move the rows that were read since the last call to where their use puts them in the order."""
         used, self._used = self._used, {}
-        await db.executemany(
-            "UPDATE OR IGNORE response SET id = ? WHERE key = ?", [(id, key) for key, id in used.items()]
-        )
+        moves = [(place, key) for key, place in used.items()]
+        await db.executemany("UPDATE OR IGNORE response SET id = ? WHERE key = ?", moves)
 
     async def _evict(self, db: aiosqlite.Connection, excess_bytes: int) -> None:
         await db.execute_fetchall(_EVICT.format(overhead=_ROW_OVERHEAD_BYTES), (excess_bytes,))

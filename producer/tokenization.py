@@ -1,0 +1,143 @@
+"""Text to token ids, with the tokenizer that lies in the checkpoint's directory."""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from penstock.producer.errors import InvalidRequest
+
+Text = str | tuple[str, str]
+Int32Array = npt.NDArray[np.int32]
+
+
+class TokenizerError(ValueError):
+    """The checkpoint has no tokenizer, or one that cannot be used. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """One text, or one pair of texts, as the model reads it."""
+
+    ids: Int32Array  # [n], special tokens included
+    token_type_ids: Int32Array | None  # [n]; None: all zero
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Gives each text its own ids: no padding, and no truncation unless it is asked for.
+
+    Checkpoints store truncation and padding in the tokenizer's file (all-MiniLM-L6-v2: cut and pad to 128); both are
+    taken off on loading. Safe to call from several threads: nothing changes after it is made.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        """`plain` is a `tokenizers.Tokenizer`, which this object owns from now on. Called by `from_directory`."""
+        plain.no_truncation()
+        plain.no_padding()
+        self._plain = plain
+        self._cutting: dict[int, Any] = {}  # max_tokens -> a copy that truncates there
+        self._copying = threading.Lock()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> "Tokenizer":
+        """Load `tokenizer.json`; without one, ask transformers to build it from the older files.
+
+        Raises:
+            TokenizerError: neither works.
+        """
+        directory = Path(path)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            return cls(_from_transformers(directory))
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)))
+        except Exception as error:  # the library raises bare Exception for a file that it cannot parse
+            raise TokenizerError(
+                f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint anew."
+            ) from error
+
+    def close(self) -> None:
+        """End the thread of `encode_async`. `encode` works on."""
+        self._executor.shutdown()
+
+    def encode(self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None) -> list[Encoded]:
+        """Token ids of each text or pair, in order. Blocks; a batch is spread over the processor's cores.
+
+        Args:
+            truncate: cut what is longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
+                longer member is cut first. False: nothing is cut, and the caller refuses what is too long.
+            max_tokens: longest sequence, special tokens included. Needed when `truncate`, not read otherwise.
+
+        Raises:
+            InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode can carry.
+            ValueError: `truncate` without `max_tokens`, or with one that leaves no room beside the special tokens.
+        """
+        tokenizer = self._cutting_at(max_tokens) if truncate else self._plain
+        try:
+            encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
+        except TypeError:  # what the library makes of text that is not Unicode
+            _refuse_surrogates(texts)
+            raise
+        return [_encoded(encoding) for encoding in encodings]
+
+    async def encode_async(
+        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None
+    ) -> list[Encoded]:
+        """`encode` in this object's own thread, so that the event loop goes on meanwhile."""
+        call = functools.partial(self.encode, texts, truncate=truncate, max_tokens=max_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _cutting_at(self, max_tokens: int | None) -> Any:
+        if max_tokens is None:
+            raise ValueError("`truncate` needs `max_tokens`: the length to cut at.")
+        with self._copying:
+            if max_tokens not in self._cutting:
+                room = max_tokens - self._plain.num_special_tokens_to_add(is_pair=True)
+                if room < 1:
+                    raise ValueError(f"max_tokens={max_tokens} leaves no room for text beside the special tokens.")
+                copy = tokenizers.Tokenizer.from_str(self._plain.to_str())
+                copy.enable_truncation(max_tokens, strategy="longest_first", direction="right")
+                self._cutting[max_tokens] = copy
+            return self._cutting[max_tokens]
+
+
+def _from_transformers(directory: Path) -> Any:
+    """The `tokenizers.Tokenizer` that transformers builds from vocab.txt, sentencepiece.bpe.model and the like."""
+    advice = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
+    if not directory.is_dir():
+        raise TokenizerError(f"{directory} is not a directory: there is no tokenizer to load.")
+    from transformers import AutoTokenizer  # here, for it takes seconds and few checkpoints need it
+
+    try:
+        wrapped = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # whatever is wrong with the files, in transformers' many ways
+        raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}") from error
+    backend = getattr(wrapped, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise TokenizerError(f"The tokenizer in {directory} has no fast form. {advice}")
+    return backend
+
+
+def _encoded(encoding: Any) -> Encoded:
+    types = np.array(encoding.type_ids, dtype=np.int32)
+    return Encoded(np.array(encoding.ids, dtype=np.int32), types if types.any() else None)
+
+
+def _refuse_surrogates(texts: Sequence[Text]) -> None:
+    rows: dict[int, Any] = {}
+    for index, text in enumerate(texts):
+        try:
+            "".join(text).encode()
+        except UnicodeEncodeError as error:
+            rows[index] = InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+    if rows:
+        raise InvalidRequest(next(iter(rows.values())).message, rows)

