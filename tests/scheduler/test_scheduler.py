@@ -197,13 +197,15 @@ def test_a_cost_that_is_no_number_is_reported_and_loses_no_job() -> None:
 
 def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     lazy = scheduler()
-    lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=12.0)])
-    lazy.poll(10.0, engine_idle=True)
+    lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(9, 1, 10.0, deadline=12.0)])
+    assert lazy.poll(10.0, engine_idle=True) == Wait(10.125)
+    assert lazy.poll(-3600.0, engine_idle=True) == Wait(-3599.875)  # the allowance of a quarter second is still whole
+    assert lazy.remove([1]) == 1
     assert lazy.poll(-3600.0, engine_idle=True) == Wait(-3599.75)
     lazy.add(jobs(1, first_id=2, arrival=-3599.875))
     assert lazy.poll(-3599.875, engine_idle=True) == Wait(-3599.75)
     lazy.check_integrity()
-    assert ids(lazy.poll(-3599.75, engine_idle=True)) == [0, 1, 2]
+    assert ids(lazy.poll(-3599.75, engine_idle=True)) == [0, 9, 2]
 
 
 def test_every_job_leaves_within_a_bounded_number_of_polls() -> None:
