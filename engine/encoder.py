@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.attention import attend
+from penstock.engine.attention import attend, plan_attention
 from penstock.engine.layout import Layout
 from penstock.engine.linear import Linear, make_linear
 from penstock.engine.weights import EncoderWeights, LayerWeights, Norm
@@ -30,10 +30,11 @@ class PackedEncoder:
     def __call__(self, token_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         """Hidden states [T, H] of the sorted batch. `token_ids` and `token_type_ids` [T]: sorted as `layout` says."""
         hidden = self._embed(token_ids, torch.from_numpy(layout.positions), token_type_ids)
+        plan = plan_attention(layout.groups, self._dtype)
         for layer in self._layers:
             qkv = layer.qkv(hidden)
             hidden = normalise(
-                layer.attention_output.plus(attend(qkv, layout.groups, self._num_heads), hidden), layer.attention_norm
+                layer.attention_output.plus(attend(qkv, plan, self._num_heads), hidden), layer.attention_norm
             )
             hidden = normalise(layer.down.plus(layer.up(hidden), hidden), layer.output_norm)
         return hidden

@@ -1,7 +1,8 @@
 """A matrix multiplication whose weight was laid out for the processor once, at load.
 
 oneDNN's fused linear with a reordered weight was measured at 1.05 (1,024 tokens) to 1.3 (16 tokens) times the speed of
-F.linear on AVX-512, with the activation and the residual addition inside. Builds of torch without oneDNN take plain torch operators.
+F.linear on AVX-512, with the activation and the residual addition inside. Builds of torch without oneDNN take plain
+torch operators.
 """
 
 from typing import Protocol
@@ -54,11 +55,12 @@ class OneDnnLinear:
         self._run_plus = torch.ops.mkldnn._linear_pointwise.binary
         self._weight = torch.ops.mkldnn._reorder_linear_weight(dense.weight.to(dtype).contiguous(), None)
         self._bias = None if dense.bias is None else dense.bias.to(dtype)
-        self._attribute, self._algorithm = _FUSED[dense.activation]
+        # In bfloat16 the fused GELU was measured at 8.8 ms against 6.9 for a pass of its own (1,024 tokens, 384 to 1,536).
+        self._after = dense.activation if dtype == torch.bfloat16 else "identity"
+        self._attribute, self._algorithm = _FUSED["identity" if dtype == torch.bfloat16 else dense.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = self._run(x, self._weight, self._bias, self._attribute, [], self._algorithm)
-        return result
+        return activate(self._run(x, self._weight, self._bias, self._attribute, [], self._algorithm), self._after)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         result: Tensor = self._run_plus(x, residual, self._weight, self._bias, "add")
@@ -86,9 +88,9 @@ def activate(x: Tensor, name: str) -> Tensor:
         case "identity":
             return x
         case "gelu":
-            return F.gelu(x)
+            return torch.ops.aten.gelu_(x)
         case "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast":
-            return F.gelu(x, approximate="tanh")
+            return torch.ops.aten.gelu_(x, approximate="tanh")
         case "relu":
             return torch.relu_(x)
         case "silu" | "swish":

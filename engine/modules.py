@@ -25,7 +25,7 @@ _ACTIVATIONS = {
 
 
 def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
-    """Pooling, dense layers, normalisation. A plain directory: mean pooling alone, as sentence-transformers takes it."""
+    """Pooling, dense layers, normalisation. A plain directory: mean pooling alone, as in sentence-transformers."""
     pooling, dense, normalize = "mean", list[Dense](), False
     for module in checkpoint.modules[1:]:
         if normalize:

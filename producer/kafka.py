@@ -10,6 +10,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExists
 
 BACKOFF_MS = 200  # between retries against a broker that is away: soon enough, and never a spin
 METADATA_MAX_AGE_MS = 30_000
+_MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's own default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 
 log = structlog.get_logger("penstock.kafka")
@@ -45,7 +46,7 @@ async def connect(make: Callable[[], C]) -> C:
 
 
 async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
-    """Create the topics that are missing, with the broker's own replication factor. Called once a connection stands.
+    """Create the topics that are missing, on up to three brokers each. Called once a connection stands.
 
     A broker that refuses (no right to create, or a mock without the request) is not an error here: the topic may exist,
     or appear on first use; if neither, the first send or poll will say so.
@@ -56,7 +57,8 @@ async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_parti
         existing = set(await admin.list_topics())
         missing = [topic for topic in topics if topic not in existing]
         if missing:
-            await admin.create_topics([NewTopic(topic, num_partitions, replication_factor=-1) for topic in missing])
+            replicas = min(_MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
+            await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
             log.info("topics_created", topics=missing, partitions=num_partitions)
     except TopicAlreadyExistsError:
         log.info("topics_exist", topics=list(topics))

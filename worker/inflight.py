@@ -1,5 +1,6 @@
 """What the worker remembers of one record between its intake and its acknowledged answer."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -68,5 +69,10 @@ class Row:
 def rows_of(owner: InFlight, sequences: Sequence[tuple[Int32Array, Int32Array | None]]) -> list[Row]:
     """The rows of a record, given its tokenized sequences; keys are set by intake."""
     request = owner.request
-    options = TaskOptions(request.task, request.options.pooling, request.options.normalize)
+    options = _task_options(request.task, request.options.pooling, request.options.normalize)
     return [Row(owner, index, ids, types, options, b"") for index, (ids, types) in enumerate(sequences)]
+
+
+@functools.lru_cache(maxsize=256)
+def _task_options(task: str, pooling: str | None, normalize: bool | None) -> TaskOptions:
+    return TaskOptions(task, pooling, normalize)

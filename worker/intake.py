@@ -21,6 +21,8 @@ from penstock.producer.messages import Request, Tokens
 from penstock.producer.wire import decode_request
 from penstock.worker.inflight import InFlight, KafkaRecord
 
+_ITEM_BYTES = {"float32": 4, "float16": 2}
+
 Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)
 
 
@@ -81,7 +83,7 @@ class Intake:
 
     def _row_bytes(self, request: Request) -> int:
         if request.task == "embed":
-            return self._info.dim * np.dtype(request.options.dtype).itemsize
+            return self._info.dim * _ITEM_BYTES[request.options.dtype]
         labels = self._info.labels
         kept = min(request.options.top_k or len(labels), len(labels))
         return kept * (12 + max(len(label) for label in labels))
@@ -108,7 +110,7 @@ class Intake:
             TooLong: with the sequences at fault, when the request does not allow truncation.
         """
         longest = self._info.max_tokens
-        if all(len(ids) <= longest for ids, _ in sequences):
+        if max([len(ids) for ids, _ in sequences]) <= longest:
             return sequences
         if not request.options.truncate:
             raise _first(

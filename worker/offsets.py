@@ -16,13 +16,17 @@ class OffsetTracker:
         self._started: dict[TopicPartition, deque[int]] = {}
         self._finished: dict[TopicPartition, set[int]] = {}
         self._committable: dict[TopicPartition, int] = {}
+        self._num_unfinished = 0
 
     def start(self, source: TopicPartition, offset: int) -> None:
         """A record was taken from its partition."""
         started = self._started.setdefault(source, deque())
         if started and offset <= started[-1]:
-            raise RuntimeError(f"{source} gave offset {offset} after {started[-1]}. This is a bug.")
+            # The topic was made anew, or the group's offset reset: what was known of the partition is void.
+            self.forget({source})
+            started = self._started.setdefault(source, deque())
         started.append(offset)
+        self._num_unfinished += 1
 
     def finish(self, source: TopicPartition, offset: int) -> None:
         """A record's answer is acknowledged, or there is none to give."""
@@ -30,7 +34,10 @@ class OffsetTracker:
         if not started or offset < started[0]:
             return
         finished = self._finished.setdefault(source, set())
+        if offset in finished:
+            return
         finished.add(offset)
+        self._num_unfinished -= 1
         while started and started[0] in finished:
             first = started.popleft()
             finished.remove(first)
@@ -50,12 +57,12 @@ class OffsetTracker:
     def forget(self, sources: set[TopicPartition]) -> None:
         """These partitions belong to another worker now."""
         for source in sources:
-            self._started.pop(source, None)
-            self._finished.pop(source, None)
+            started = self._started.pop(source, ())
+            finished = self._finished.pop(source, ())
+            self._num_unfinished -= len(started) - len(finished)
             self._committable.pop(source, None)
 
     @property
     def num_unfinished(self) -> int:
         """Records started and not finished, over all partitions."""
-        finished = sum(len(offsets) for offsets in self._finished.values())
-        return sum(len(offsets) for offsets in self._started.values()) - finished
+        return self._num_unfinished

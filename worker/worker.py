@@ -58,6 +58,7 @@ class Worker:
         self._info = info
         self._topic = settings.topic or request_topic(info.name)
         self._metrics = Metrics()
+        self._answered_ok = self._metrics.requests.labels("ok")
         self._cache = cache
         self._write_back = WriteBack(cache) if cache is not None else None
         self._offsets = OffsetTracker()
@@ -208,7 +209,7 @@ class Worker:
         if row.settle(result) and not owner.failed:
             self._answered += 1
             self._metrics.latency.observe(time.monotonic() - owner.arrived)
-            self._metrics.requests.labels("ok").inc()
+            self._answered_ok.inc()
             self._delivery.reply(owner, make_reply(owner, self._info))
 
     def _failed(self, row: Row, error: PenstockError) -> None:

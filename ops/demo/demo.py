@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import tempfile
 import time
@@ -61,6 +62,7 @@ def _run(console: Console) -> Results:
     messages = read_messages()
     show_title(console, len(messages), len({message.category for message in messages}))
     model = model_directory()
+    _ignore_settings_of_others()
     logs = Path(tempfile.mkdtemp(prefix="penstock-demo-"))  # stays, for the reader
     _log_to(logs / "client.jsonl")
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as cache, MockBroker() as broker:
@@ -130,6 +132,12 @@ def _cancel_on_sigterm() -> None:
         raise RuntimeError("There is no current task. This is a bug.")
     with contextlib.suppress(NotImplementedError):  # no signal handlers on this platform's event loop
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _ignore_settings_of_others() -> None:
+    """Drop PENSTOCK_* variables: they describe somebody's real cluster, and worker and client here must meet."""
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        del os.environ[name]
 
 
 def _log_to(path: Path) -> None:

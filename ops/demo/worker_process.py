@@ -9,6 +9,8 @@ from typing import Any, Self, TypeVar
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15
+# What the console script `penstock` does, found without PATH.
+_PENSTOCK = "from penstock.ops.cli.main import main; main()"
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class WorkerProcess:
         with self.log_path.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then ends the worker in order.
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "penstock.ops.cli.main", "worker", *self._arguments),
+                *(sys.executable, "-c", _PENSTOCK, "worker", *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

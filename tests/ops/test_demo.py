@@ -142,4 +142,4 @@ def test_screen_says_what_happened_and_fits() -> None:
 
 
 def test_screen_says_so_when_accuracy_is_too_low() -> None:
-    assert "Something is wrong" in _screen(_results(accuracy=0.9))
+    assert "expected: 0.925 or more" in _screen(_results(accuracy=0.9))
