@@ -52,7 +52,7 @@ def sequence_classifier(checkpoint: Checkpoint) -> Head | None:
 
 
 def linear_head(path: Path, dim: int) -> Head:
-    """A linear classifier on embeddings: tensors `weight` [C, dim], `bias` [C]; metadata `labels`: JSON list of C strings.
+    """A linear classifier on embeddings: tensors `weight` [C, dim], `bias` [C]; metadata `labels`, JSON of C strings.
 
     Metadata `scores` may say "sigmoid" for multi-label heads; without it, "softmax". Raises CheckpointError.
     """
