@@ -3,14 +3,18 @@
 import functools
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from penstock.cache import KeySpace
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import InvalidRequest, PenstockError, UnsupportedTask
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.messages import Text
-from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.worker.inflight import InFlight, KafkaRecord, Row, rows_of
 from penstock.worker.intake import Intake
+
+log = structlog.get_logger("penstock.admission")
 
 Refuse = Callable[[KafkaRecord, ReplyAddress | None, PenstockError], None]
 
@@ -63,13 +67,25 @@ class Admission:
             return []
 
     async def _rows_from_texts(self, inflights: list[InFlight], truncate: bool) -> list[Row]:
+        """One tokenizer call for all; should it fail, one a record, so that only the culprit is refused."""
         if self._tokenizer is None:
+            error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
             for inflight in inflights:
-                error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
                 self._refuse(inflight.record, inflight.address, error)
             return []
         texts: list[Text] = [text for inflight in inflights for text in inflight.request.text or ()]
-        encoded = await self._tokenizer.encode_async(texts, truncate=truncate, max_tokens=self._info.max_tokens)
+        try:
+            encoded = await self._tokenizer.encode_async(texts, truncate=truncate, max_tokens=self._info.max_tokens)
+        except Exception as problem:
+            log.exception("tokenizer_failed", records=len(inflights), texts=len(texts))
+            if len(inflights) == 1:
+                failure = BackendError(f"The tokenizer failed on this text: {problem!r}"[:500])
+                self._refuse(inflights[0].record, inflights[0].address, failure)
+                return []
+            return [row for inflight in inflights for row in await self._rows_from_texts([inflight], truncate)]
+        return self._rows_from_encoded(inflights, encoded)
+
+    def _rows_from_encoded(self, inflights: list[InFlight], encoded: Sequence[Encoded]) -> list[Row]:
         rows: list[Row] = []
         start = 0
         for inflight in inflights:

@@ -17,6 +17,8 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
 from penstock.worker.inflight import KafkaRecord
 
+_RETRY_S = 1.0
+
 log = structlog.get_logger("penstock.consumer")
 
 Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
@@ -50,8 +52,12 @@ class Consumer:
 
     async def poll(self, timeout_ms: int, max_records: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
         """Records that arrived. Must be called all the time, also while paused: it is what keeps the membership."""
-        records: Mapping[TopicPartition, list[KafkaRecord]]
-        records = await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        records: Mapping[TopicPartition, list[KafkaRecord]] = {}
+        try:
+            records = await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        except KafkaError as error:
+            log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
         return records
 
     def pause(self) -> None:
