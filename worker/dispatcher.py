@@ -61,23 +61,16 @@ class Dispatcher:
         scheduler: Scheduler,
         cost: CostFunction,
         *,
-        full_sequences: int,
-        full_tokens: int,
         clock: Callable[[], float],
         settled: Settled,
         failed: Failed,
         batch_done: BatchDone,
         unhealthy: Callable[[BaseException], None],
     ) -> None:
-        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is beyond use.
-
-        A queue of `full_sequences`, or of `full_tokens`, fills a batch.
-        """
+        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is beyond use."""
         self._lanes = lanes
         self._scheduler = scheduler
         self._cost = cost
-        self._full_sequences = full_sequences
-        self._full_tokens = full_tokens
         self._clock = clock
         self._settled = settled
         self._failed = failed
@@ -141,10 +134,7 @@ class Dispatcher:
         """One batch a lane; one more, prepared ahead, when waiting longer could not make it any fuller."""
         if self._running < self._lanes.num_lanes:
             return True
-        queued = (
-            self._scheduler.queued_tokens >= self._full_tokens or self._scheduler.num_queued >= self._full_sequences
-        )
-        return self._running == self._lanes.num_lanes and (queued or bool(self._ready))
+        return self._running == self._lanes.num_lanes and (bool(self._ready) or self._scheduler.is_full)
 
     def _plan(self) -> bool:
         """Ask the scheduler; true when there are batches to run."""

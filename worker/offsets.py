@@ -9,7 +9,8 @@ class OffsetTracker:
     """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
 
     `start` is called for every record in the order of its partition, `finish` once its answer is acknowledged, in any
-    order. A record that the partition's new owner will read again (after `forget`) may still finish here, unheeded.
+    order. A record that will be read again (after `forget`, by another worker or by this one) may still finish here,
+    unheeded.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class OffsetTracker:
     def finish(self, source: TopicPartition, offset: int) -> None:
         """A record's answer is acknowledged, or there is none to give."""
         started = self._started.get(source)
-        if not started or offset < started[0]:
+        if not started or not started[0] <= offset <= started[-1]:
             return
         finished = self._finished.setdefault(source, set())
         if offset in finished:

@@ -82,8 +82,6 @@ class Worker:
             lanes,
             Scheduler(scheduler_settings(settings), cost),
             cost,
-            full_sequences=settings.max_batch_sequences,
-            full_tokens=settings.max_batch_tokens,
             clock=time.monotonic,
             settled=self._settled,
             failed=self._failed,
