@@ -22,7 +22,7 @@ MAY_IMPORT = {
 # Which rooms may import a library. What is not listed here is free.
 LIBRARY_ROOMS = {
     "torch": {"engine", "ops"},
-    "transformers": {"engine", "ops"},
+    "transformers": {"producer", "engine", "ops"},  # the producer takes its tokenizers
     "cupy": {"engine", "ops"},
     "aiokafka": {"producer", "worker", "ops"},
     "aiosqlite": {"cache"},
