@@ -2,10 +2,10 @@
 
 (Vaswani et al. 2017, equation 1.) Two ways, chosen for each span of sequences by what was measured:
 
-- `Group`: sequences of one length as one scaled_dot_product_attention on views of the fused QKV product, without a copy.
-- `Tile`: short sequences in bfloat16. Each takes a tile of 16, 32, 48 or 64 rows, filled up with its own last token; the
-  extra keys count nothing. torch's fused kernel takes rows shorter than a vector register one number at a time, at half
-  the speed.
+- `Group`: sequences of one length as one scaled_dot_product_attention, on views of the fused QKV product.
+- `Tile`: short sequences in bfloat16. Each takes a tile of 16, 32, 48 or 64 rows, filled up with its own last token;
+  the extra keys count nothing. torch's fused kernel takes rows shorter than a vector register one number at a time, at
+  half the speed.
 
 A sequence's way and tile follow from its own length alone, so its result does not depend on its batch mates.
 """

@@ -67,7 +67,7 @@ class Dispatcher:
         batch_done: BatchDone,
         unhealthy: Callable[[BaseException], None],
     ) -> None:
-        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is beyond use."""
+        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is past use."""
         self._lanes = lanes
         self._scheduler = scheduler
         self._cost = cost

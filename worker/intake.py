@@ -1,5 +1,6 @@
 """From a Kafka record to an accepted request, or to the error that refuses it. Pure: no Kafka calls, no clock."""
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -31,7 +32,8 @@ class Intake:
 
     def __init__(self, info: ModelInfo, *, reply_topics: str, max_sequences: int, max_reply_bytes: int) -> None:
         self._info = info
-        self._reply_topics = re.compile(reply_topics)
+        pattern = re.compile(reply_topics)
+        self._allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
         self._max_reply_bytes = max_reply_bytes
 
@@ -42,7 +44,7 @@ class Intake:
             InvalidRequest: it names no place, or one outside the allow-list; no answer can be given.
         """
         address = parse_address(record.headers)
-        if not self._reply_topics.fullmatch(address.topic):
+        if not self._allowed(address.topic):
             raise InvalidRequest(f"The reply topic {address.topic[:100]!r} is outside this worker's allow-list.")
         return address
 

@@ -1,8 +1,10 @@
 """Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Count = Callable[[], int]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -11,7 +13,8 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 class Metrics:
     """One registry a worker, so that tests and several workers in one process do not meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, queued_sequences: Count, queued_tokens: Count, unfinished_records: Count) -> None:
+        """The arguments are read whenever the metrics are scraped, from another thread."""
         self.registry = CollectorRegistry()
         add = self.registry
         self.requests = Counter("penstock_requests", "Finished records, by outcome code.", ["outcome"], registry=add)
@@ -28,9 +31,9 @@ class Metrics:
             "penstock_padded_tokens", "Token slots that padded batches would have had.", registry=add
         )
         self.tokens = Counter("penstock_tokens", "Tokens computed.", registry=add)
-        self.queued = Gauge("penstock_queued_sequences", "Sequences waiting for a batch.", registry=add)
-        self.queued_tokens = Gauge("penstock_queued_tokens", "Tokens waiting for a batch.", registry=add)
-        self.unfinished = Gauge("penstock_unfinished_records", "Records read and not yet answered.", registry=add)
+        self._gauge("penstock_queued_sequences", "Sequences waiting for a batch.", queued_sequences)
+        self._gauge("penstock_queued_tokens", "Tokens waiting for a batch.", queued_tokens)
+        self._gauge("penstock_unfinished_records", "Records read and not yet answered.", unfinished_records)
 
     def observe_batch(self, trigger: str, sequences: int, tokens: int, max_seqlen: int, device_s: float) -> None:
         """One batch came back from the engine."""
@@ -41,7 +44,5 @@ class Metrics:
         self.padded_tokens.inc(sequences * max_seqlen)
         self.sequences.labels("engine").inc(sequences)
 
-    def observe_latencies(self, seconds: Sequence[float]) -> None:
-        """Records answered just now."""
-        for value in seconds:
-            self.latency.observe(value)
+    def _gauge(self, name: str, meaning: str, read: Count) -> None:
+        Gauge(name, meaning, registry=self.registry).set_function(read)

@@ -57,8 +57,6 @@ class Worker:
         self._settings = settings
         self._info = info
         self._topic = settings.topic or request_topic(info.name)
-        self._metrics = Metrics()
-        self._answered_ok = self._metrics.requests.labels("ok")
         self._cache = cache
         self._write_back = WriteBack(cache) if cache is not None else None
         self._offsets = OffsetTracker()
@@ -78,9 +76,10 @@ class Worker:
             drain_s=settings.drain_s,
             revoked=self._on_revoked,
         )
+        scheduler = Scheduler(scheduler_settings(settings), cost)
         self._dispatcher = Dispatcher(
             lanes,
-            Scheduler(scheduler_settings(settings), cost),
+            scheduler,
             cost,
             clock=time.monotonic,
             settled=self._settled,
@@ -88,6 +87,12 @@ class Worker:
             batch_done=self._batch_done,
             unhealthy=self._on_unhealthy,
         )
+        self._metrics = Metrics(
+            queued_sequences=lambda: scheduler.num_queued,
+            queued_tokens=lambda: scheduler.queued_tokens,
+            unfinished_records=lambda: self._offsets.num_unfinished,
+        )
+        self._answered_ok = self._metrics.requests.labels("ok")
         self._held_bytes = 0
         self._answered = 0
         self._stopping = asyncio.Event()

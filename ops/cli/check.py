@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.ops.cli import probes
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.probes import Finding
-from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
 from penstock.worker.settings import WorkerSettings
 
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
@@ -33,6 +33,7 @@ def check(settings: CheckSettings) -> int:
 
     Exit code 0: nothing wrong was found; 1: at least one problem.
     """
+    narrate_logs(settings.bootstrap_servers)
     findings = list(_find(settings))
     _show(findings)
     return EXIT_PROBLEM if any(finding.state == "problem" for finding in findings) else EXIT_OK

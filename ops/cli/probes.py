@@ -84,14 +84,17 @@ def model(settings: "CheckSettings") -> Finding:
         return Finding("Model", "not checked", "No model was named.", "Give --model.")
     from penstock.engine import load_engine
     from penstock.engine.errors import EngineError
+    from penstock.worker.process import NULL_MODEL
 
+    if settings.model == NULL_MODEL:
+        return Finding("Model", "OK", "null: does no work, for measuring the pipeline")
     head = None if settings.head is None else str(settings.head)
     try:
         info = load_engine(
             settings.model, name=settings.served_name, head=head, dtype=settings.dtype, device=settings.device
         ).info
     except EngineError as error:
-        return Finding("Model", "problem", str(error), "Give a checkpoint directory, or the id of one on Hugging Face.")
+        return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     labels = f", {len(info.labels)} labels" if info.labels else ""
     return Finding(
         "Model",

@@ -34,6 +34,7 @@ from penstock.producer.messages import Request
 NUM_ALONE = 100
 IN_FLIGHT = 64
 READY_TIMEOUT_S = 60.0
+FETCH_MAX_WAIT_MS = 5
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -52,7 +53,7 @@ def run(console: Console | None = None) -> int:
         console.print(f"\nThe demo failed. {error}", style="red", markup=False, soft_wrap=True)
         return EXIT_FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("\nInterrupted; the worker has been ended.")
+        console.print("\nInterrupted. Nothing is left running.")
         return EXIT_INTERRUPTED
     show_results(console, results)
     return 0 if results.accuracy >= MIN_ACCURACY else EXIT_FAILED
@@ -62,7 +63,7 @@ def _run(console: Console) -> Results:
     messages = read_messages()
     show_title(console, len(messages), len({message.category for message in messages}))
     model = model_directory()
-    _ignore_settings_of_others()
+    _settle_environment()
     logs = Path(tempfile.mkdtemp(prefix="penstock-demo-"))  # stays, for the reader
     _log_to(logs / "client.jsonl")
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as cache, MockBroker() as broker:
@@ -134,10 +135,12 @@ def _cancel_on_sigterm() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _ignore_settings_of_others() -> None:
-    """Drop PENSTOCK_* variables: they describe somebody's real cluster, and worker and client here must meet."""
+def _settle_environment() -> None:
+    """Worker and client must meet, whatever PENSTOCK_* variables say about somebody's real cluster."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         del os.environ[name]
+    # A real broker answers a waiting fetch when a record comes; the mock lets every one wait to the end.
+    os.environ["PENSTOCK_FETCH_MAX_WAIT_MS"] = str(FETCH_MAX_WAIT_MS)
 
 
 def _log_to(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The demo's parts without Kafka: data, model, head, the log's figures, the screen."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -126,9 +127,9 @@ def _results(accuracy: float) -> Results:
 
 
 def _screen(results: Results) -> str:
-    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115 -- closed with the process
-    show_results(console, results)
-    return console.export_text()
+    file = io.StringIO()
+    show_results(Console(file=file, width=100), results)
+    return file.getvalue()
 
 
 def test_screen_says_what_happened_and_fits() -> None:
@@ -137,8 +138,7 @@ def test_screen_says_what_happened_and_fits() -> None:
     for figure in ("770", "50.0", "timeout 60, max_batch 40", "8%", "/tmp/demo/worker.jsonl"):
         assert figure in screen
     assert screen.count("right\n") == 5
-    lines = screen.splitlines()
-    assert len(lines) <= 38  # with title, steps and progress bars 45
+    assert len(screen.splitlines()) <= 38  # with title, steps and progress bars 45
 
 
 def test_screen_says_so_when_accuracy_is_too_low() -> None:
