@@ -1,0 +1,102 @@
+"""Small random checkpoints of every family, and batches."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from penstock.engine import PackedBatch, TaskOptions
+from penstock.engine.types import Float32Array, Int32Array
+
+VOCAB = 120
+MAX_TOKENS = 130
+PAD = 1  # RoBERTa's; random ids keep clear of it, because transformers' RoBERTa gives it a position of its own
+
+_SIZE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
+_DISTIL_SIZE = {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96}
+CONFIGS: dict[str, Any] = {
+    "bert": lambda **more: transformers.BertConfig(**_SIZE, max_position_embeddings=MAX_TOKENS, **more),
+    "roberta": lambda **more: transformers.RobertaConfig(
+        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
+    ),
+    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(
+        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
+    ),
+    "camembert": lambda **more: transformers.CamembertConfig(
+        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
+    ),
+    "distilbert": lambda **more: transformers.DistilBertConfig(
+        **_DISTIL_SIZE, max_position_embeddings=MAX_TOKENS, **more
+    ),
+}
+FAMILIES = tuple(CONFIGS)
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Weights far enough from their initial values that a wrong bias, norm or position shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in name.lower() and name.endswith("weight")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.15 * noise)
+
+
+def save_encoder(directory: Path, family: str, **config: Any) -> Any:
+    """A random encoder without a head, saved as safetensors; returns the transformers model."""
+    model = transformers.AutoModel.from_config(CONFIGS[family](**config)).eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def save_classifier(directory: Path, family: str, **config: Any) -> Any:
+    """A random ...ForSequenceClassification, saved as safetensors; returns the transformers model."""
+    model = transformers.AutoModelForSequenceClassification.from_config(CONFIGS[family](**config)).eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(PAD + 1, VOCAB, length, dtype=np.int32) for length in lengths]
+
+
+def pack(
+    sequences: Sequence[Int32Array],
+    options: TaskOptions | Sequence[TaskOptions] = TaskOptions("embed"),  # noqa: B008 -- frozen
+    types: Sequence[Int32Array] | None = None,
+) -> PackedBatch:
+    """Sequences end to end; one `options` counts for all of them."""
+    lengths = [len(sequence) for sequence in sequences]
+    return PackedBatch(
+        token_ids=np.concatenate(sequences),
+        cu_seqlens=np.cumsum([0, *lengths]).astype(np.int32),
+        max_seqlen=max(lengths),
+        token_type_ids=None if types is None else np.concatenate(types),
+        options=[options] * len(sequences) if isinstance(options, TaskOptions) else options,
+    )
+
+
+def reference_hidden(model: Any, sequence: Int32Array, types: Int32Array | None = None) -> Float32Array:
+    """transformers' last hidden state [L, H] of one sequence alone."""
+    more = {} if types is None else {"token_type_ids": torch.from_numpy(types)[None].long()}
+    with torch.no_grad():
+        hidden = model(input_ids=torch.from_numpy(sequence)[None].long(), **more).last_hidden_state[0].numpy()
+    return np.asarray(hidden, dtype=np.float32)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")

@@ -1,0 +1,145 @@
+"""The packed forward against transformers and sentence-transformers in float32, row by row."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine import TaskOptions, load_engine
+from penstock.engine.cpu import CpuEngine
+from tests.engine.helpers import (
+    FAMILIES,
+    MAX_TOKENS,
+    VOCAB,
+    pack,
+    random_sequences,
+    reference_hidden,
+    save_classifier,
+    save_encoder,
+)
+
+LENGTHS = (64, 1, 2, 17, 2, MAX_TOKENS, 33, 1, 16, 17, 65)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, CpuEngine]:
+    """A transformers model and the engine of the same checkpoint."""
+    directory = tmp_path_factory.mktemp(request.param)
+    model = save_encoder(directory, request.param)
+    return model, load_engine(str(directory), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    directory = tmp_path_factory.mktemp("bert")
+    save_encoder(directory, "bert")
+    return load_engine(str(directory), dtype="float32")
+
+
+def test_every_pooling_of_every_family_equals_transformers(pair: tuple[Any, CpuEngine]) -> None:
+    model, engine = pair
+    sequences = random_sequences(LENGTHS)
+    expected = [reference_hidden(model, sequence) for sequence in sequences]
+    reduced = {
+        "mean": [hidden.mean(axis=0) for hidden in expected],
+        "cls": [hidden[0] for hidden in expected],
+        "max": [hidden.max(axis=0) for hidden in expected],
+        "last": [hidden[-1] for hidden in expected],
+    }
+    for pooling, rows in reduced.items():
+        output = engine.run(pack(sequences, TaskOptions("embed", pooling=pooling)))
+        assert max_error(output.rows, rows) <= 1e-5, pooling
+
+
+def test_info_describes_the_checkpoint(pair: tuple[Any, CpuEngine]) -> None:
+    info = pair[1].info
+    assert (info.vocab_size, info.max_tokens, info.dim) == (VOCAB, MAX_TOKENS, 48)
+    assert (info.tasks, info.labels, info.dtype, info.device) == (frozenset({"embed"}), (), "float32", "cpu")
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
+def test_activations(tmp_path: Path, activation: str) -> None:
+    model = save_encoder(tmp_path, "bert", hidden_act=activation)
+    sequences = random_sequences((5, 40))
+    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences))
+    assert max_error(output.rows, [reference_hidden(model, s).mean(axis=0) for s in sequences]) <= 1e-5
+
+
+def test_token_types_of_pairs(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, "bert")
+    sequences = random_sequences((9, 30, 9))
+    types = [np.arange(len(s), dtype=np.int32) // 5 % 2 for s in sequences]
+    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences, types=types))
+    expected = [reference_hidden(model, s, t).mean(axis=0) for s, t in zip(sequences, types, strict=True)]
+    assert max_error(output.rows, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize(
+    ("problem_type", "scores"),
+    [
+        ("single_label_classification", lambda logits: torch.softmax(logits, dim=-1)),
+        ("multi_label_classification", torch.sigmoid),
+        ("regression", lambda logits: logits),
+    ],
+)
+def test_sequence_classification(tmp_path: Path, family: str, problem_type: str, scores: Any) -> None:
+    id2label = {0: "refund", 1: "card", 2: "other"}
+    model = save_classifier(tmp_path, family, id2label=id2label, problem_type=problem_type)
+    engine = load_engine(str(tmp_path), dtype="float32")
+    sequences = random_sequences((1, 12, 80, 12))
+    output = engine.run(pack(sequences, TaskOptions("classify")))
+    with torch.no_grad():
+        expected = [scores(model(input_ids=torch.from_numpy(s)[None].long()).logits[0]).numpy() for s in sequences]
+    assert max_error(output.rows, expected) <= 1e-5
+    assert engine.info.labels == ("refund", "card", "other")
+    assert engine.info.tasks == {"embed", "classify"}
+
+
+def test_headed_checkpoints_embed_too(tmp_path: Path) -> None:
+    model = transformers.BertForMaskedLM(save_encoder(tmp_path, "bert").config).eval()
+    model.save_pretrained(tmp_path)
+    sequences = random_sequences((7, 3))
+    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences))
+    assert max_error(output.rows, [reference_hidden(model.bert, s).mean(axis=0) for s in sequences]) <= 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=12), data=st.data())
+def test_a_row_does_not_depend_on_its_batch_mates(bert: CpuEngine, lengths: list[int], data: st.DataObject) -> None:
+    sequences = random_sequences(lengths, seed=len(lengths))
+    together = bert.run(pack(sequences)).rows
+    index = data.draw(st.integers(0, len(sequences) - 1))
+    assert max_error([together[index]], bert.run(pack([sequences[index]])).rows) <= 2e-6
+
+
+def test_options_differ_within_a_batch(bert: CpuEngine) -> None:
+    sequences = random_sequences((9, 3, 9, 20, 1))
+    wanted = [TaskOptions("embed", pooling=p, normalize=n) for p, n in zip(
+        ("cls", None, "max", "cls", "last"), (True, None, False, True, None), strict=True
+    )]  # fmt: skip
+    mixed = bert.run(pack(sequences, wanted)).rows
+    alone = [bert.run(pack([s], o)).rows[0] for s, o in zip(sequences, wanted, strict=True)]
+    assert max_error(mixed, alone) <= 2e-6
+    assert np.linalg.norm(mixed[0]) == pytest.approx(1.0, abs=1e-6)
+    assert np.linalg.norm(mixed[2]) > 1.1
+
+
+def test_an_unknown_pooling_or_task_is_an_error(bert: CpuEngine) -> None:
+    sequences = random_sequences((3,))
+    with pytest.raises(ValueError, match="pooling 'median'"):
+        bert.run(pack(sequences, TaskOptions("embed", pooling="median")))
+    with pytest.raises(ValueError, match="task 'classify'"):
+        bert.run(pack(sequences, TaskOptions("classify")))
+
+
+def max_error(rows: Any, expected: Any) -> float:
+    """Largest absolute difference over all rows; their shapes must agree."""
+    assert [row.shape for row in rows] == [row.shape for row in expected]
+    assert all(row.dtype == np.float32 for row in rows)
+    return max(float(np.abs(row - want).max()) for row, want in zip(rows, expected, strict=True))
