@@ -82,6 +82,7 @@ class Dispatcher:
         self._ready: deque[_Batch] = deque()
         self._running = 0
         self._draining = False
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -110,8 +111,8 @@ class Dispatcher:
         self._draining = False
 
     def close(self) -> None:
-        """Stop waking up. Rows still here are dropped; their records are not committed."""
-        self._draining = False
+        """Run and settle nothing more. Rows still here are dropped; their records are not committed."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -125,6 +126,8 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._closed:
+            return
         while self._has_room():
             if not self._ready and not self._plan():
                 return
@@ -185,6 +188,8 @@ class Dispatcher:
         if done.cancelled():
             return
         error = done.exception()
+        if self._closed:
+            return
         if error is None:
             self._settle(batch, done.result())
         elif len(batch.rows) > 1:
@@ -219,8 +224,12 @@ class Dispatcher:
             self._running -= 1
             if done.cancelled():
                 return
-            if (broken := done.exception()) is not None:
+            broken = done.exception()
+            if self._closed:
+                return
+            if broken is not None:
                 log.error("engine_unhealthy", error=repr(broken))
+                self.close()
                 self._unhealthy(broken)
                 return
             log.warning("sequence_failed", tokens=len(row.token_ids), error=repr(error))
