@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from penstock.engine.types import Int32Array, ModelInfo
 from penstock.producer.errors import (
     BadTokenId,
+    EmptyInput,
     Expired,
     InvalidRequest,
     PenstockError,
@@ -109,10 +110,14 @@ class Intake:
         A cut keeps the last id, which is the end-of-sequence marker of a tokenized text.
 
         Raises:
+            EmptyInput: with the sequences at fault, when a tokenizer made nothing of a text.
             TooLong: with the sequences at fault, when the request does not allow truncation.
         """
         longest = self._info.max_tokens
-        if max([len(ids) for ids, _ in sequences]) <= longest:
+        lengths = [len(ids) for ids, _ in sequences]
+        if 0 in lengths:
+            raise _first({i: EmptyInput("The text holds no token.") for i, length in enumerate(lengths) if not length})
+        if max(lengths) <= longest:
             return sequences
         if not request.options.truncate:
             raise _first(
