@@ -111,8 +111,8 @@ def test_any_order_of_finishing_gives_the_same_prefix(order: list[int], num_fini
 
 
 class TwoPartitions(RuleBasedStateMachine):
-    """A model with sets beside the tracker: reads, answers, commits that succeed or fail, partitions lost and read again
-    from what was committed, and answers that come after their partition was lost."""
+    """A model with sets beside the tracker: reads, answers, commits that succeed or fail, partitions lost and read
+    again from what was committed, and answers that come after their partition was lost."""
 
     def __init__(self) -> None:
         super().__init__()

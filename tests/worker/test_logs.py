@@ -1,0 +1,84 @@
+"""What reaches the log, and how often."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from penstock.worker.logs import OncePerWhile, configure_logs
+
+
+def record(name: str, message: str) -> logging.LogRecord:
+    return logging.LogRecord(name, logging.WARNING, __file__, 1, message, None, None)
+
+
+def test_a_library_that_repeats_itself_is_heard_once_per_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("penstock.worker.logs.time.monotonic", lambda: now)
+    once = OncePerWhile(5.0)
+    assert once.filter(record("aiokafka", "unable to connect"))
+    now = 1004.9
+    assert not once.filter(record("aiokafka", "unable to connect"))
+    assert once.filter(record("aiokafka", "something else"))
+    assert once.filter(record("aiokafka.conn", "unable to connect"))
+    now = 1005.0
+    assert once.filter(record("aiokafka", "unable to connect"))
+
+
+def test_penstock_itself_is_always_heard() -> None:
+    once = OncePerWhile(5.0)
+    assert all(once.filter(record("penstock.worker", "batch_done")) for _ in range(3))
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back() -> Iterator[None]:
+    root, penstock = logging.getLogger(), logging.getLogger("penstock")
+    kept = root.handlers[:], root.level, penstock.level
+    yield
+    root.handlers[:], root.level, penstock.level = kept
+    structlog.reset_defaults()
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_json_lines_hold_the_event_its_place_and_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    structlog.get_logger("penstock.test").info("batch_done", sequences=3)
+    logging.getLogger("aiokafka").warning("lost %s", "node")
+    ours, theirs = events(capsys)
+    assert (ours["event"], ours["sequences"], ours["logger"], ours["level"]) == (
+        "batch_done",
+        3,
+        "penstock.test",
+        "info",
+    )
+    assert ours["timestamp"].endswith("Z")
+    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("lost node", "aiokafka", "warning")
+
+
+def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger("penstock.test").exception("bug")
+    [line] = events(capsys)
+    assert "ValueError: broken" in line["exception"]
+
+
+def test_the_level_is_penstocks_and_libraries_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "debug")
+    structlog.get_logger("penstock.test").debug("heard")
+    logging.getLogger("aiokafka").info("not heard")
+    assert [event["event"] for event in events(capsys)] == ["heard"]
+
+
+def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("auto", "info")
+    structlog.get_logger("penstock.test").info("event")
+    assert [event["event"] for event in events(capsys)] == ["event"]
