@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
+import uvloop
 from rich.console import Console
 
 from penstock.ops.demo.banking77 import HEAD, Message, read_messages
@@ -78,7 +79,7 @@ def _run(console: Console) -> Results:
             "--log-format": "json",
         }
         worker = WorkerProcess([part for pair in arguments.items() for part in pair], logs / "worker.jsonl")
-        alone, loaded, again = asyncio.run(_measure(console, worker, broker.bootstrap_servers, messages))
+        alone, loaded, again = uvloop.run(_measure(console, worker, broker.bootstrap_servers, messages))
     # The worker has ended, so its log is complete.
     return Results(
         messages=messages,
