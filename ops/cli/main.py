@@ -34,8 +34,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """What running needs: the command itself."""
-        name, stub, rest = super().resolve_command(ctx, args)
-        return name, stub if stub is None else _load(name), rest
+        name, _, rest = super().resolve_command(ctx, args)  # ends with "No such command" if there is none
+        return name, _load(str(name)), rest
 
 
 def _load(name: str) -> Any:

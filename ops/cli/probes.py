@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from penstock.producer.topics import REPLY_TOPIC, request_topic
 
@@ -37,15 +37,10 @@ async def kafka(settings: "CheckSettings") -> list[Finding]:
         async with asyncio.timeout(KAFKA_TIMEOUT_S):
             await admin.start()
             topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
-    except (KafkaError, OSError, TimeoutError) as error:
-        reason = str(error) or f"no answer in {KAFKA_TIMEOUT_S:g} s"
-        remedy = (
-            "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
-        )
-        return [
-            Finding("Kafka", "problem", f"{servers} does not answer: {reason}", remedy),
-            Finding("Topics", "not checked", "They need Kafka."),
-        ]
+    except (KafkaConnectionError, TimeoutError):
+        return _no_kafka(f"{servers} does not answer")
+    except (KafkaError, OSError, ValueError) as error:
+        return _no_kafka(f"{servers} cannot be used: {error}")
     finally:
         await admin.close()
     return [
@@ -53,6 +48,11 @@ async def kafka(settings: "CheckSettings") -> list[Finding]:
         _request_topic(settings, topics),
         _reply_topic(topics),
     ]
+
+
+def _no_kafka(found: str) -> list[Finding]:
+    remedy = "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
+    return [Finding("Kafka", "problem", found, remedy), Finding("Topics", "not checked", "They need Kafka.")]
 
 
 def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Finding:
@@ -131,7 +131,7 @@ async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
         ) as opened:
             await opened.put_many({b"penstock check": b""})
             works = opened.stats.enabled
-    return None if works else "; ".join(str(event.get("error", event["event"])) for event in events)
+    return None if works else "; ".join(str(event.get("reason", event["event"])) for event in events)
 
 
 def processor(settings: "CheckSettings") -> Finding:

@@ -1,0 +1,128 @@
+"""What `penstock embed` and `penstock classify` do: one text, or a file of them."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.ops.cli.job_settings import JobSettings
+from penstock.ops.cli.progress import JobScreen, rate
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
+from penstock.producer.errors import PenstockError
+from penstock.producer.messages import Classification, Options
+from penstock.producer.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from penstock.producer.bulk import BulkResult
+    from penstock.producer.client import Client, Row
+
+INPUT_HELP = "File to read: .csv, .jsonl or .parquet."
+OUTPUT_HELP = "File to write: .csv, .jsonl or .parquet."
+TEXT_HELP = "One text, in place of IN and OUT: the answer is printed, as JSON when piped."
+
+_ANSWER_SOON_S = 30.0  # for a single text, with a person waiting
+_SHOWN_NUMBERS = 6
+
+
+def run_job(
+    task: str, settings: JobSettings, options: Options, source: Path | None, target: Path | None, text: str | None
+) -> int:
+    """Run one command; returns its exit code."""
+    narrate_logs(settings.bootstrap_servers)
+    if text is not None and source is None:
+        return asyncio.run(_one(task, settings, options, text))
+    if source is None or target is None or text is not None:
+        fail("Give a file to read and a file to write, or one --text.")
+        return EXIT_USAGE
+    return _file(task, settings, options, source, target)
+
+
+def _client(settings: JobSettings) -> "Client":
+    from penstock.producer.client import Client
+
+    return Client(**{name: getattr(settings, name) for name in ClientSettings.model_fields})
+
+
+def _stalled(settings: JobSettings) -> str:
+    return (
+        f"No answer for a while. Is a worker for {settings.model!r} running (penstock worker --model …)? "
+        f"Is Kafka at {settings.bootstrap_servers} up? Still waiting; Ctrl-C ends."
+    )
+
+
+async def _one(task: str, settings: JobSettings, options: Options, text: str) -> int:
+    async with _client(settings) as client:
+        (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _ANSWER_SOON_S))
+    if isinstance(row, PenstockError):
+        fail(f"{row.code}: {row.message}" + _advice(row, settings))
+        return EXIT_PROBLEM
+    if sys.stdout.isatty():
+        Console(highlight=False).print(_for_person(row))
+    else:
+        print(json.dumps(_for_program(row)))
+    return EXIT_OK
+
+
+def _advice(error: PenstockError, settings: JobSettings) -> str:
+    if error.code != "expired":
+        return ""
+    return f" Is a worker for {settings.model!r} running? Start one: penstock worker --model …"
+
+
+def _for_program(row: "Row") -> Any:
+    if isinstance(row, Classification):
+        return [{"label": label, "score": score} for label, score in zip(row.labels, row.scores, strict=True)]
+    return row.tolist()
+
+
+def _for_person(row: "Row") -> Table | str:
+    if isinstance(row, Classification):
+        table = Table("label", "score", box=None, header_style="bold")
+        for label, score in zip(row.labels, row.scores, strict=True):
+            table.add_row(label, f"{score:.4f}")
+        return table
+    head = ", ".join(f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
+    return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} dimensions".replace("[", "\\[")
+
+
+def _file(task: str, settings: JobSettings, options: Options, source: Path, target: Path) -> int:
+    """Read, send, write. Bad files are found before Kafka is asked for anything."""
+    from penstock.producer.tables import TableError, count_rows, open_reader, open_writer
+
+    try:
+        with (
+            open_reader(source, settings.column) as reader,
+            open_writer(target, reader, task, overwrite=settings.overwrite) as writer,
+        ):
+            done = asyncio.run(_all_rows(task, settings, options, reader, writer, count_rows(source)))
+    except TableError as error:
+        fail(str(error))
+        return EXIT_USAGE
+    say(f"{done.rows:,} rows, {done.failed:,} failed, {done.seconds:.1f} s, {rate(done)} rows/s: {target}")
+    return EXIT_PROBLEM if done.failed else EXIT_OK
+
+
+async def _all_rows(
+    task: str, settings: JobSettings, options: Options, reader: Any, writer: Any, total: int | None
+) -> "BulkResult":
+    from penstock.producer.bulk import run_bulk
+
+    async with _client(settings) as client:
+        with JobScreen(total, _stalled(settings)) as screen:
+            ticking = asyncio.create_task(_tick(screen))
+            try:
+                return await run_bulk(
+                    client, task, reader, writer, options=options, timeout_s=settings.timeout_s, on_progress=screen.show
+                )
+            finally:
+                ticking.cancel()
+
+
+async def _tick(screen: JobScreen) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        screen.tick()

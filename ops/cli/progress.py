@@ -1,0 +1,91 @@
+"""How a bulk job shows that it lives: a bar on a terminal, a line now and then elsewhere, and a word when it stalls."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from penstock.ops.cli.screen import say, stderr
+
+LINE_EVERY_S = 10.0
+STALLED_AFTER_S = 10.0
+
+
+class Done(Protocol):
+    """What a job reports; `penstock.producer.bulk.BulkResult` is one."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class JobScreen:
+    """A context manager; `show` after each step, `tick` once a second whether or not anything happened."""
+
+    def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`total` rows, None if unknown. `stalled` is the sentence for when no answer comes for a while."""
+        self._total = total
+        self._stalled = stalled
+        self._clock = clock
+        self._moved_at = self._line_at = clock()
+        self._is_stalled = False
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        console = stderr()
+        if console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                TextColumn("[red]{task.fields[failed]}"),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=self._total, rate="", failed="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, done: Done) -> None:
+        """Rows were written."""
+        now = self._clock()
+        self._moved_at = now
+        self._is_stalled = False
+        if self._bar is not None:
+            failed = f"{done.failed:,} failed" if done.failed else ""
+            self._bar.update(self._task, completed=done.rows, rate=f"{rate(done)} rows/s", failed=failed)
+        elif now - self._line_at >= LINE_EVERY_S:
+            self._line_at = now
+            of = f" of {self._total:,}" if self._total is not None else ""
+            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s")
+
+    def tick(self) -> None:
+        """Say so, once, when nothing has moved for a while."""
+        if not self._is_stalled and self._clock() - self._moved_at >= STALLED_AFTER_S:
+            self._is_stalled = True
+            self._say(self._stalled)
+
+    def _say(self, sentence: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(sentence, style="yellow", markup=False)
+        else:
+            say(sentence, "yellow")
+
+
+def rate(done: Done) -> str:
+    """Rows a second, as it is read."""
+    per_second = done.rows / done.seconds if done.seconds > 0 else 0.0
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"

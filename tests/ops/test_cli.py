@@ -1,0 +1,246 @@
+"""The command line as a person meets it: help that teaches, errors of one sentence, exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+from typer.testing import CliRunner
+
+from penstock.ops.cli import screen
+from penstock.ops.cli.broker import BrokerSettings
+from penstock.ops.cli.check import CheckSettings
+from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
+from penstock.ops.cli.main import COMMANDS, app
+from penstock.ops.cli.options import env_name, option_name
+from penstock.ops.kafka import MockBroker
+from penstock.producer.errors import Overloaded
+from penstock.worker.settings import WorkerSettings
+
+SETTINGS: Mapping[str, type[BaseSettings]] = {
+    "worker": WorkerSettings,
+    "check": CheckSettings,
+    "embed": EmbedSettings,
+    "classify": ClassifySettings,
+    "broker": BrokerSettings,
+}
+WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+
+
+def penstock(*args: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Exit code, and both streams as one line of words, whatever the width of the screen."""
+    result = CliRunner().invoke(app, list(args), prog_name="penstock", env={**WIDE, **(env or {})})
+    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+
+
+class TestHelp:
+    def test_overview_names_every_command(self) -> None:
+        code, text = penstock("--help")
+        assert code == 0
+        assert all(f"{name} {line}" in text for name, line in COMMANDS.items())
+
+    def test_nothing_given_shows_the_overview(self) -> None:
+        assert "Usage: penstock" in penstock()[1]
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_explains_itself(self, command: str) -> None:
+        code, text = penstock(command, "--help")
+        assert code == 0
+        assert f"Usage: penstock {command}" in text
+
+    @pytest.mark.parametrize("command", SETTINGS)
+    def test_every_setting_is_an_option_with_its_variable(self, command: str) -> None:
+        _, text = penstock(command, "--help")
+        for name, field in SETTINGS[command].model_fields.items():
+            assert field.description, f"{name} has no description"
+            assert f" {option_name(name)} " in text
+            assert f"[env var: {env_name(name)}]" in text
+            assert " ".join(field.description.split()) in text
+
+    def test_overview_loads_nothing_heavy(self) -> None:
+        code = (
+            "import sys; from penstock.ops.cli.main import app; app(['--help'], standalone_mode=False);"
+            "heavy = {'torch', 'numpy', 'aiokafka', 'pydantic', 'pyarrow', 'structlog'} & set(sys.modules);"
+            "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def test_version(self) -> None:
+        code, text = penstock("--version")
+        assert (code, text) == (0, "penstock 0.1.0")
+
+
+class TestBadUsage:
+    @pytest.mark.parametrize(
+        ("args", "env", "says"),
+        [
+            (["nope"], {}, "No such command 'nope'"),
+            (["worker"], {}, "Missing option '--model' (env var: 'PENSTOCK_MODEL')"),
+            (["worker", "--nope"], {}, "No such option: --nope"),
+            (
+                ["worker", "--model", "m", "--lanes", "0"],
+                {},
+                "--lanes (or PENSTOCK_LANES): Input should be greater than or equal to 1. Given: '0'",
+            ),
+            (["worker"], {"PENSTOCK_MODEL": "m", "PENSTOCK_SLO_MS": "fast"}, "--slo-ms (or PENSTOCK_SLO_MS)"),
+            (["worker", "--model", "m", "--dtype", "int4"], {}, "'auto', 'float32' or 'bfloat16'. Given: 'int4'"),
+            (["broker", "--kind", "rabbit"], {}, "--kind (or PENSTOCK_KIND)"),
+            (["classify", "--model", "m"], {}, "Give a file to read and a file to write, or one --text."),
+            (["classify", "--model", "m", "in.csv"], {}, "Give a file to read and a file to write"),
+            (["embed", "--model", "m", "in.csv", "out.csv", "--text", "x"], {}, "Give a file to read and a file"),
+            (["embed", "--model", "m", "--pooling", "median", "--text", "x"], {}, "--pooling (or PENSTOCK_POOLING)"),
+        ],
+    )
+    def test_one_sentence_and_exit_code_2(self, args: list[str], env: Mapping[str, str], says: str) -> None:
+        code, text = penstock(*args, env=env)
+        assert says in text
+        assert code == 2
+        assert "Traceback" not in text
+
+    def test_every_bad_option_is_named_at_once(self) -> None:
+        _, text = penstock("worker", "--model", "m", "--lanes", "x", "--slo-ms", "-1")
+        assert "--lanes" in text
+        assert "--slo-ms" in text
+
+
+class TestExitCodes:
+    def test_our_errors_are_a_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def body() -> int:
+            raise Overloaded("Try later.")
+
+        assert screen.exit_code_of(body) == screen.EXIT_PROBLEM
+        assert capsys.readouterr().err == "Error: Try later.\n"
+
+    def test_files_are_a_sentence(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert screen.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == screen.EXIT_PROBLEM
+        assert capsys.readouterr().err == f"Error: {tmp_path}/gone: No such file or directory\n"
+
+    def test_ctrl_c(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def body() -> int:
+            raise KeyboardInterrupt
+
+        assert screen.exit_code_of(body) == 130
+        assert capsys.readouterr().err == "Stopped.\n"
+
+    def test_a_bug_keeps_its_traceback(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert screen.exit_code_of(lambda: 1 // 0) == screen.EXIT_BUG
+        err = capsys.readouterr().err
+        assert "ZeroDivisionError" in err
+        assert "This is a bug." in err
+
+
+class TestCheck:
+    def test_no_broker(self) -> None:
+        code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
+        assert code == 1
+        assert "problem Kafka 127.0.0.1:1 does not answer" in text
+        assert "penstock broker" in text
+        assert "not checked Topics" in text
+        assert "1 problem found." in text
+
+    def test_a_bad_address(self) -> None:
+        code, text = penstock("check", "--bootstrap-servers", "no port here")
+        assert code == 1
+        assert "problem Kafka" in text
+
+    def test_all_is_well(self, tmp_path: Path) -> None:
+        with MockBroker() as broker:
+            args = ["--bootstrap-servers", broker.bootstrap_servers, "--model", "null"]
+            code, text = penstock("check", *args, "--cache-path", str(tmp_path / "cache.db"))
+        assert "Nothing wrong was found." in text
+        assert code == 0
+        assert "penstock.requests.null does not exist yet" in text
+        assert "OK Cache" in text
+        assert "Processor" in text
+
+    def test_model_and_cache_that_do_not_work(self, tmp_path: Path) -> None:
+        args = ["--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path)]
+        code, text = penstock("check", *args, "--cache-path", str(tmp_path / "no" / "cache.db"))
+        assert code == 1
+        assert "problem Model" in text
+        assert "problem Cache" in text
+        assert "3 problems found." in text
+
+    def test_a_cache_file_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "cache.db").write_bytes(b"a letter to my aunt" * 100)
+        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--cache-path", str(tmp_path / "cache.db"))
+        assert "problem Cache" in text
+        assert "not a database" in text
+
+
+class Process:
+    """`penstock` as a process of its own, to be interrupted."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+
+    def wait_for(self, words: str) -> None:
+        if self.process.stdout is None:
+            raise RuntimeError("No pipe. This is a bug.")
+        for line in self.process.stdout:
+            self.said += line
+            if words in line:
+                return
+        raise AssertionError(f"never said {words!r}:\n{self.said}")
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        rest, _ = self.process.communicate(timeout=30)
+        self.said += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for running in started:
+        running.process.kill()
+        running.process.communicate()
+
+
+def test_broker_until_ctrl_c(processes: list[Process]) -> None:
+    processes.append(running := Process("broker"))
+    running.wait_for("Kafka is at 127.0.0.1:")
+    running.wait_for("for development only")
+    running.wait_for("export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:")
+    running.wait_for("Ctrl-C stops it.")
+    assert running.interrupt() == 130
+    assert "Traceback" not in running.said
+
+
+def test_waits_for_a_broker_that_is_down_and_ends_on_ctrl_c(processes: list[Process]) -> None:
+    processes.append(running := Process("embed", "--model", "m", "--text", "x", "--bootstrap-servers", "127.0.0.1:1"))
+    running.wait_for("Kafka at 127.0.0.1:1 does not answer. Waiting for it; Ctrl-C ends.")
+    assert running.interrupt() == 130
+    assert "Traceback" not in running.said
+    assert running.said.count("does not answer") == 1
+
+
+def test_no_answer_to_one_text_asks_for_a_worker() -> None:
+    with MockBroker() as broker:
+        code, text = penstock(
+            *("embed", "--model", "nobody", "--text", "x", "--timeout-s", "0.2"),
+            *("--bootstrap-servers", broker.bootstrap_servers),
+        )
+    assert code == 1
+    assert "expired" in text
+    assert "Is a worker for 'nobody' running?" in text

@@ -1,0 +1,158 @@
+"""Bulk jobs: order, isolation, bounded memory, and the end of everything that was started."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from penstock.producer import bulk
+from penstock.producer.bulk import BulkResult, Result, run_bulk
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.messages import Options, Text
+
+
+@dataclass
+class Rows:
+    texts: Sequence[str | PenstockError]
+
+
+class Table:
+    """Reader and writer in memory."""
+
+    def __init__(self, texts: Sequence[str | PenstockError], rows_per_block: int = 3) -> None:
+        self.texts = texts
+        self.rows_per_block = rows_per_block
+        self.num_read = 0
+        self.written: list[tuple[str | PenstockError, Result]] = []
+        self.most_ahead = 0
+
+    def __iter__(self) -> Iterator[Rows]:
+        for start in range(0, len(self.texts), self.rows_per_block):
+            block = Rows(self.texts[start : start + self.rows_per_block])
+            self.num_read += len(block.texts)
+            self.most_ahead = max(self.most_ahead, self.num_read - len(self.written))
+            yield block
+
+    def write(self, block: Rows, results: Sequence[Result]) -> None:
+        self.written += zip(block.texts, results, strict=True)
+
+
+class Lengths:
+    """Answers each text with its length, after as many turns of the event loop as its order says."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.options: Options | None = None
+        self.timeout_s: float | None = None
+
+    async def map(
+        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+    ) -> list[Result]:
+        self.options, self.timeout_s = options, timeout_s
+        self.in_flight += 1
+        try:
+            for _ in range(len(texts[0]) % 7):  # later blocks overtake earlier ones
+                await asyncio.sleep(0)
+        finally:
+            self.in_flight -= 1
+        return [BackendError("burst") if text == "burst" else np.array([len(text)]) for text in texts]
+
+
+class Never(Lengths):
+    def __init__(self, expected: int) -> None:
+        super().__init__()
+        self.expected = expected
+        self.all_there = asyncio.Event()
+
+    async def map(
+        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+    ) -> list[Result]:
+        self.in_flight += 1
+        if self.in_flight == self.expected:
+            self.all_there.set()
+        try:
+            await asyncio.Event().wait()
+            raise RuntimeError("Never came.")
+        finally:
+            self.in_flight -= 1
+
+
+def lengths(table: Table) -> list[int | str]:
+    return [result.code if isinstance(result, PenstockError) else int(result[0]) for _, result in table.written]  # type: ignore[index]  # Lengths answers with arrays
+
+
+async def test_every_row_in_order() -> None:
+    texts = ["x" * (1 + index % 13) for index in range(100)]
+    table = Table(texts)
+    result = await run_bulk(Lengths(), "embed", table, table)
+    assert [text for text, _ in table.written] == texts
+    assert lengths(table) == [len(text) for text in texts]
+    assert (result.rows, result.failed) == (100, 0)
+
+
+async def test_a_row_fails_alone() -> None:
+    table = Table(["a", "burst", " ", "\ud800", InvalidRequest("line 5 has no text"), "bb", "", "", "", "ccc"])
+    result = await run_bulk(Lengths(), "embed", table, table)
+    faults = ["backend", "empty", "invalid_request", "invalid_request"]
+    assert lengths(table) == [1, *faults, 2, "empty", "empty", "empty", 3]
+    assert (result.rows, result.failed) == (10, 7)
+    assert table.written[4][1] is table.texts[4]
+
+
+async def test_window_is_bounded_and_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", 30)
+    table = Table(["x" * (1 + index % 13) for index in range(1000)])
+    await run_bulk(Lengths(), "embed", table, table)
+    assert 30 <= table.most_ahead <= 30 + table.rows_per_block
+
+
+async def test_long_texts_count_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", 30)
+    table = Table(["x" * 10 * 16 * 1024] * 30, rows_per_block=1)
+    await run_bulk(Lengths(), "embed", table, table)
+    assert table.most_ahead <= 4
+
+
+async def test_progress_ends_with_the_result() -> None:
+    seen: list[BulkResult] = []
+    table = Table(["a", "burst"] * 10)
+    result = await run_bulk(Lengths(), "embed", table, table, on_progress=seen.append)
+    assert [done.rows for done in seen] == [3, 6, 9, 12, 15, 18, 20]
+    assert seen[-1] == result
+    assert result.failed == 10
+
+
+async def test_options_and_patience_reach_the_client() -> None:
+    client, table = Lengths(), Table(["a"])
+    await run_bulk(client, "classify", table, table, options=Options(top_k=3), timeout_s=7.0)
+    assert (client.options, client.timeout_s) == (Options(top_k=3), 7.0)
+
+
+async def test_nothing_to_do() -> None:
+    table = Table([])
+    result = await run_bulk(Lengths(), "embed", table, table)
+    assert (result.rows, result.failed) == (0, 0)
+
+
+async def test_cancelling_ends_every_call() -> None:
+    client, table = Never(10), Table(["a"] * 30)
+    job = asyncio.create_task(run_bulk(client, "embed", table, table))
+    await client.all_there.wait()
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert client.in_flight == 0
+    assert table.written == []
+
+
+async def test_a_writer_that_fails_ends_the_job() -> None:
+    class Full(Table):
+        def write(self, block: Rows, results: Sequence[Result]) -> None:
+            raise OSError(28, "No space left on device", "out.csv")
+
+    client, table = Lengths(), Full(["x" * 6] * 100)
+    with pytest.raises(OSError, match="No space left"):
+        await run_bulk(client, "embed", table, table)
+    assert client.in_flight == 0
