@@ -107,7 +107,7 @@ class Client:
 
     async def embed(
         self,
-        texts: Text | Sequence[Text] | None = None,
+        texts: str | Sequence[Text] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
         pooling: str | None = None,
@@ -126,11 +126,14 @@ class Client:
         """
         options = Options(pooling=pooling, normalize=normalize, truncate=truncate, dtype=dtype)
         rows = await self._all("embed", texts, ids, options, timeout_s)
-        return rows[0] if isinstance(texts, str) else np.stack(rows)
+        first: Vector = rows[0]
+        if isinstance(texts, str):
+            return first
+        return np.stack(rows) if len(rows) > 1 else first.reshape(1, -1)
 
     async def classify(
         self,
-        texts: Text | Sequence[Text] | None = None,
+        texts: str | Sequence[Text] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
         top_k: int = 1,
@@ -185,7 +188,7 @@ class Client:
     async def _all(
         self,
         task: str,
-        texts: Text | Sequence[Text] | None,
+        texts: str | Sequence[Text] | None,
         ids: Sequence[npt.ArrayLike] | None,
         options: Options,
         timeout_s: float | None,
@@ -214,17 +217,15 @@ class Client:
         while chunk:
             try:
                 reply = await self._exchange(await self._make_request(task, sequences, chunk, options), deadline)
-            except InvalidRequest as error:
-                culprits = error.rows or dict.fromkeys(range(len(chunk)), error)
+            except PenstockError as error:
+                if error.retriable and self._open and time.time() + _RETRY_S < deadline:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                culprits = {position: row for position, row in error.rows.items() if position in range(len(chunk))}
+                culprits = culprits or dict.fromkeys(range(len(chunk)), error)
                 for position, culprit in culprits.items():
                     results[chunk[position]] = culprit
                 chunk = [index for position, index in enumerate(chunk) if position not in culprits]
-            except PenstockError as error:
-                if not error.retriable or not self._open or time.time() + _RETRY_S > deadline:
-                    for index in chunk:
-                        results[index] = error
-                    return
-                await asyncio.sleep(_RETRY_S)
             else:
                 rows: Sequence[Row] = reply.vectors if reply.vectors is not None else (reply.classes or ())  # type: ignore[assignment]  # rows of an array
                 for index, row in zip(chunk, rows, strict=True):

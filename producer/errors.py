@@ -20,29 +20,29 @@ from typing import ClassVar
 
 
 class PenstockError(Exception):
-    """Root of the tree. `code` is the wire's word for the class."""
+    """Root of the tree. `code` is the wire's word for the class.
+
+    A record of many sequences fails as a whole; `rows` says which of them are at fault (sequence index -> its own
+    error; empty when none in particular is), so that the others can be sent again without them.
+    """
 
     code: ClassVar[str] = "backend"
     retriable: ClassVar[bool] = False
 
+    def __init__(self, message: str = "", rows: "Mapping[int, PenstockError] | None" = None) -> None:
+        super().__init__(message)
+        self.rows: Mapping[int, PenstockError] = rows or {}
+
     @property
     def message(self) -> str:
         """The sentence for a person: what was wrong, and what was expected instead."""
-        return str(self.args[0]) if self.args else self.code
+        return str(self.args[0]) or self.code
 
 
 class InvalidRequest(PenstockError):
-    """The request itself is at fault; sending it again cannot help.
-
-    A record of many sequences is refused as a whole; `rows` says which of them are at fault (sequence index -> its own
-    error; empty when the envelope is at fault), so that the others can be sent again without them.
-    """
+    """The request itself is at fault; sending it again cannot help."""
 
     code = "invalid_request"
-
-    def __init__(self, message: str, rows: "Mapping[int, PenstockError] | None" = None) -> None:
-        super().__init__(message)
-        self.rows: Mapping[int, PenstockError] = rows or {}
 
 
 class UnknownModel(InvalidRequest):

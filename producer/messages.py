@@ -97,8 +97,7 @@ class ErrorReply:
     def exception(self) -> PenstockError:
         """The exception that this reply stands for."""
         error = error_from_code(self.code, self.message)
-        if isinstance(error, InvalidRequest):
-            error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
+        error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
         return error
 
 

@@ -113,7 +113,7 @@ def encode_reply(reply: Reply) -> bytes:
 def encode_error(error: PenstockError) -> bytes:
     """The value of an error reply record."""
     detail: dict[str, Any] = {"code": error.code, "message": error.message, "retriable": error.retriable}
-    if isinstance(error, InvalidRequest) and error.rows:
+    if error.rows:
         first = list(error.rows.items())[:MAX_ROW_ERRORS]
         detail["rows"] = [(index, row.code, row.message) for index, row in first]
     return bytes(msgpack.packb({"v": VERSION, "ok": False, "error": detail}))

@@ -146,12 +146,8 @@ def _cut(sequence: Sequence, longest: int) -> Sequence:
     return kept, None if types is None else np.concatenate([types[: longest - 1], types[-1:]])
 
 
-def _first(errors: Mapping[int, PenstockError]) -> InvalidRequest:
+def _first(errors: Mapping[int, PenstockError]) -> PenstockError:
     """One error for the record, saying which sequences are at fault."""
     index, error = next(iter(errors.items()))
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    whole = type(error)(f"Sequence {index}{more}: {error.message}")
-    if not isinstance(whole, InvalidRequest):
-        raise TypeError(f"{type(error).__name__} is not a fault of a request. This is a bug.")
-    whole.rows = errors
-    return whole
+    return type(error)(f"Sequence {index}{more}: {error.message}", errors)

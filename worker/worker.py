@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine, Float32Array
-from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.errors import PenstockError
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.kafka import ensure_topics
 from penstock.producer.outbox import Outbox
@@ -221,9 +221,7 @@ class Worker:
         if owner.failed:
             return
         owner.failed = True
-        if isinstance(error, InvalidRequest) and not error.rows:
-            error.rows = {row.index: error}
-        self._refuse(owner.record, owner.address, error)
+        self._refuse(owner.record, owner.address, type(error)(error.message, {row.index: error}))
 
     def _refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
         self._metrics.requests.labels(error.code).inc()
