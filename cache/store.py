@@ -41,6 +41,8 @@ DELETE FROM response WHERE id <= (
 """
 _BUSY_TIMEOUT_S = 0.5  # for another process's transaction to end; they take milliseconds
 _CHECKSUM_BYTES = 8
+# What a damaged file makes the sqlite3 module raise: its message may quote bytes that are not text, a length be anything.
+_FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
 _CHUNK_KEYS = 512  # most keys in one query
 _LOW_WATER = 0.95  # eviction goes down to this share of max_bytes, so that it is rare
 _MAX_USED = 2048  # most uses remembered; more would hold up look-ups when they are written
@@ -96,6 +98,7 @@ class ResponseCache:
         try:
             await cache._guard(cache._open())
         except BaseException:
+            cache._enabled = False
             await cache.close()
             raise
         return cache
@@ -139,10 +142,10 @@ class ResponseCache:
                 await self._guard(db.close())
 
     async def _guard(self, step: Awaitable[None]) -> None:
-        """Run one step; the first error of SQLite ends the cache, not the worker."""
+        """Run one step; the first error of the file ends the cache, not the worker."""
         try:
             await step
-        except sqlite3.Error as error:
+        except _FILE_ERRORS as error:
             if self._enabled:
                 self._enabled = False
                 structlog.get_logger().warning(

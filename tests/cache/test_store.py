@@ -1,0 +1,372 @@
+"""The response cache on real files: what it keeps, what it lets go, and how it fails."""
+
+import asyncio
+import os
+import resource
+import sqlite3
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiosqlite
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from penstock.cache import ResponseCache
+
+ROW_OVERHEAD_BYTES = 108  # 100 a row and the checksum
+
+
+class Clock:
+    """Unix time, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def value(number: int, size: int = 400) -> bytes:
+    return number.to_bytes(4, "big") * (size // 4)
+
+
+def values(*numbers: int) -> dict[bytes, bytes]:
+    return {key(number): value(number) for number in numbers}
+
+
+async def open_cache(path: Path | str, max_bytes: int = 1 << 24, clock: Clock | None = None) -> ResponseCache:
+    return await ResponseCache.open(path, max_bytes=max_bytes, ttl_s=100.0, clock=clock or Clock())
+
+
+async def test_what_is_put_is_found_by_this_and_the_next_process(tmp_path: Path) -> None:
+    stored = values(*range(2000))
+    async with await open_cache(tmp_path / "cache.db") as cache:
+        await cache.put_many(stored)
+        assert await cache.get_many([*stored, key(9999), key(1)]) == stored
+        assert await cache.get_many([]) == {}
+        assert (cache.stats.hits, cache.stats.misses, cache.stats.enabled) == (2000, 1, True)
+    async with await open_cache(tmp_path / "cache.db") as cache:
+        assert await cache.get_many(stored) == stored
+        assert cache.stats.bytes == 2000 * (400 + ROW_OVERHEAD_BYTES)
+
+
+async def test_a_key_put_again_has_its_new_value_and_is_counted_once() -> None:
+    async with await open_cache(":memory:") as cache:
+        await cache.put_many({key(1): value(1, 400)})
+        await cache.put_many({key(1): value(2, 800)})
+        assert await cache.get_many([key(1)]) == {key(1): value(2, 800)}
+        assert cache.stats.bytes == 800 + ROW_OVERHEAD_BYTES
+
+
+async def test_an_answer_is_not_returned_once_its_time_has_passed() -> None:
+    clock = Clock()
+    async with await open_cache(":memory:", clock=clock) as cache:
+        await cache.put_many(values(1))
+        clock.now += 60
+        await cache.put_many(values(2))
+        assert await cache.get_many([key(1), key(2)]) == values(1, 2)
+        clock.now += 40
+        assert await cache.get_many([key(1), key(2)]) == values(2)
+        await cache.put_many(values(1))
+        assert await cache.get_many([key(1), key(2)]) == values(1, 2)
+
+
+async def test_the_least_recently_used_leave_first() -> None:
+    async with await open_cache(":memory:", max_bytes=4 * (400 + ROW_OVERHEAD_BYTES)) as cache:
+        for number in (1, 2, 3, 4):
+            await cache.put_many(values(number))
+        await cache.get_many([key(1)])
+        await cache.put_many(values(5))
+        assert await cache.get_many([key(number) for number in (1, 3, 4, 5)]) == values(1, 4, 5)
+
+
+async def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    clock = Clock()
+    bound = 4 * (400 + ROW_OVERHEAD_BYTES)
+    async with await open_cache(tmp_path / "cache.db", bound, clock) as cache:
+        for number in (1, 2, 3, 4):
+            await cache.put_many(values(number))
+        await cache.get_many([key(1)])
+        await cache.get_many([key(2)])
+    clock.now += 1
+    async with await open_cache(tmp_path / "cache.db", bound, clock) as cache:
+        await cache.put_many(values(5))
+        assert await cache.get_many([key(number) for number in range(6)]) == values(1, 2, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.sampled_from([4, 100, 400, 2000])), max_size=40
+    ),
+    st.integers(600, 6000),
+)
+def test_it_behaves_like_a_small_model_and_stays_within_its_bytes(
+    steps: list[tuple[str, int, int]], max_bytes: int
+) -> None:
+    async def check() -> None:
+        model: OrderedDict[bytes, bytes] = OrderedDict()
+        async with await open_cache(":memory:", max_bytes) as cache:
+            for step, number, size in steps:
+                if step == "get":
+                    found = await cache.get_many([key(number)])
+                    assert found == {k: model[k] for k in [key(number)] if k in model}
+                    if found:
+                        model.move_to_end(key(number))
+                else:
+                    await cache.put_many({key(number): value(number, size)})
+                    model[key(number)] = value(number, size)
+                    model.move_to_end(key(number))
+                    evict(model, max_bytes)
+                    assert cache.stats.bytes == model_bytes(model) <= max_bytes
+            assert await cache.get_many([key(number) for number in range(10)]) == model
+
+    asyncio.run(check())
+
+
+def model_bytes(model: OrderedDict[bytes, bytes]) -> int:
+    return sum(len(stored) + ROW_OVERHEAD_BYTES for stored in model.values())
+
+
+def evict(model: OrderedDict[bytes, bytes], max_bytes: int) -> None:
+    if model_bytes(model) > max_bytes:
+        while model_bytes(model) > int(max_bytes * 0.95):
+            model.popitem(last=False)
+
+
+async def test_the_file_stays_near_the_bound(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path, max_bytes=1 << 20) as cache:
+        for start in range(0, 4096, 64):
+            await cache.put_many({key(start + i): value(start + i, 1536) for i in range(64)})
+    assert path.stat().st_size < 1.2 * (1 << 20)
+
+
+async def test_reading_goes_on_while_others_write(tmp_path: Path) -> None:
+    async with await open_cache(tmp_path / "cache.db") as cache:
+        await cache.put_many(values(*range(50)))
+
+        async def write(start: int) -> None:
+            for number in range(start, start + 40):
+                await cache.put_many(values(number))
+
+        async def read() -> None:
+            for _ in range(40):
+                assert await cache.get_many([key(number) for number in range(50)]) == values(*range(50))
+
+        await asyncio.gather(write(100), read(), write(200), read(), write(300))
+        everything = [*range(50), *range(100, 140), *range(200, 240), *range(300, 340)]
+        assert await cache.get_many([key(number) for number in range(400)]) == values(*everything)
+        assert cache.stats.enabled
+
+
+async def test_a_cancelled_write_leaves_the_cache_usable(tmp_path: Path) -> None:
+    async with await open_cache(tmp_path / "cache.db") as cache:
+        for steps in range(8):
+            write = asyncio.create_task(cache.put_many(values(*range(100))))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            write.cancel()
+            await asyncio.gather(write, return_exceptions=True)
+        await cache.put_many(values(1, 2))
+        assert await cache.get_many([key(1), key(2)]) == values(1, 2)
+        assert cache.stats.enabled
+
+
+async def test_two_workers_share_a_file(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "cache.db"
+    bound = 60 * (400 + ROW_OVERHEAD_BYTES)
+    first, second = await asyncio.gather(open_cache(path, bound, clock), open_cache(path, bound, clock))
+
+    async def fill(cache: ResponseCache, start: int) -> None:
+        for number in range(start, start + 100):
+            await cache.put_many(values(number))
+            await cache.get_many([key(other) for other in range(number, number + 5)])
+
+    await asyncio.gather(fill(first, 0), fill(second, 50))
+    await first.put_many(values(1000))
+    assert await second.get_many([key(1000)]) == values(1000)
+    assert first.stats.enabled
+    assert second.stats.enabled
+    await first.close()
+    await second.close()
+    with sqlite3.connect(path) as db:
+        [(counted, total)] = db.execute(
+            "SELECT bytes, (SELECT sum(length(sealed) + 100) FROM response) FROM response_size"
+        )
+    db.close()
+    assert counted == total <= bound
+
+
+async def assert_disabled(cache: ResponseCache, logs: Sequence[Mapping[str, object]]) -> None:
+    """Look-ups find nothing, writes do nothing, one warning was logged, and nothing raises."""
+    await cache.put_many(values(*range(64)))
+    assert await cache.get_many([key(number) for number in range(64)]) == {}
+    await cache.put_many(values(1))
+    await cache.close()
+    assert not cache.stats.enabled
+    warnings = [entry for entry in logs if entry["event"] == "cache_disabled"]
+    assert len(warnings) == 1
+    assert warnings[0]["log_level"] == "warning"
+    assert warnings[0]["reason"]
+
+
+async def test_a_file_of_something_else_disables_the_cache_and_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"not a database, " * 1000)
+    with capture_logs() as logs:
+        await assert_disabled(await open_cache(path), logs)
+    assert path.read_bytes() == b"not a database, " * 1000
+
+
+async def test_a_database_of_something_else_disables_the_cache(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "other.db") as db:
+        db.execute("CREATE TABLE response (who TEXT)")
+    db.close()
+    with capture_logs() as logs:
+        await assert_disabled(await open_cache(tmp_path / "other.db"), logs)
+
+
+@pytest.mark.parametrize("path", ["missing/cache.db", "file/cache.db", ""])
+async def test_a_path_that_cannot_be_made_disables_the_cache(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with capture_logs() as logs:
+        await assert_disabled(await open_cache(tmp_path / path), logs)
+
+
+@contextmanager
+def only_reading(directory: Path) -> Iterator[None]:
+    """Nothing in the directory may be written, by root neither: root steps down meanwhile."""
+    for path in (*directory.iterdir(), directory):
+        path.chmod(0o555)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        directory.chmod(0o755)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_directory_that_may_only_be_read_disables_the_cache(exists: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:  # tmp_path lies where root alone may look
+        path = Path(name) / "cache.db"
+        if exists:
+            async with await open_cache(path) as cache:
+                await cache.put_many(values(1))
+        with only_reading(path.parent), capture_logs() as logs:
+            await assert_disabled(await open_cache(path), logs)
+        assert path.exists() == exists
+        assert ("readonly" in str(logs[0]["reason"])) == exists
+
+
+async def test_a_file_that_another_process_holds_disables_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache, aiosqlite.connect(path) as other:
+        await other.execute("BEGIN IMMEDIATE")
+        with capture_logs() as logs:
+            await assert_disabled(cache, logs)
+        await other.rollback()
+
+
+@contextmanager
+def largest_file(max_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond the bound: a write fails as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_full_disk_disables_the_cache_and_keeps_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(1, 2, 3))
+    with capture_logs() as logs:
+        cache = await open_cache(path)
+        with largest_file(200_000):
+            await cache.put_many(values(*range(10, 5000)))
+            await assert_disabled(cache, logs)
+    async with await open_cache(path) as cache:
+        assert await cache.get_many([key(number) for number in range(5000)]) == values(1, 2, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_file_never_gives_a_wrong_answer(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        damage_and_look(Path(name) / "cache.db", data)
+
+
+def damage_and_look(path: Path, data: st.DataObject) -> None:
+    stored = values(*range(100))
+
+    async def fill() -> None:
+        async with await open_cache(path) as cache:
+            await cache.put_many(stored)
+
+    async def look() -> None:
+        async with await open_cache(path) as cache:
+            found = await cache.get_many(stored)
+            assert found.items() <= stored.items()
+            await cache.put_many(values(200))
+            assert (await cache.get_many([*stored, key(200)])).items() <= (stored | values(200)).items()
+
+    asyncio.run(fill())
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for _ in range(data.draw(st.integers(1, 4))):
+            file.seek(data.draw(st.integers(0, size - 1)))
+            file.write(data.draw(st.binary(min_size=1, max_size=64)))
+    asyncio.run(look())
+
+
+async def test_a_damaged_value_is_a_miss_and_is_mended_by_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(1, 2))
+    content = path.read_bytes()
+    at = content.index(value(1))
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"\xff", at + 17)
+    async with await open_cache(path) as cache:
+        assert await cache.get_many([key(1), key(2)]) == values(2)
+        await cache.put_many(values(1))
+        assert await cache.get_many([key(1), key(2)]) == values(1, 2)
+
+
+async def test_a_value_under_another_key_is_a_miss(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(1, 2))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE response SET sealed = (SELECT sealed FROM response WHERE key = ?)", (key(1),))
+    db.close()
+    async with await open_cache(path) as cache:
+        assert await cache.get_many([key(1), key(2)]) == values(1)
+
+
+async def test_after_close_it_finds_nothing_and_says_nothing() -> None:
+    cache = await open_cache(":memory:")
+    await cache.put_many(values(1))
+    await cache.close()
+    with capture_logs() as logs:
+        assert await cache.get_many([key(1)]) == {}
+        await cache.put_many(values(1))
+        await cache.close()
+    assert logs == []
