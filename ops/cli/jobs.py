@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +35,7 @@ def run_job(
     """Run one command; returns its exit code."""
     narrate_logs(settings.bootstrap_servers)
     if text is not None and source is None:
-        return asyncio.run(_one(task, settings, options, text))
+        return uvloop.run(_one(task, settings, options, text))
     if source is None or target is None or text is not None:
         fail("Give a file to read and a file to write, or one --text.")
         return EXIT_USAGE
@@ -98,7 +99,7 @@ def _file(task: str, settings: JobSettings, options: Options, source: Path, targ
             open_reader(source, settings.column) as reader,
             open_writer(target, reader, task, overwrite=settings.overwrite) as writer,
         ):
-            done = asyncio.run(_all_rows(task, settings, options, reader, writer, count_rows(source)))
+            done = uvloop.run(_all_rows(task, settings, options, reader, writer, count_rows(source)))
     except TableError as error:
         fail(str(error))
         return EXIT_USAGE

@@ -52,5 +52,6 @@ def test_request_faults_are_never_retriable() -> None:
 
 def test_rows_at_fault() -> None:
     row = errors.TooLong("Given: 600")
-    assert InvalidRequest("Sequence 1.", {1: row}).rows == {1: row}
-    assert InvalidRequest("The envelope.").rows == {}
+    for cls in ERRORS_BY_CODE.values():
+        assert cls("Sequence 1.", {1: row}).rows == {1: row}
+        assert cls("The envelope.").rows == {}
