@@ -41,7 +41,7 @@ DELETE FROM response WHERE id <= (
 """
 _BUSY_TIMEOUT_S = 0.5  # for another process's transaction to end; they take milliseconds
 _CHECKSUM_BYTES = 8
-# What a damaged file makes the sqlite3 module raise: its message may quote bytes that are not text, a length be anything.
+# What a damaged file makes sqlite3 raise: its message may quote bytes that are not text, a length be anything.
 _FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
 _CHUNK_KEYS = 512  # most keys in one query
 _LOW_WATER = 0.95  # eviction goes down to this share of max_bytes, so that it is rare
@@ -153,6 +153,8 @@ class ResponseCache:
                 )
 
     async def _open(self) -> None:
+        # Tried here first: aiosqlite's thread, when it cannot connect, lives on and may outlive the event loop.
+        await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
         self._db = await aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         for pragma in _PRAGMAS:
             await self._db.execute_fetchall(f"PRAGMA {pragma}")
