@@ -29,7 +29,7 @@ def measure(engine: Engine, *, budget_s: float = 3.0, repeats: int = 3) -> tuple
     for count, length in _SHAPES:
         length = min(length, engine.info.max_tokens)
         expected_s = timings[-1].seconds * (repeats + 1) if timings else 0.0
-        if time.perf_counter() + expected_s > deadline:
+        if timings and time.perf_counter() + expected_s > deadline:
             break
         batch = uniform_batch(engine, count, length)
         engine.run(batch)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.engine.errors import CheckpointError
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -45,6 +47,12 @@ class EncoderWeights:
     embedding_norm: Norm
     layers: tuple[LayerWeights, ...]
     num_heads: int
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise CheckpointError(
+                f"config.json: {self.num_heads} attention heads do not divide a hidden size of {self.hidden_size}."
+            )
 
     @property
     def hidden_size(self) -> int:

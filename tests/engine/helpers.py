@@ -16,14 +16,14 @@ VOCAB = 120
 MAX_TOKENS = 130
 PAD = 1  # RoBERTa's; random ids keep clear of it, because transformers' RoBERTa gives it a position of its own
 
-_SIZE = {
+_SIZE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 96,
 }
-_DISTIL_SIZE = {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96}
+_DISTIL_SIZE: dict[str, Any] = {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96}
 CONFIGS: dict[str, Any] = {
     "bert": lambda **more: transformers.BertConfig(**_SIZE, max_position_embeddings=MAX_TOKENS, **more),
     "roberta": lambda **more: transformers.RobertaConfig(
@@ -41,6 +41,9 @@ CONFIGS: dict[str, Any] = {
 }
 FAMILIES = tuple(CONFIGS)
 
+_AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
+_AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
+
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Weights far enough from their initial values that a wrong bias, norm or position shows."""
@@ -54,7 +57,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def save_encoder(directory: Path, family: str, **config: Any) -> Any:
     """A random encoder without a head, saved as safetensors; returns the transformers model."""
-    model = transformers.AutoModel.from_config(CONFIGS[family](**config)).eval()
+    model = _AUTO_MODEL.from_config(CONFIGS[family](**config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model
@@ -62,7 +65,7 @@ def save_encoder(directory: Path, family: str, **config: Any) -> Any:
 
 def save_classifier(directory: Path, family: str, **config: Any) -> Any:
     """A random ...ForSequenceClassification, saved as safetensors; returns the transformers model."""
-    model = transformers.AutoModelForSequenceClassification.from_config(CONFIGS[family](**config)).eval()
+    model = _AUTO_CLASSIFIER.from_config(CONFIGS[family](**config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model

@@ -102,7 +102,8 @@ def test_sequence_classification(tmp_path: Path, family: str, problem_type: str,
 
 
 def test_headed_checkpoints_embed_too(tmp_path: Path) -> None:
-    model = transformers.BertForMaskedLM(save_encoder(tmp_path, "bert").config).eval()
+    model: Any = transformers.BertForMaskedLM(save_encoder(tmp_path, "bert").config)
+    model.eval()
     model.save_pretrained(tmp_path)
     sequences = random_sequences((7, 3))
     output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences))

@@ -1,0 +1,152 @@
+"""Futures are always completed, whatever the engine, the loop or the owner does."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock.engine import BatchOutput, EngineLanes, ModelInfo, NullEngine, PackedBatch, measure
+from penstock.engine.errors import EngineError, LanesClosed
+from tests.engine.helpers import pack, random_sequences
+
+BATCH = pack(random_sequences((3, 1, 8)))
+
+
+class ScriptedEngine:
+    """Calls a function in the lane, then answers with zeros."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._null = NullEngine(4)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._null.info
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        self._action()
+        return self._null.run(batch)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+async def test_results_come_back_in_the_order_of_the_batch() -> None:
+    lanes = EngineLanes(NullEngine(7), 2)
+    output = await lanes.submit(BATCH)
+    assert [row.shape for row in output.rows] == [(7,)] * 3
+    await lanes.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), KeyError("x")])
+async def test_the_engines_exception_reaches_the_caller_and_the_lane_lives_on(error: Exception) -> None:
+    failures = iter([error, None])
+
+    def action() -> None:
+        if (failure := next(failures)) is not None:
+            raise failure
+
+    lanes = EngineLanes(ScriptedEngine(action))
+    with pytest.raises(type(error)):
+        await lanes.submit(BATCH)
+    assert len((await lanes.submit(BATCH)).rows) == 3
+    await lanes.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration()])
+async def test_what_a_future_cannot_carry_arrives_as_an_engine_error(error: BaseException) -> None:
+    lanes = EngineLanes(ScriptedEngine(raising(error)))
+    with pytest.raises(EngineError, match=type(error).__name__):
+        await lanes.submit(BATCH)
+    await lanes.close()
+
+
+async def test_as_many_batches_run_at_once_as_there_are_lanes() -> None:
+    barrier = threading.Barrier(3, timeout=30)
+    lanes = EngineLanes(ScriptedEngine(lambda: (barrier.wait(), None)[1]), 3)
+    await asyncio.gather(*(lanes.submit(BATCH) for _ in range(3)))  # a broken barrier would raise
+    await lanes.close()
+
+
+async def test_close_finishes_what_runs_and_fails_what_is_queued() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def action() -> None:
+        started.set()
+        release.wait(30)
+
+    lanes = EngineLanes(ScriptedEngine(action))
+    running = lanes.submit(BATCH)
+    await asyncio.to_thread(started.wait, 30)
+    queued = [lanes.submit(BATCH) for _ in range(3)]
+    closing = asyncio.create_task(lanes.close())
+    for future in queued:
+        with pytest.raises(LanesClosed):
+            await future
+    assert not running.done()
+    release.set()
+    await closing
+    assert len((await running).rows) == 3
+    with pytest.raises(LanesClosed):
+        lanes.submit(BATCH)
+    await lanes.close()
+
+
+async def test_a_cancelled_batch_is_not_computed() -> None:
+    runs: list[int] = []
+    started, release = threading.Event(), threading.Event()
+
+    def action() -> None:
+        runs.append(1)
+        started.set()
+        release.wait(30)
+
+    lanes = EngineLanes(ScriptedEngine(action))
+    first, second = lanes.submit(BATCH), lanes.submit(BATCH)
+    await asyncio.to_thread(started.wait, 30)
+    second.cancel()
+    release.set()
+    await first
+    await lanes.close()
+    assert len(runs) == 1
+
+
+async def test_unclosed_lanes_warn_and_stop_their_threads() -> None:
+    owner = {"lanes": EngineLanes(NullEngine(4), 2)}
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("engine-lane")]
+    assert len(threads) == owner["lanes"].num_lanes
+    with pytest.warns(ResourceWarning, match="never closed"):
+        owner.clear()  # the last reference
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 30)
+        assert not thread.is_alive()
+
+
+def test_zero_lanes_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        EngineLanes(NullEngine(4), 0)
+
+
+def test_measure_times_a_ladder_of_batches() -> None:
+    timings = measure(NullEngine(4, max_tokens=64))
+    assert len(timings) > 3
+    assert all(timing.seconds >= 0 and max(timing.lengths) <= 64 for timing in timings)
+    sizes = [np.sum(timing.lengths) for timing in timings]
+    assert sizes[0] < sizes[-1]
+
+
+def test_a_spent_budget_still_gives_one_timing() -> None:
+    assert len(measure(NullEngine(4), budget_s=0.0)) == 1
+
+
+def test_importing_the_room_and_its_lanes_imports_no_torch() -> None:
+    code = "import sys; from penstock.engine import EngineLanes, NullEngine, measure; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
