@@ -81,7 +81,7 @@ def test_finding_the_model_runs_none_of_its_packages_code() -> None:
 def test_accuracy_on_all_test_messages() -> None:
     messages = read_messages()
     directory = model_directory()
-    engine = load_engine(str(directory), head=str(HEAD), threads=os.cpu_count() or 1)
+    engine = load_engine(str(directory), head=str(HEAD))
     scores = run_directly(engine, directory, "classify", [message.text for message in messages])
     labels = np.array(engine.info.labels)[scores.argmax(axis=1)]
     assert np.mean(labels == [message.category for message in messages]) >= MIN_ACCURACY
@@ -110,6 +110,15 @@ async def test_a_worker_that_dies_ends_the_wait_with_its_log(tmp_path: Path) -> 
     async with worker:
         with pytest.raises(WorkerFailed, match="no-such-option"):
             await worker.while_alive(asyncio.Event().wait())
+
+
+async def test_leaving_the_context_ends_the_worker(tmp_path: Path) -> None:
+    nobody_listens = ["--model", "null", "--bootstrap-servers", "127.0.0.1:1"]
+    async with WorkerProcess(nobody_listens, tmp_path / "worker.jsonl") as worker:
+        pid = worker.pid
+        os.kill(pid, 0)  # it is there
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def _results(accuracy: float) -> Results:
