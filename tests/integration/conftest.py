@@ -1,12 +1,106 @@
 """Everything in this folder runs against a real Kafka broker, one for the whole session."""
 
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 
+from penstock.ops.demo.model import model_directory
 from penstock.ops.kafka import KafkaBroker
+
+ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
+PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
+
+Event = dict[str, Any]
+
+
+class WorkerProcess:
+    """A worker as an operator runs it, logging JSON to a file. With model "null" its engine is `EchoEngine`."""
+
+    def __init__(self, log_path: Path, settings: dict[str, Any], echo: dict[str, str]) -> None:
+        is_null = settings.setdefault("model", "null") == "null"
+        options = {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
+        self.log_path = log_path
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *(ECHO if is_null else PENSTOCK)],
+                env={**os.environ, **echo, "PENSTOCK_LOG_FORMAT": "json", **options},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def events(self, name: str | None = None) -> list[Event]:
+        """What it has logged so far, or what of it is called `name`."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [event for event in events if name is None or event["event"] == name]
+
+    async def event(self, name: str, timeout_s: float = 60.0, **values: Any) -> Event:
+        """Its first event called `name` that holds `values`, as soon as it is logged."""
+        return await self.until(
+            lambda: next((e for e in self.events(name) if values.items() <= e.items()), None), name, timeout_s
+        )
+
+    async def ready(self) -> Self:
+        """Once it has its partitions."""
+        await self.event("partitions_assigned")
+        return self
+
+    async def exit_code(self, timeout_s: float = 30.0) -> int:
+        """Its exit code, once it has ended."""
+        return await asyncio.to_thread(self.process.wait, timeout_s)
+
+    async def until(self, look: Callable[[], Event | None], what: str, timeout_s: float) -> Event:
+        """What `look` finds, as soon as it finds something; an error with the log's end if the process ends first."""
+        deadline = time.monotonic() + timeout_s
+        while (found := look()) is None:
+            if self.process.poll() is not None and look() is None:
+                raise AssertionError(f"The worker ended ({self.process.returncode}) without {what}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"No {what} after {timeout_s} s:\n{self.tail()}")
+            await asyncio.sleep(0.05)
+        return found
+
+    def tail(self) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-30:])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time it has used, user and system, seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Committed = Callable[[KafkaBroker, str], Awaitable[dict[TopicPartition, int]]]
+
+
+class StartWorker(Protocol):
+    def __call__(
+        self, broker: KafkaBroker, *, echo_batch_s: float = 0.0, echo_breaks: bool = False, **settings: Any
+    ) -> WorkerProcess: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -27,3 +121,41 @@ def kafka() -> Iterator[KafkaBroker]:
 def unique() -> Callable[[str], str]:
     """Names that nothing else on the shared broker has: `unique("requests")` is a topic or group of this test alone."""
     return lambda purpose: f"{purpose}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+    """`start_worker(kafka, max_wait_ms=1)` starts a worker process with these settings; all end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            broker: KafkaBroker, *, echo_batch_s: float = 0.0, echo_breaks: bool = False, **settings: Any
+        ) -> WorkerProcess:
+            log_path = tmp_path / f"worker-{uuid.uuid4().hex[:8]}.log"
+            echo = {"ECHO_BATCH_S": str(echo_batch_s), "ECHO_BREAKS": "1" if echo_breaks else ""}
+            settings = {"bootstrap_servers": broker.bootstrap_servers, **settings}
+            return stack.enter_context(WorkerProcess(log_path, settings, echo))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The published all-MiniLM-L6-v2, as the demo finds it."""
+    return model_directory()
+
+
+@pytest.fixture
+def committed() -> Committed:
+    """`await committed(kafka, group)`: the group's committed offset of each partition of each topic."""
+
+    async def ask(broker: KafkaBroker, group: str) -> dict[TopicPartition, int]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        await admin.start()
+        try:
+            offsets = await admin.list_consumer_group_offsets(group)
+        finally:
+            await admin.close()
+        return {source: found.offset for source, found in offsets.items() if found.offset >= 0}
+
+    return ask

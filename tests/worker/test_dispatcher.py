@@ -188,7 +188,7 @@ async def test_rows_that_wait_for_a_culprit_fail_with_it_and_do_not_run_again(
         b.engine.may_run.set()
         await b.finish(3)
         assert len(b.failed) == 2
-        assert [POISON] not in b.engine.batches[b.engine.batches.index([[POISON]]) + 1 :]
+        assert [[POISON]] not in b.engine.batches[b.engine.batches.index([[POISON]]) + 1 :]
         assert b.dispatcher.num_rows == 0
 
 

@@ -1,0 +1,49 @@
+"""`penstock worker --model null` with an engine whose answers tell what was asked, so that a mix-up cannot hide.
+
+Run as a program by the tests; settings come from the environment.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from penstock.engine import NullEngine
+from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.scheduler import PackedCost
+from penstock.worker import WorkerSettings, process
+
+POISON = 30_000  # the token on which the engine fails
+BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
+BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
+
+
+class EchoEngine(NullEngine):
+    """The vector of a sequence: its length, its first and last id, its sum of ids."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(4, name=name)
+        self.broken = False
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        if BATCH_S and len(batch.token_ids) > 1:
+            time.sleep(BATCH_S)  # this is the work that it does
+        if self.broken or POISON in batch.token_ids:
+            raise ValueError("cannot compute this")
+        sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
+        rows = [np.array([len(ids), ids[0], ids[-1], ids.sum()], np.float32) for ids in sequences]
+        return BatchOutput(rows, BATCH_S)
+
+
+if __name__ == "__main__":
+    measure = process._measure
+
+    def measure_then_break(engine: EchoEngine) -> PackedCost:
+        cost = measure(engine)
+        engine.broken = BREAKS
+        return cost
+
+    process._measure = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
+    process.NullEngine = EchoEngine  # type: ignore[misc,assignment]  # the whole worker, but for its arithmetic
+    sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

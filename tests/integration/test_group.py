@@ -1,0 +1,201 @@
+"""Workers that come, go and die while requests stream: every request answered, none lost."""
+
+import asyncio
+import itertools
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+
+StartWorker = Callable[..., Any]
+Unique = Callable[[str], str]
+Committed = Callable[[KafkaBroker, str], Any]
+
+
+class Stream:
+    """Callers that send one request after another until told to stop; each answer is checked as it comes."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._numbers = itertools.count(1)
+        self._stopped = False
+        self._progress = asyncio.Event()
+        self.answered = 0
+
+    async def _call(self) -> None:
+        while not self._stopped:
+            number = next(self._numbers) % 30_000
+            vectors = await self._client.embed(ids=[[number, 5]], timeout_s=60)
+            assert vectors.tolist() == [[2, number, 5, number + 5]]
+            self.answered += 1
+            self._progress.set()
+
+    async def more(self, count: int) -> None:
+        """Until `count` further requests are answered."""
+        goal = self.answered + count
+        async with asyncio.timeout(60):
+            while self.answered < goal:
+                self._progress.clear()
+                await self._progress.wait()
+
+
+@asynccontextmanager
+async def streaming(kafka: KafkaBroker, model: str) -> AsyncIterator[Stream]:
+    """Requests to `model` all the while; on leaving, every one of them must be answered."""
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        stream = Stream(client)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(32):
+                group.create_task(stream._call())
+            yield stream
+            stream._stopped = True
+
+
+async def test_a_worker_joins_and_another_leaves_mid_stream(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
+) -> None:
+    model = unique("shared")
+    first = start_worker(kafka, served_name=model)
+    async with streaming(kafka, model) as stream:
+        await stream.more(200)
+        second = start_worker(kafka, served_name=model)
+        await second.event("batch_done")
+        await stream.more(200)
+        first.process.terminate()
+        assert await first.exit_code() == 0
+        await stream.more(200)
+    second.process.terminate()
+    assert await second.exit_code() == 0
+    # In an orderly change of hands nothing is even answered twice.
+    assert sum(worker.events("stopped")[0]["answered"] for worker in (first, second)) == stream.answered
+    assert [drained["unfinished"] for worker in (first, second) for drained in worker.events("drained")].count(0) >= 3
+
+
+@pytest.mark.timeout(180)
+async def test_a_worker_killed_mid_stream_loses_nothing(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
+) -> None:
+    model = unique("killed")
+    first = start_worker(kafka, served_name=model)
+    await first.ready()
+    second = start_worker(kafka, served_name=model)
+    async with streaming(kafka, model) as stream:
+        await asyncio.gather(first.event("batch_done"), second.event("batch_done"))
+        await stream.more(100)
+        first.process.kill()
+        await second.event("partitions_assigned", partitions=[f"penstock.requests.{model}-{n}" for n in range(8)])
+        await stream.more(200)
+
+
+@pytest.mark.timeout(180)
+async def test_a_restart_takes_up_the_unfinished_offsets(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
+) -> None:
+    """Killed while some answers are out, some are computed and most are waiting; its successor finishes."""
+    model, inbox = unique("restarted"), TopicPartition(unique("penstock.replies."), 0)
+    topic, group = f"penstock.requests.{model}", f"penstock.{model}"
+    settings = {"served_name": model, "max_batch_sequences": 4, "lanes": 1}
+    first = start_worker(kafka, echo_batch_s=0.05, **settings)
+    await first.ready()
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    async with producer, consumer:
+        await producer.partitions_for(inbox.topic)
+        consumer.assign([inbox])
+        for n in range(200):
+            ids, lens = struct.pack("<2I", n + 1, 5), struct.pack("<I", 2)
+            value = {"v": 1, "model": model, "task": "embed", "ids": ids, "lens": lens}
+            headers = [("kafka_correlationId", b"%d" % n), ("kafka_replyTopic", inbox.topic.encode())]
+            headers.append(("kafka_replyPartition", bytes(4)))
+            await producer.send(topic, msgpack.packb(value), headers=headers)
+        await producer.flush()
+        keys: dict[int, set[bytes]] = {}
+        times: Counter[int] = Counter()
+
+        async def receive(until: int) -> None:
+            async with asyncio.timeout(60):
+                while len(keys) < until:
+                    record = await consumer.getone()
+                    n = int(dict(record.headers)["kafka_correlationId"])
+                    assert struct.unpack("<4f", msgpack.unpackb(record.value)["data"]) == (2, n + 1, 5, n + 6)
+                    keys.setdefault(n, set()).add(record.key)
+                    times[n] += 1
+
+        await receive(40)
+        first.process.kill()
+        second = start_worker(kafka, **settings)
+        await receive(200)
+        assert all(len(of_one) == 1 for of_one in keys.values())  # a second answer carries the key of the first
+        assert times.total() < 400  # what was committed is not done again
+        second.process.terminate()
+        assert await second.exit_code() == 0
+        ends = {
+            source: end
+            for source, end in (await consumer.end_offsets([TopicPartition(topic, p) for p in range(8)])).items()
+            if end
+        }
+    assert {source: offset for source, offset in (await committed(kafka, group)).items() if offset} == ends
+
+
+async def test_once_works_up_to_the_end_and_exits(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
+) -> None:
+    model = unique("once")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
+        await asyncio.sleep(0)
+        await client._outbox.flush()  # all of them lie in the topic
+        worker = start_worker(kafka, served_name=model, once=True)
+        vectors = await asyncio.gather(*calls)
+        assert [vector[0, 1] for vector in vectors] == list(range(1, 101))
+        assert await worker.exit_code() == 0
+    assert worker.events("stopped")[0]["answered"] == 100
+    assert sum((await committed(kafka, f"penstock.{model}")).values()) == 100
+    again = start_worker(kafka, served_name=model, once=True)
+    assert await again.exit_code() == 0
+    assert again.events("stopped")[0]["answered"] == 0
+
+
+async def test_a_drain_that_takes_too_long_is_given_up_and_its_records_left_to_others(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
+) -> None:
+    model = unique("slow")
+    settings = {"served_name": model, "max_batch_sequences": 1, "lanes": 1}
+    slow = start_worker(kafka, drain_s=0.5, echo_batch_s=0.1, **settings)
+    await slow.ready()
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        slow.process.terminate()
+        assert await slow.exit_code(10) == 0
+        assert slow.events("drain_incomplete")[0]["unfinished"] > 0
+        left = 100 - sum((await committed(kafka, f"penstock.{model}")).values())
+        assert left > 0
+        quick = start_worker(kafka, **settings)
+        await asyncio.gather(*calls)
+        quick.process.terminate()
+        assert await quick.exit_code() == 0
+    assert quick.events("stopped")[0]["answered"] == left
+
+
+async def test_an_engine_beyond_use_ends_the_worker_and_another_answers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
+) -> None:
+    model = unique("broken")
+    broken = start_worker(kafka, served_name=model, echo_breaks=True)
+    await broken.ready()
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(20)]
+        assert await broken.exit_code() == 1
+        assert broken.events("engine_unhealthy")
+        start_worker(kafka, served_name=model)
+        vectors = await asyncio.gather(*calls)
+    assert [vector[0, 1] for vector in vectors] == list(range(1, 21))
