@@ -1,0 +1,357 @@
+"""Tables: what goes in comes out, in order, with its results; what is broken is a row's error and ends no job."""
+
+import csv
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.messages import Classification
+from penstock.producer.table_reader import BLOCK_ROWS, MAX_LINE_BYTES
+from penstock.producer.table_writer import Result
+from penstock.producer.tables import TableError, count_rows, open_reader, open_writer
+
+
+def read_texts(path: Path, column: str = "text") -> list[str | PenstockError]:
+    with open_reader(path, column) as reader:
+        return [text for block in reader for text in block.texts]
+
+
+def shown(texts: list[str | PenstockError]) -> list[str]:
+    return [text if isinstance(text, str) else f"! {text.message}" for text in texts]
+
+
+def classify(text: str | PenstockError) -> Result:
+    return text if isinstance(text, PenstockError) else Classification(("a" + text[:3], "b"), (0.75, 0.25))
+
+
+def embed(text: str | PenstockError) -> Result:
+    return text if isinstance(text, PenstockError) else np.array([len(text), 0.5], dtype=np.float32)
+
+
+def run(source: Path, target: Path, task: str = "classify", column: str = "text", **options: Any) -> None:
+    answer = classify if task == "classify" else embed
+    with open_reader(source, column) as reader, open_writer(target, reader, task, **options) as writer:
+        for block in reader:
+            writer.write(block, [answer(text) for text in block.texts])
+
+
+def csv_rows(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def json_rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8))
+def test_csv_comes_back_cell_by_cell(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
+    folder = tmp_path_factory.mktemp("csv")
+    with (folder / "in.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "more"), *rows])
+    run(folder / "in.csv", folder / "out.csv")
+    header, *written = csv_rows(folder / "out.csv")
+    assert header == ["text", "more", "label", "score", "error"]
+    assert written == [[text, more, f"a{text[:3]}", "0.75", ""] for text, more in rows]
+    assert count_rows(folder / "in.csv") == len(rows)
+
+
+def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    long = b"x" * 140_000
+    source.write_bytes(
+        b'\xef\xbb\xbfid,text\r\n1,good\r\n2\r\n\r\n3,bad \xff byte\r\n4,"two\r\nlines"\r\n5,six,7\r\n6,'
+        + long
+        + b"\r\n7,last\r\n"
+    )
+    run(source, tmp_path / "out.csv")
+    _, *rows = csv_rows(tmp_path / "out.csv")
+    assert [row[:2] for row in rows] == [
+        ["1", "good"],
+        ["2", ""],
+        ["3", "bad \ufffd byte"],
+        ["4", "two\r\nlines"],
+        ["5", "six"],
+        ["", ""],
+        ["7", "last"],
+    ]
+    assert [row[2] for row in rows] == ["agoo", "", "", "atwo", "", "", "alas"]
+    assert [row[4] for row in rows] == [
+        "",
+        "invalid_request: Line 3 has 1 fields; the header has 2.",
+        "invalid_request: Line 5 holds bytes that are not UTF-8.",
+        "",
+        "invalid_request: Line 8 has 3 fields; the header has 2.",
+        "invalid_request: Line 9 is not CSV: field larger than field limit (131072).",
+        "",
+    ]
+    assert count_rows(source) == 7
+
+
+def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [
+        b'\xef\xbb\xbf{"text": "good", "n": 12345678901234567890, "deep": {"a": [1, null]}}',
+        b"not json",
+        b"",
+        b'["text"]',
+        b'{"other": 1}',
+        b'{"text": 5}',
+        b'{"text": "\xff"}',
+        b"[" * 100_000,
+        b'{"text": "' + b"x" * MAX_LINE_BYTES + b'"}',
+        b'{"text": "half \\ud83d"}',
+        b'{"text": "last"}',
+    ]
+    source.write_bytes(b"\n".join(lines))
+    run(source, tmp_path / "out.jsonl")
+    rows = json_rows(tmp_path / "out.jsonl")
+    assert rows[0] == {**json.loads(lines[0][3:]), "label": "agoo", "score": 0.75, "error": None}
+    assert rows[1] == {
+        "line": "not json",
+        "label": None,
+        "score": None,
+        "error": "invalid_request: Line 2 is not JSON: Expecting value: line 1 column 1 (char 0).",
+    }
+    assert [(row["error"] or "")[17:50] for row in rows[2:7]] == [
+        "Line 4 holds a list; an object wa",
+        "Line 5 has no key 'text'.",
+        "Line 6: 'text' is not a string.",
+        "Line 7 holds bytes that are not U",
+        "Line 8 is not JSON: maximum recur",
+    ]
+    assert rows[7]["error"] == f"invalid_request: Line 9 is over {MAX_LINE_BYTES:,} bytes."
+    assert rows[8]["text"] == "half \ud83d"
+    assert rows[9]["label"] == "alas"
+    assert len(rows) == count_rows(source) == 10
+
+
+def test_parquet_keeps_its_types_and_metadata(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "when": pa.array([1, None, 3], pa.timestamp("ns", tz="UTC")),
+            "text": pa.array(["one", None, "three"]).dictionary_encode(),
+            "nested": pa.array([{"a": [1]}, None, {"a": []}]),
+            "raw": pa.array([b"\x00", b"", None]),
+        }
+    ).replace_schema_metadata({"from": "a test"})
+    pq.write_table(table, tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.parquet", "embed")
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.select(table.column_names).equals(pq.read_table(tmp_path / "in.parquet"))
+    assert written.schema.metadata[b"from"] == b"a test"
+    assert written.schema.field("embedding").type == pa.list_(pa.float32())
+    assert written.column("embedding").to_pylist() == [[3.0, 0.5], None, [5.0, 0.5]]
+    assert written.column("error").to_pylist() == [None, "invalid_request: The column 'text' is null.", None]
+    assert count_rows(tmp_path / "in.parquet") == 3
+
+
+def test_parquet_becomes_csv_and_jsonl(tmp_path: Path) -> None:
+    day = datetime.datetime(2024, 5, 17, 12, 30)
+    table = pa.table({"text": ["a,b"], "at": [day], "price": [Decimal("1.50")], "tags": [["x", "y"]], "raw": [b"\xff"]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.csv", "embed")
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl", "embed")
+    [[*_], row] = csv_rows(tmp_path / "out.csv")
+    assert row[:4] == ["a,b", "2024-05-17 12:30:00.000000", "1.50", '["x", "y"]']
+    assert json.loads(row[5]) == [3.0, 0.5]
+    [line] = json_rows(tmp_path / "out.jsonl")
+    assert line == {
+        "text": "a,b",
+        "at": "2024-05-17 12:30:00.000000",
+        "price": "1.50",
+        "tags": ["x", "y"],
+        "raw": "ff",
+        "embedding": [3.0, 0.5],
+        "error": None,
+    }
+
+
+def test_csv_becomes_parquet(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,n\none,1\ntwo\n")
+    run(tmp_path / "in.csv", tmp_path / "out.parquet", top_k=2)
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [
+        {
+            "text": "one",
+            "n": "1",
+            "label": "aone",
+            "score": 0.75,
+            "labels": ["aone", "b"],
+            "scores": [0.75, 0.25],
+            "error": None,
+        },
+        {
+            "text": "two",
+            "n": "",
+            "label": None,
+            "score": None,
+            "labels": None,
+            "scores": None,
+            "error": "invalid_request: Line 3 has 1 fields; the header has 2.",
+        },
+    ]
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_many_blocks_keep_their_order(tmp_path: Path, extension: str) -> None:
+    count = 3 * BLOCK_ROWS + 7
+    rows = [{"text": f"text {number}"} for number in range(count)]
+    source = tmp_path / f"in.{extension}"
+    if extension == "csv":
+        source.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    elif extension == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    with open_reader(source, "text") as reader:
+        assert [len(block.texts) for block in reader] == [BLOCK_ROWS] * 3 + [7]
+    run(source, tmp_path / f"out.{extension}", "embed")
+    assert read_texts(tmp_path / f"out.{extension}") == [row["text"] for row in rows]
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_large_rows_make_small_blocks(tmp_path: Path, extension: str) -> None:
+    texts = ["x" * 100_000] * 200
+    source = tmp_path / f"in.{extension}"
+    if extension == "csv":
+        source.write_text("text\n" + "\n".join(texts))
+    elif extension == "jsonl":
+        source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    else:
+        pq.write_table(pa.table({"text": texts}), source)
+    with open_reader(source, "text") as reader:
+        sizes = [sum(map(len, block.texts)) for block in reader]  # type: ignore[arg-type]  # all rows are good
+    assert sum(sizes) == 20_000_000
+    assert max(sizes) < 9_000_000
+
+
+def test_a_column_of_a_results_name_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text,label,penstock_label\none,mine,too\n")
+    run(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert csv_rows(tmp_path / "out.csv") == [
+        ["text", "label", "penstock_label", "penstock_penstock_label", "score", "error"],
+        ["one", "mine", "too", "aone", "0.75", ""],
+    ]
+    (tmp_path / "in.jsonl").write_text('{"text": "one", "label": "mine"}\n{"text": "two"}\n')
+    run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    first, second = json_rows(tmp_path / "out.jsonl")
+    assert (first["label"], first["penstock_label"], second["label"]) == ("mine", "aone", "atwo")
+
+
+def test_an_engines_error_is_its_rows_error(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\none\ntwo\n")
+    with (
+        open_reader(tmp_path / "in.csv", "text") as reader,
+        open_writer(tmp_path / "out.csv", reader, "embed") as writer,
+    ):
+        for block in reader:
+            writer.write(block, [np.array([1.0], dtype=np.float16), BackendError("The engine failed.")])
+    assert csv_rows(tmp_path / "out.csv")[1:] == [["one", "[1.0]", ""], ["two", "", "backend: The engine failed."]]
+
+
+def test_the_output_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\none\n")
+    with open_reader(tmp_path / "in.csv", "text") as reader:
+        writer = open_writer(tmp_path / "out.csv", reader, "embed")
+        assert not (tmp_path / "out.csv").exists()
+        with pytest.raises(KeyboardInterrupt), writer:
+            raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_an_output_that_exists_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\none\n")
+    (tmp_path / "out.csv").write_text("precious")
+    with pytest.raises(TableError, match=r"out\.csv exists already"):
+        run(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "precious"
+    run(tmp_path / "in.csv", tmp_path / "out.csv", overwrite=True)
+    run(tmp_path / "in.csv", tmp_path / "in.csv", overwrite=True)
+    assert csv_rows(tmp_path / "out.csv") == csv_rows(tmp_path / "in.csv")
+
+
+def test_an_output_made_by_another_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\none\n")
+    with (
+        pytest.raises(TableError, match="exists already"),
+        open_reader(tmp_path / "in.csv", "text") as reader,
+        open_writer(tmp_path / "out.csv", reader, "embed"),
+    ):
+        (tmp_path / "out.csv").write_text("precious")
+    assert (tmp_path / "out.csv").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", "is empty: a line of column names was expected"),
+        ("a.csv", b"text\n", "has no rows"),
+        ("a.csv", b"one,two\n1,2\n", "has no column 'text'. Its columns: one, two"),
+        ("a.csv", b"text,text\n1,2\n", "more than one column 'text'"),
+        ("a.csv", "text\none\n".encode("utf-16"), "does not begin with column names in UTF-8"),
+        ("a.jsonl", b"\n\n", "has no rows"),
+        ("a.parquet", b"text", "is not a Parquet file"),
+        ("a.txt", b"text", "must be one of .csv, .jsonl, .parquet"),
+    ],
+)
+def test_a_file_that_is_no_table_says_what_is_wrong(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError) as caught:
+        open_reader(tmp_path / name, "text")
+    assert message in str(caught.value)
+
+
+def test_parquet_without_texts_says_what_is_wrong(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1]}), tmp_path / "numbers.parquet")
+    with pytest.raises(TableError, match="column 'text' holds int64; strings were expected"):
+        open_reader(tmp_path / "numbers.parquet", "text")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    with pytest.raises(TableError, match="has no rows"):
+        open_reader(tmp_path / "empty.parquet", "text")
+
+
+def test_parquet_that_breaks_off_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    texts = [f"{number} {number * 7919 % 1009}" for number in range(20_000)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=5000, use_dictionary=False, compression="zstd")
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = b"\xff" * 2000
+    path.write_bytes(content)
+    with pytest.raises(TableError, match="is damaged"):
+        read_texts(path)
+
+
+def test_missing_paths_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"in\.csv cannot be read: No such file"):
+        open_reader(tmp_path / "in.csv", "text")
+    (tmp_path / "in.csv").write_text("text\none\n")
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}')
+    with open_reader(tmp_path / "in.csv", "text") as reader:
+        with pytest.raises(TableError, match=r"out\.csv cannot be written: No such file"):
+            open_writer(tmp_path / "missing" / "out.csv", reader, "embed")
+        with pytest.raises(TableError, match=r"must be one of \.csv"):
+            open_writer(tmp_path / "out.xlsx", reader, "embed")
+    with open_reader(tmp_path / "in.jsonl", "text") as reader, pytest.raises(TableError, match=r"write a \.jsonl file"):
+        open_writer(tmp_path / "out.csv", reader, "embed")
+
+
+def test_a_text_file_too_large_to_read_twice_has_no_count(tmp_path: Path) -> None:
+    with (tmp_path / "in.csv").open("wb") as file:
+        file.truncate((1 << 30) + 1)  # sparse
+    assert count_rows(tmp_path / "in.csv") is None
