@@ -63,7 +63,12 @@ class Client:
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
         client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._outbox = Outbox(self._settings.bootstrap_servers, client_id=client_id)
-        self._inbox = Inbox(self._settings.bootstrap_servers, self._settings.reply_topic, client_id=client_id)
+        self._inbox = Inbox(
+            self._settings.bootstrap_servers,
+            self._settings.reply_topic,
+            client_id=client_id,
+            fetch_max_wait_ms=self._settings.fetch_max_wait_ms,
+        )
         self._ids = _correlation_ids()
         self._in_flight = asyncio.Semaphore(self._settings.max_in_flight)
         self._num_partitions = 0

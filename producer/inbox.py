@@ -34,10 +34,11 @@ class _Expected:
 class Inbox:
     """Answers by correlation id. All methods are called on the client's event loop."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._client_id = client_id
+        self._fetch_max_wait_ms = fetch_max_wait_ms
         self._expected: dict[bytes, _Expected] = {}
         self._consumer: AIOKafkaConsumer | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -92,6 +93,7 @@ class Inbox:
             bootstrap_servers=self._bootstrap_servers,
             client_id=self._client_id,
             group_id=None,
+            fetch_max_wait_ms=self._fetch_max_wait_ms,
             enable_auto_commit=False,
             auto_offset_reset="latest",
             max_partition_fetch_bytes=8 * 1024 * 1024,

@@ -58,6 +58,27 @@ def partition_fifo(
     return Partition(tuple(batches), tuple(seconds), "fifo")
 
 
+def share_out(
+    partition: Partition,
+    lengths: Sequence[int],
+    cost: CostFunction,
+    max_batch_sequences: int,
+    max_batch_tokens: int,
+    *,
+    num_lanes: int,
+) -> Partition:
+    """The same sequences in up to `num_lanes` batches of about equal tokens, where that ends sooner than `partition`.
+
+    For an engine with several lanes, all idle, and too little work to fill a batch for each. A batch closes only once
+    it holds its share, so there are never more batches than lanes.
+    """
+    share = -(-sum(lengths) // num_lanes)
+    cap = min(max_batch_tokens, share + max(lengths) - 1)
+    shared = partition_fifo(lengths, cost, max_batch_sequences, cap)
+    ends_sooner = max(shared.seconds) < max(partition.seconds) * (1 - MIN_GAIN)
+    return shared if ends_sooner and len(shared.batches) <= num_lanes else partition
+
+
 def full_batches_end(lengths: Sequence[int], max_batch_sequences: int, max_batch_tokens: int) -> int:
     """How many of the first sequences FIFO puts into batches that can take no more: all but an underfull last batch."""
     starts = _fifo_starts(lengths, max_batch_sequences, max_batch_tokens)

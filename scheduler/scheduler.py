@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from penstock.scheduler.cost import CostFunction
-from penstock.scheduler.partition import choose_partition, full_batches_end
+from penstock.scheduler.partition import choose_partition, full_batches_end, share_out
 from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.trigger import Hungry, Lazy, TriggerPolicy
@@ -59,31 +59,31 @@ class Scheduler:
         self._check_conservation()
         return num_left
 
-    def poll(self, now: float, *, engine_idle: bool) -> Plan | Wait:
-        """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when the engine falls idle.
+    def poll(self, now: float, *, idle_lanes: int) -> Plan | Wait:
+        """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when an engine lane falls idle.
 
-        A plan's jobs leave the queue: the caller now answers for them. While the engine is busy nothing is planned, so
-        that jobs keep gathering. Where a full batch waits, only full batches are planned: the newest jobs stay, under
+        A plan's jobs leave the queue: the caller now answers for them. While no lane is idle nothing is planned, so
+        that jobs keep gathering; while several are, a short queue is shared out among them. Where a full batch waits, only full batches are planned: the newest jobs stay, under
         their own triggers, to meet mates. A clock that steps back counts as no time elapsed.
         """
-        if not engine_idle or not self._queue:
+        if idle_lanes < 1 or not self._queue:
             return Wait(None)
         self._queue.clamp_arrivals(now)
         queue = self._queue.summary()
         predicted_run_s = float(self._cost.seconds(queue.tokens, queue.squares, queue.longest, queue.num_jobs))
         decision = self._trigger.decide(queue, now, predicted_run_s)
-        return self._plan(decision) if isinstance(decision, Trigger) else Wait(decision)
+        return self._plan(decision, idle_lanes) if isinstance(decision, Trigger) else Wait(decision)
 
     def drain(self) -> Plan | None:
         """Plan the oldest jobs whatever the trigger policy says; None when none is queued. Call until None."""
-        return self._plan(Trigger.DRAIN) if self._queue else None
+        return self._plan(Trigger.DRAIN, idle_lanes=1) if self._queue else None
 
     def check_integrity(self) -> None:
         """Recount everything, O(queued). RuntimeError when the books do not balance."""
         self._check_conservation()
         self._queue.check_integrity()
 
-    def _plan(self, trigger: Trigger) -> Plan:
+    def _plan(self, trigger: Trigger, idle_lanes: int) -> Plan:
         settings = self._settings
         caps = settings.max_batch_sequences, settings.max_batch_tokens
         jobs = self._queue.oldest(max(settings.window, settings.max_batch_sequences))
@@ -92,7 +92,10 @@ class Scheduler:
         prioritised = any(job.priority for job in jobs)
         if prioritised:
             jobs.sort(key=lambda job: -job.priority)
-        partition = choose_partition([job.num_tokens for job in jobs], self._cost, *caps)
+        lengths = [job.num_tokens for job in jobs]
+        partition = choose_partition(lengths, self._cost, *caps)
+        if len(partition.batches) < idle_lanes:
+            partition = share_out(partition, lengths, self._cost, *caps, num_lanes=idle_lanes)
         if not 0 <= partition.total_s < math.inf:
             raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {partition.total_s}")
         batches = partition.batches

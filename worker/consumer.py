@@ -27,12 +27,22 @@ Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
 class Consumer:
     """The worker's one group membership: polls at all times, pauses for back-pressure, commits what it is told to."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, group_id: str, *, drain_s: float, revoked: Revoked) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        group_id: str,
+        *,
+        fetch_max_wait_ms: int,
+        drain_s: float,
+        revoked: Revoked,
+    ) -> None:
         """`revoked` finishes or abandons what is in flight of the given partitions, within `drain_s`."""
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._group_id = group_id
         self._drain_s = drain_s
+        self._fetch_max_wait_ms = fetch_max_wait_ms
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
         self._paused = False
@@ -109,6 +119,7 @@ class Consumer:
             group_id=self._group_id,
             client_id="penstock-worker",
             enable_auto_commit=False,
+            fetch_max_wait_ms=self._fetch_max_wait_ms,
             auto_offset_reset="earliest",
             # A rebalance waits for the drain; a member that takes longer loses its partitions, not its answers.
             rebalance_timeout_ms=int((self._drain_s + 10) * 1000),

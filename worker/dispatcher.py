@@ -142,7 +142,8 @@ class Dispatcher:
     def _plan(self) -> bool:
         """Ask the scheduler; true when there are batches to run."""
         now = self._clock()
-        decision = self._scheduler.drain() if self._draining else self._scheduler.poll(now, engine_idle=True)
+        idle_lanes = max(1, self._lanes.num_lanes - self._running)
+        decision = self._scheduler.drain() if self._draining else self._scheduler.poll(now, idle_lanes=idle_lanes)
         if isinstance(decision, Plan):
             for ids in decision.batches:
                 rows = [self._queued.pop(job_id) for job_id in ids]

@@ -73,6 +73,7 @@ class Worker:
             settings.bootstrap_servers,
             self._topic,
             settings.group_id or f"penstock.{info.name}",
+            fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             revoked=self._on_revoked,
         )

@@ -20,7 +20,7 @@ from penstock.scheduler import (
     partition_fifo,
 )
 from penstock.scheduler.cost import Value
-from penstock.scheduler.partition import MIN_GAIN, full_batches_end
+from penstock.scheduler.partition import MIN_GAIN, full_batches_end, share_out
 
 PartitionPolicy = Callable[[Sequence[int], CostFunction, int, int], Partition]
 NO_CAP = 10**9
@@ -241,3 +241,25 @@ def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
     assert one_batch > no_batching > best.total_s
     assert one_batch / best.total_s == pytest.approx(1.35, abs=0.001)
     assert choose_partition(lengths, cost, 20, NO_CAP).policy == "dp"
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(2, 8))
+def test_sharing_out_keeps_every_sequence_and_never_ends_later(lengths: list[int], num_lanes: int) -> None:
+    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=1e-7)
+    one = partition_fifo(lengths, cost, 1000, 1_000_000)
+    shared = share_out(one, lengths, cost, 1000, 1_000_000, num_lanes=num_lanes)
+    assert sorted(index for batch in shared.batches for index in batch) == list(range(len(lengths)))
+    assert len(shared.batches) <= num_lanes
+    assert max(shared.seconds) <= max(one.seconds)
+
+
+def test_a_short_queue_is_shared_out_among_idle_lanes() -> None:
+    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=0.0)
+    one = partition_fifo([15] * 64, cost, 256, 2048)
+    assert [len(batch) for batch in share_out(one, [15] * 64, cost, 256, 2048, num_lanes=2).batches] == [32, 32]
+
+
+def test_work_below_the_floor_stays_together() -> None:
+    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0)
+    one = partition_fifo([15, 15], cost, 256, 2048)
+    assert share_out(one, [15, 15], cost, 256, 2048, num_lanes=2) is one

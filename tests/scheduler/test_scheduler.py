@@ -40,7 +40,7 @@ def ids(decision: Plan | Wait | None) -> list[int]:
 
 def test_an_empty_queue_waits_for_arrivals() -> None:
     empty = scheduler()
-    assert empty.poll(10.0, engine_idle=True) == Wait(None)
+    assert empty.poll(10.0, idle_lanes=1) == Wait(None)
     assert empty.drain() is None
     assert (empty.num_queued, empty.queued_tokens, empty.oldest_arrival) == (0, 0, None)
 
@@ -48,9 +48,9 @@ def test_an_empty_queue_waits_for_arrivals() -> None:
 def test_lazy_gathers_until_the_timeout() -> None:
     lazy = scheduler()
     lazy.add(jobs(5, 6))
-    assert lazy.poll(10.0, engine_idle=True) == Wait(10.25)
+    assert lazy.poll(10.0, idle_lanes=1) == Wait(10.25)
     assert (lazy.num_queued, lazy.queued_tokens, lazy.oldest_arrival) == (2, 11, 10.0)
-    assert lazy.poll(10.25, engine_idle=True) == Plan(((0, 1),), Trigger.TIMEOUT, 0.0, "fifo")
+    assert lazy.poll(10.25, idle_lanes=1) == Plan(((0, 1),), Trigger.TIMEOUT, 0.0, "fifo")
     assert lazy.num_queued == 0
 
 
@@ -58,7 +58,7 @@ def test_lazy_gathers_until_the_timeout() -> None:
 def test_nothing_is_planned_while_the_engine_is_busy(trigger: Literal["lazy", "hungry"]) -> None:
     busy = scheduler(trigger=trigger)
     busy.add(jobs(*[50] * 20))
-    assert busy.poll(99.0, engine_idle=False) == Wait(None)
+    assert busy.poll(99.0, idle_lanes=0) == Wait(None)
     assert busy.num_queued == 20
 
 
@@ -68,47 +68,47 @@ def test_a_full_batch_never_waits_and_the_underfull_tail_stays() -> None:
     assert not lazy.is_full
     lazy.add(jobs(1, 1, 1, first_id=3, arrival=10.125))
     assert lazy.is_full
-    full = lazy.poll(10.125, engine_idle=True)
+    full = lazy.poll(10.125, idle_lanes=1)
     assert full == Plan(((0, 1, 2, 3),), Trigger.MAX_BATCH, 0.0, "fifo")
-    assert lazy.poll(10.125, engine_idle=True) == Wait(10.375)  # under the timeout of the jobs that stayed
-    assert lazy.poll(10.375, engine_idle=True) == Plan(((4, 5),), Trigger.TIMEOUT, 0.0, "fifo")
+    assert lazy.poll(10.125, idle_lanes=1) == Wait(10.375)  # under the timeout of the jobs that stayed
+    assert lazy.poll(10.375, idle_lanes=1) == Plan(((4, 5),), Trigger.TIMEOUT, 0.0, "fifo")
 
 
 def test_half_the_slo_counts_the_predicted_run_of_what_waits() -> None:
     lazy = Scheduler(SchedulerSettings(0.5, 64, 1000, 1.0), COST)
     lazy.add(jobs(128))
-    assert lazy.poll(10.0, engine_idle=True) == Wait(10.0 + 0.5 - 128 / 1024)
+    assert lazy.poll(10.0, idle_lanes=1) == Wait(10.0 + 0.5 - 128 / 1024)
     lazy.add(jobs(256, first_id=1, arrival=10.0625))
-    assert lazy.poll(10.0625, engine_idle=True) == Wait(10.0 + 0.5 - 384 / 1024)
-    assert plan(lazy.poll(10.125, engine_idle=True)) == Plan(((0, 1),), Trigger.HALF_SLO, 384 / 1024, "fifo")
+    assert lazy.poll(10.0625, idle_lanes=1) == Wait(10.0 + 0.5 - 384 / 1024)
+    assert plan(lazy.poll(10.125, idle_lanes=1)) == Plan(((0, 1),), Trigger.HALF_SLO, 384 / 1024, "fifo")
 
 
 def test_a_jobs_deadline_is_an_slo_of_its_own_and_leaves_with_it() -> None:
     lazy = scheduler()
     lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(2, 1, 10.0, deadline=99.0)])
-    assert lazy.poll(10.0, engine_idle=True) == Wait(10.125)
+    assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
     assert lazy.remove([1, 77]) == 1
-    assert lazy.poll(10.0, engine_idle=True) == Wait(10.25)
+    assert lazy.poll(10.0, idle_lanes=1) == Wait(10.25)
     lazy.check_integrity()
 
 
 def test_hungry_runs_whatever_waits() -> None:
     hungry = scheduler(trigger="hungry")
     hungry.add(jobs(3))
-    assert hungry.poll(10.0, engine_idle=True) == Plan(((0,),), Trigger.HUNGRY, 0.0, "fifo")
+    assert hungry.poll(10.0, idle_lanes=1) == Plan(((0,),), Trigger.HUNGRY, 0.0, "fifo")
 
 
 def test_an_oversize_job_runs_alone() -> None:
     lazy = scheduler()
     lazy.add(jobs(5, 5000, 5))
-    assert plan(lazy.poll(10.0, engine_idle=True)).batches == ((0,), (1,))
-    assert ids(lazy.poll(10.25, engine_idle=True)) == [2]
+    assert plan(lazy.poll(10.0, idle_lanes=1)).batches == ((0,), (1,))
+    assert ids(lazy.poll(10.25, idle_lanes=1)) == [2]
 
 
 def test_the_dp_is_used_where_padding_makes_it_cheaper() -> None:
     padded = scheduler(PaddedCost(0.0, 2**-10, 2**-10, 0.0), trigger="hungry")
     padded.add(jobs(40, 1, 40))
-    decision = plan(padded.poll(10.0, engine_idle=True))
+    decision = plan(padded.poll(10.0, idle_lanes=1))
     assert (decision.partition, decision.batches) == ("dp", ((1,), (0, 2)))
     assert decision.predicted_s == (2 + 81) / 1024
 
@@ -116,10 +116,10 @@ def test_the_dp_is_used_where_padding_makes_it_cheaper() -> None:
 def test_a_plan_takes_a_window_of_the_oldest_but_no_less_than_a_full_batch() -> None:
     bounded = scheduler(window=6)
     bounded.add(jobs(*[1] * 20))
-    assert ids(bounded.poll(10.0, engine_idle=True)) == [0, 1, 2, 3]
+    assert ids(bounded.poll(10.0, idle_lanes=1)) == [0, 1, 2, 3]
     narrow = scheduler(window=1)
     narrow.add(jobs(*[1] * 20))
-    assert ids(narrow.poll(10.0, engine_idle=True)) == [0, 1, 2, 3]
+    assert ids(narrow.poll(10.0, idle_lanes=1)) == [0, 1, 2, 3]
 
 
 def test_drain_empties_the_queue_in_plans() -> None:
@@ -134,10 +134,10 @@ def test_drain_empties_the_queue_in_plans() -> None:
 def test_higher_priority_runs_first_among_the_jobs_of_a_plan() -> None:
     lazy = Scheduler(SchedulerSettings(0.25, 2, 100, 1.0), FREE)
     lazy.add([Job(0, 1, 10.0), Job(1, 1, 10.0, priority=1), Job(2, 1, 10.0), Job(3, 1, 10.0, priority=1)])
-    assert plan(lazy.poll(10.0, engine_idle=True)).batches == ((1, 3), (0, 2))
+    assert plan(lazy.poll(10.0, idle_lanes=1)).batches == ((1, 3), (0, 2))
     padded = Scheduler(SchedulerSettings(0.25, 2, 100, 1.0), PaddedCost(0.0, 0.0, 2**-10, 0.0))
     padded.add([Job(0, 1, 10.0), Job(1, 40, 10.0, priority=1), Job(2, 1, 10.0), Job(3, 40, 10.0)])
-    decision = plan(padded.poll(10.0, engine_idle=True))
+    decision = plan(padded.poll(10.0, idle_lanes=1))
     assert decision.partition == "dp"
     assert 1 in decision.batches[0]
 
@@ -191,21 +191,21 @@ def test_a_cost_that_is_no_number_is_reported_and_loses_no_job() -> None:
     broken = Scheduler(SchedulerSettings(0.25, 4, 100, 1.0), BrokenCost())
     broken.add(jobs(1, 2))
     with pytest.raises(ValueError, match="cost function must give finite seconds"):
-        broken.poll(99.0, engine_idle=True)
+        broken.poll(99.0, idle_lanes=1)
     assert broken.num_queued == 2
 
 
 def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     lazy = scheduler()
     lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(9, 1, 10.0, deadline=12.0)])
-    assert lazy.poll(10.0, engine_idle=True) == Wait(10.125)
-    assert lazy.poll(-3600.0, engine_idle=True) == Wait(-3599.875)  # the allowance of a quarter second is still whole
+    assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
+    assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.875)  # the allowance of a quarter second is still whole
     assert lazy.remove([1]) == 1
-    assert lazy.poll(-3600.0, engine_idle=True) == Wait(-3599.75)
+    assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.75)
     lazy.add(jobs(1, first_id=2, arrival=-3599.875))
-    assert lazy.poll(-3599.875, engine_idle=True) == Wait(-3599.75)
+    assert lazy.poll(-3599.875, idle_lanes=1) == Wait(-3599.75)
     lazy.check_integrity()
-    assert ids(lazy.poll(-3599.75, engine_idle=True)) == [0, 9, 2]
+    assert ids(lazy.poll(-3599.75, idle_lanes=1)) == [0, 9, 2]
 
 
 def test_every_job_leaves_within_a_bounded_number_of_polls() -> None:
@@ -214,7 +214,7 @@ def test_every_job_leaves_within_a_bounded_number_of_polls() -> None:
     greedy.add(jobs(*[1] * 40))
     greedy.add(jobs(90, first_id=1000))
     next_id, polls = 2000, 0
-    while 1000 not in ids(greedy.poll(10.0 + polls, engine_idle=True)):
+    while 1000 not in ids(greedy.poll(10.0 + polls, idle_lanes=1)):
         greedy.add(jobs(*[1] * 12, first_id=next_id, arrival=10.0 + polls))
         next_id, polls = next_id + 12, polls + 1
     assert polls <= 40 // 8 + 1
@@ -268,12 +268,12 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def poll_busy(self) -> None:
-        assert self.scheduler.poll(self.now, engine_idle=False) == Wait(None)
+        assert self.scheduler.poll(self.now, idle_lanes=0) == Wait(None)
 
     @rule()
     def poll_idle(self) -> None:
         was_full = self.scheduler.is_full
-        decision = self.scheduler.poll(self.now, engine_idle=True)
+        decision = self.scheduler.poll(self.now, idle_lanes=1)
         if isinstance(decision, Plan):
             self._check(decision)
             return
@@ -282,7 +282,7 @@ class Interleavings(RuleBasedStateMachine):
         if decision.wake_at is not None:
             assert self.now < decision.wake_at <= self.now + self.settings.max_wait_s
             self.now = decision.wake_at
-            self._check(plan(self.scheduler.poll(self.now, engine_idle=True)))
+            self._check(plan(self.scheduler.poll(self.now, idle_lanes=1)))
 
     @precondition(lambda self: self.model)
     @rule()
