@@ -20,6 +20,7 @@ from penstock.producer.settings import ClientSettings
 if TYPE_CHECKING:
     from penstock.producer.bulk import BulkResult
     from penstock.producer.client import Client, Row
+    from penstock.producer.tables import Reader, Writer
 
 INPUT_HELP = "File to read: .csv, .jsonl or .parquet."
 OUTPUT_HELP = "File to write: .csv, .jsonl or .parquet."
@@ -94,21 +95,29 @@ def _file(task: str, settings: JobSettings, options: Options, source: Path, targ
     """Read, send, write. Bad files are found before Kafka is asked for anything."""
     from penstock.producer.tables import TableError, count_rows, open_reader, open_writer
 
+    if target.exists() and not settings.overwrite:
+        fail(f"{target} exists already. Choose another name, or give --overwrite.")
+        return EXIT_USAGE
     try:
         with (
             open_reader(source, settings.column) as reader,
-            open_writer(target, reader, task, overwrite=settings.overwrite) as writer,
+            open_writer(target, reader, task, top_k=options.top_k, overwrite=settings.overwrite) as writer,
         ):
             done = uvloop.run(_all_rows(task, settings, options, reader, writer, count_rows(source)))
     except TableError as error:
         fail(str(error))
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        say(f"{target} was not written.")
+        raise
     say(f"{done.rows:,} rows, {done.failed:,} failed, {done.seconds:.1f} s, {rate(done)} rows/s: {target}")
+    if done.failed:
+        say("Rows that failed say why in the output's error column.", "yellow")
     return EXIT_PROBLEM if done.failed else EXIT_OK
 
 
 async def _all_rows(
-    task: str, settings: JobSettings, options: Options, reader: Any, writer: Any, total: int | None
+    task: str, settings: JobSettings, options: Options, reader: "Reader", writer: "Writer", total: int | None
 ) -> "BulkResult":
     from penstock.producer.bulk import run_bulk
 

