@@ -63,8 +63,9 @@ class Scheduler:
         """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when an engine lane falls idle.
 
         A plan's jobs leave the queue: the caller now answers for them. While no lane is idle nothing is planned, so
-        that jobs keep gathering; while several are, a short queue is shared out among them. Where a full batch waits, only full batches are planned: the newest jobs stay, under
-        their own triggers, to meet mates. A clock that steps back counts as no time elapsed.
+        that jobs keep gathering; while several are, a short queue is shared out among them. Where a full batch waits,
+        only full batches are planned: the newest jobs stay, under their own triggers, to meet mates. A clock that steps
+        back counts as no time elapsed.
         """
         if idle_lanes < 1 or not self._queue:
             return Wait(None)
