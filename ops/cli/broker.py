@@ -9,6 +9,7 @@ from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import say
 from penstock.ops.kafka import BrokerKind, open_broker
 
+MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up, even if there are records
 ABOUT = {
     "kafka": "A real Apache Kafka of one node. Its data goes when it stops.",
     "mock": "librdkafka's mock: for development only. It forgets everything, drops the oldest beyond 5 MB a partition, "
@@ -36,6 +37,8 @@ def broker(settings: BrokerSettings) -> int:
         say(ABOUT[settings.kind])
         say("In other terminals:")
         say(f"  export PENSTOCK_BOOTSTRAP_SERVERS={running.bootstrap_servers}")
+        if settings.kind == "mock":
+            say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS}")
         say("Ctrl-C stops it.")
         threading.Event().wait()
     raise RuntimeError("Waiting for ever has ended. This is a bug.")

@@ -29,7 +29,7 @@ class CheckSettings(WorkerSettings):
 def check(settings: CheckSettings) -> int:
     """Say in one screen what is wrong with a set-up. Takes the worker's options and looks at what they name.
 
-        penstock check --bootstrap-servers kafka:9092 --model ./checkpoint --cache-path /var/cache/penstock.db
+    $ penstock check --bootstrap-servers kafka:9092 --model ./checkpoint
 
     Exit code 0: nothing wrong was found; 1: at least one problem.
     """

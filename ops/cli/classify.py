@@ -20,12 +20,13 @@ def classify(
 ) -> int:
     """Labels for a text, or for every row of a file. A worker must be running for the model.
 
-        penstock classify --model intents --text "Where is my card?"
+    $ penstock classify --model intents --text "Where is my card?"
 
-        penstock classify --model intents in.csv out.csv --column message
+    $ penstock classify --model intents in.csv out.csv --column message
 
-    The output has the input's columns and three more: label, score and error. Exit code 0: every row has its answer;
-    1: some rows hold an error instead; 2: nothing was done, the input or an option is wrong.
+    The output has the input's columns and three more: label, score, error.
+
+    Exit code 0: every row is answered. 1: some hold an error instead. 2: bad input.
     """
     options = Options(top_k=settings.top_k, truncate=settings.truncate)
     return run_job("classify", settings, options, source, target, text)

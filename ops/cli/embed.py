@@ -20,12 +20,13 @@ def embed(
 ) -> int:
     """Vectors for a text, or for every row of a file. A worker must be running for the model.
 
-        penstock embed --model all-MiniLM-L6-v2 --text "Where is my card?"
+    $ penstock embed --model minilm --text "Where is my card?"
 
-        penstock embed --model all-MiniLM-L6-v2 in.parquet out.parquet --column message
+    $ penstock embed --model minilm in.parquet out.parquet --column message
 
-    The output has the input's columns and two more: embedding and error. Exit code 0: every row has its answer; 1: some
-    rows hold an error instead; 2: nothing was done, the input or an option is wrong.
+    The output has the input's columns and two more: embedding, error.
+
+    Exit code 0: every row is answered. 1: some hold an error instead. 2: bad input.
     """
     options = Options(pooling=settings.pooling, truncate=settings.truncate)
     return run_job("embed", settings, options, source, target, text)

@@ -1,7 +1,6 @@
 """What a person sees: sentences on stderr, answers on stdout, and no traceback that is not a bug."""
 
 import logging
-import sys
 import traceback
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -95,8 +94,3 @@ class _Narrator:
             return ""
         details = ", ".join(f"{key}={value}" for key, value in event.items() if key != "event")
         return f"{name}: {details}" if details else str(name)
-
-
-def is_terminal() -> bool:
-    """Whether a person reads stdout."""
-    return sys.stdout.isatty()

@@ -10,7 +10,7 @@ def worker(settings: WorkerSettings) -> int:
 
     Start as many as you have machines: Kafka shares the topic's partitions among them.
 
-        penstock worker --model sentence-transformers/all-MiniLM-L6-v2
+    $ penstock worker --model sentence-transformers/all-MiniLM-L6-v2
     """
     from penstock.worker import serve
 

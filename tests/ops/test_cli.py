@@ -222,6 +222,7 @@ def test_broker_until_ctrl_c(processes: list[Process]) -> None:
     running.wait_for("Kafka is at 127.0.0.1:")
     running.wait_for("for development only")
     running.wait_for("export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:")
+    running.wait_for("export PENSTOCK_FETCH_MAX_WAIT_MS=5")
     running.wait_for("Ctrl-C stops it.")
     assert running.interrupt() == 130
     assert "Traceback" not in running.said
