@@ -249,13 +249,13 @@ class Client:
         return Request(model, task, tokens=join_tokens([sequence.ids for sequence in encoded]), options=options)
 
     async def _exchange(self, request: Request, deadline: float) -> Reply:
+        value = encode_request(request)
+        key = content_key(value)
         async with self._in_flight:
             if not self._open:
                 raise ShuttingDown("The client is closed.")
             correlation_id = next(self._ids)
             answer = self._inbox.expect(correlation_id, deadline)
-            value = encode_request(request)
-            key = content_key(value)
             headers = request_headers(
                 correlation_id, self._settings.reply_topic, self._inbox.partition, int(deadline * 1000)
             )

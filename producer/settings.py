@@ -11,7 +11,11 @@ class KafkaSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
 
-    bootstrap_servers: str = Field("localhost:9092", description="Kafka brokers, host:port, separated by commas.")
+    bootstrap_servers: str = Field(
+        "localhost:9092",
+        pattern=r"^\s*[^\s,]+:\d{1,5}\s*(,\s*[^\s,]+:\d{1,5}\s*)*$",
+        description="Kafka brokers, host:port, separated by commas.",
+    )
     fetch_max_wait_ms: int = Field(
         500, ge=1, description="Longest a broker holds back an empty fetch. librdkafka's mock holds every one: 5 there."
     )
