@@ -1,9 +1,19 @@
 """How to reach Kafka: the settings that clients and workers share."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.producer.topics import REPLY_TOPIC
+
+
+def _check_addresses(servers: str) -> str:
+    for server in servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        if not host or not (port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("must be host:port, several separated by commas")
+    return servers
 
 
 class KafkaSettings(BaseSettings):
@@ -11,10 +21,8 @@ class KafkaSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
 
-    bootstrap_servers: str = Field(
-        "localhost:9092",
-        pattern=r"^\s*[^\s,]+:\d{1,5}\s*(,\s*[^\s,]+:\d{1,5}\s*)*$",
-        description="Kafka brokers, host:port, separated by commas.",
+    bootstrap_servers: Annotated[str, AfterValidator(_check_addresses)] = Field(
+        "localhost:9092", description="Kafka brokers, host:port, separated by commas."
     )
     fetch_max_wait_ms: int = Field(
         500, ge=1, description="Longest a broker holds back an empty fetch. librdkafka's mock holds every one: 5 there."
