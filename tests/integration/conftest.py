@@ -29,14 +29,14 @@ Event = dict[str, Any]
 class WorkerProcess:
     """A worker as an operator runs it, logging JSON to a file. With model "null" its engine is `EchoEngine`."""
 
-    def __init__(self, log_path: Path, settings: dict[str, Any], echo: dict[str, str]) -> None:
+    def __init__(self, log_path: Path, settings: dict[str, Any]) -> None:
         is_null = settings.setdefault("model", "null") == "null"
-        options = {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
+        options = {_variable(name): str(value) for name, value in settings.items()}
         self.log_path = log_path
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *(ECHO if is_null else PENSTOCK)],
-                env={**os.environ, **echo, "PENSTOCK_LOG_FORMAT": "json", **options},
+                env={**os.environ, "PENSTOCK_LOG_FORMAT": "json", **options},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -94,13 +94,15 @@ class WorkerProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _variable(setting: str) -> str:
+    return setting.upper() if setting.startswith("echo_") else f"PENSTOCK_{setting.upper()}"
+
+
 Committed = Callable[[KafkaBroker, str], Awaitable[dict[TopicPartition, int]]]
 
 
 class StartWorker(Protocol):
-    def __call__(
-        self, broker: KafkaBroker, *, echo_batch_s: float = 0.0, echo_breaks: bool = False, **settings: Any
-    ) -> WorkerProcess: ...
+    def __call__(self, broker: KafkaBroker, **settings: Any) -> WorkerProcess: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -125,16 +127,16 @@ def unique() -> Callable[[str], str]:
 
 @pytest.fixture
 def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
-    """`start_worker(kafka, max_wait_ms=1)` starts a worker process with these settings; all end with the test."""
+    """`start_worker(kafka, max_wait_ms=1)` starts a worker process with these settings; all end with the test.
+
+    Settings called `echo_…` are those of echo_worker.py.
+    """
     with contextlib.ExitStack() as stack:
 
-        def start(
-            broker: KafkaBroker, *, echo_batch_s: float = 0.0, echo_breaks: bool = False, **settings: Any
-        ) -> WorkerProcess:
+        def start(broker: KafkaBroker, **settings: Any) -> WorkerProcess:
             log_path = tmp_path / f"worker-{uuid.uuid4().hex[:8]}.log"
-            echo = {"ECHO_BATCH_S": str(echo_batch_s), "ECHO_BREAKS": "1" if echo_breaks else ""}
             settings = {"bootstrap_servers": broker.bootstrap_servers, **settings}
-            return stack.enter_context(WorkerProcess(log_path, settings, echo))
+            return stack.enter_context(WorkerProcess(log_path, settings))
 
         yield start
 

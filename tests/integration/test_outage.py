@@ -1,0 +1,91 @@
+"""No broker at the start, none in mid-run: wait, say so, resume; never spin."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client, Expired
+
+StartWorker = Callable[..., Any]
+MODEL = "m"
+MOST_BUSY = 0.25  # of one processor, while there is nothing to do but wait for the broker
+
+
+@pytest.fixture
+def broker() -> Iterator[KafkaBroker]:
+    """A broker of the test's own, not started yet."""
+    own = KafkaBroker(num_partitions=4)
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+@asynccontextmanager
+async def measured(worker: Any) -> AsyncIterator[None]:
+    """The worker must be all but idle inside."""
+    cpu_s, started = worker.cpu_s, time.monotonic()
+    yield
+    busy = (worker.cpu_s - cpu_s) / (time.monotonic() - started)
+    assert busy < MOST_BUSY, f"The worker used {busy:.0%} of a processor while the broker was away."
+
+
+@pytest.mark.timeout(180)
+async def test_worker_and_client_started_before_the_broker_wait_for_it(
+    broker: KafkaBroker, start_worker: StartWorker
+) -> None:
+    worker = start_worker(broker, served_name=MODEL)
+    client = Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL)
+    connecting = asyncio.create_task(client.start())
+    await worker.event("kafka_unreachable")
+    async with measured(worker):
+        await asyncio.to_thread(broker.start)
+    try:
+        await asyncio.wait_for(connecting, 60)
+        vectors = await client.embed(ids=[[1, 2, 3]], timeout_s=60)
+        assert vectors.tolist() == [[3, 1, 3, 6]]
+    finally:
+        await client.close()
+
+
+@pytest.mark.timeout(180)
+async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, start_worker: StartWorker) -> None:
+    await asyncio.to_thread(broker.start)
+    worker = start_worker(broker, served_name=MODEL)
+    async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL, timeout_s=90) as client:
+        await worker.ready()
+        calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(1000)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(broker.kill)
+        during = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(1000, 1200)]
+        async with measured(worker):
+            with pytest.raises(Expired):
+                await client.embed(ids=[[1]], timeout_s=4.0)  # a deadline holds without a broker, too
+            await asyncio.to_thread(broker.start)
+        after = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(1200, 1400)]
+        vectors = await asyncio.gather(*calls, *during, *after)
+    assert [vector[0, 1] for vector in vectors] == list(range(1, 1401))
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+    # Waiting is said, and not over and over.
+    assert len(worker.events()) < 200 + len(worker.events("batch_done"))
+
+
+async def test_sigterm_ends_a_worker_that_waits_for_its_broker(broker: KafkaBroker, start_worker: StartWorker) -> None:
+    worker = start_worker(broker, served_name=MODEL)
+    await worker.event("kafka_unreachable")
+    worker.process.terminate()
+    assert await worker.exit_code(10) == 0
+
+
+async def test_closing_a_client_that_waits_for_its_broker_ends_at_once(broker: KafkaBroker) -> None:
+    connecting = asyncio.create_task(Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL).__aenter__())
+    await asyncio.sleep(0)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(connecting, 10)
