@@ -1,0 +1,117 @@
+"""`python -m penstock.ops.bench [part ...]`: measure, print, and keep the figures in one JSON file."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.ops.bench.claims import PartResult
+from penstock.ops.bench.machine import describe_machine, slug, use_cores
+from penstock.ops.bench.processes import ProcessFailed
+from penstock.ops.bench.report import show_claims, show_grid
+from penstock.ops.bench.setup import Setup
+from penstock.ops.demo.model import ModelUnavailable, model_directory
+from penstock.ops.kafka import BrokerError
+
+CORES = 2  # the targets are for two
+RESULTS = Path(__file__).with_name("results")
+# part -> module:function of this package, imported when it runs: torch takes seconds
+PARTS: Mapping[str, str] = {
+    "engine": "part_engine:run_float32",
+    "engine-bf16": "part_engine:run_bfloat16",
+    "end-to-end": "part_end_to_end:run_end_to_end",
+    "latency": "part_latency:run_latency",
+    "null": "part_null:run_null",
+    "profile": "part_null:run_profile",
+    "memory": "part_null:run_memory",
+}
+
+
+def main() -> int:
+    """Exit code: 0; 1 if something could not be run. A missed target is a result, not a failure."""
+    arguments = _parser().parse_args()
+    console = Console(width=max(160, Console().width))
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        del os.environ[name]  # settings of somebody's real cluster
+    use_cores(CORES)
+    machine = describe_machine()
+    setup_logs = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
+    console.print(f"{machine['cpu']}, {len(machine['cores_used'])} cores; logs in {setup_logs}")
+    started = datetime.now(UTC)
+    try:
+        setup = Setup(model_directory(), setup_logs, len(machine["cores_used"]), arguments.scale)
+        results = {part: _run_part(console, part, setup) for part in arguments.parts or PARTS}
+    except (BrokerError, ModelUnavailable, ProcessFailed) as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    claims = [claim for result in results.values() for claim in result.claims]
+    show_claims(console, claims)
+    output = arguments.output or _default_output(machine, arguments)
+    if output is not None:
+        record = {
+            "command": shlex.join(["python", "-m", "penstock.ops.bench", *sys.argv[1:]]),
+            "started": started.isoformat(timespec="seconds"),
+            "scale": arguments.scale,
+            "machine": machine,
+            "load_average_after": os.getloadavg(),
+            "parts": {part: to_json(result) for part, result in results.items()},
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        console.print(f"Written to {output}")
+    else:
+        console.print("Not kept: only a whole run at full scale is a result. --output keeps any run.")
+    return 0
+
+
+def to_json(result: PartResult) -> dict[str, Any]:
+    """A part's result with each claim's verdict, for the result file."""
+    record = dataclasses.asdict(result)
+    for claim, shown in zip(result.claims, record["claims"], strict=True):
+        if claim.criterion is not None:
+            shown["criterion"]["verdict"] = claim.criterion.verdict
+    return record
+
+
+def _run_part(console: Console, part: str, setup: Setup) -> PartResult:
+    module, function = PARTS[part].split(":")
+    started = time.monotonic()
+    with console.status(f"{part} ..."):
+        run: Callable[[Setup], PartResult] = getattr(import_module(f"penstock.ops.bench.{module}"), function)
+        result = run(setup)
+    console.rule(f"{part} ({time.monotonic() - started:.0f} s)")
+    for grid in result.grids:
+        show_grid(console, grid)
+    show_claims(console, result.claims)
+    if "not_applicable" in result.details:
+        console.print(f"Not applicable: {result.details['not_applicable']}.")
+    return result
+
+
+def _default_output(machine: Mapping[str, Any], arguments: argparse.Namespace) -> Path | None:
+    return RESULTS / f"{slug(machine)}.json" if arguments.scale == 1 and not arguments.parts else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench", description="The benchmarks of penstock.")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the requests; below 1 for trying out")
+    parser.add_argument(
+        "--output", type=Path, help="result file; default: results/<processor>.json, for whole runs only"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Where and with what a run took place."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.ops.kafka.jars import jar_dir
+
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+_PACKAGES = (
+    *("penstock", "aiokafka", "faststream", "msgpack", "numpy", "sentence-transformers"),
+    *("tokenizers", "torch", "transformers", "uvloop"),
+)
+
+
+def use_cores(count: int) -> list[int]:
+    """Keep this process, and every one it starts, on `count` cores; returns them. Fewer where there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))[:count]
+    os.sched_setaffinity(0, cores)
+    return cores
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, versions, commit and load before the run, as the result file carries them."""
+    cpu = _cpuinfo()
+    flags = set(cpu.get("flags", "").split())
+    return {
+        "cpu": cpu.get("model name", platform.processor() or platform.machine()),
+        # A virtual machine's "model name" may not tell one generation from the next; these do.
+        "cpu_family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
+        "cores_used": sorted(os.sched_getaffinity(0)),
+        "cores_of_machine": os.cpu_count(),
+        "flags": {flag: flag in flags for flag in _FLAGS},
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "load_average_before": [round(load, 2) for load in os.getloadavg()],
+        "versions": {"python": platform.python_version(), "kafka": jar_dir().name, **_versions()},
+        "commit": _commit(),
+    }
+
+
+def slug(machine: Mapping[str, Any]) -> str:
+    """A file name's worth of a machine: processor and cores."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
+    return f"{name}-{len(machine['cores_used'])}-cores"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(encoding="utf-8").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with a + when files differ from it; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed.stdout.strip() else "")
