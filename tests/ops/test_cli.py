@@ -152,8 +152,9 @@ class TestCheck:
 
     def test_a_bad_address(self) -> None:
         code, text = penstock("check", "--bootstrap-servers", "no port here")
-        assert code == 1
-        assert "problem Kafka" in text
+        assert code == 2
+        assert "--bootstrap-servers" in text
+        assert "host:port" in text
 
     def test_all_is_well(self, tmp_path: Path) -> None:
         with MockBroker() as broker:
