@@ -1,0 +1,235 @@
+"""Records out, against a stand-in for aiokafka's producer: order, batches, retries, refusals. No broker."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NotLeaderForPartitionError,
+    UnknownTopicOrPartitionError,
+)
+
+from penstock.producer import outbox as module
+from penstock.producer.outbox import Outbox, OutRecord
+
+
+class Batch:
+    """Takes as many bytes of values as `room`, but always one record."""
+
+    def __init__(self, room: int) -> None:
+        self.values: list[bytes] = []
+        self._room = room
+
+    def append(self, *, timestamp: None, key: bytes, value: bytes, headers: object) -> object | None:
+        if self.values and sum(map(len, self.values)) + len(value) > self._room:
+            return None
+        self.values.append(value)
+        return object()
+
+
+class StandIn:
+    """What Outbox asks of a producer. Topics have three partitions; `answers` decides what becomes of each batch."""
+
+    def __init__(self, answers: Callable[[list[bytes]], Awaitable[None]], room: int = 1_000_000) -> None:
+        self.sent: dict[tuple[str, int], list[list[bytes]]] = defaultdict(list)  # batches acknowledged
+        self.stopped = False
+        self._answers = answers
+        self._room = room
+        self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def die(self) -> None:
+        self._sender.sender_task.set_result(None)
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        if topic == "nowhere":
+            raise UnknownTopicOrPartitionError(topic)
+        return {0, 1, 2}
+
+    def create_batch(self) -> Batch:
+        return Batch(self._room)
+
+    async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> Awaitable[None]:
+        async def acknowledge() -> None:
+            await self._answers(batch.values)
+            self.sent[topic, partition].append(batch.values)
+
+        return acknowledge()
+
+
+@asynccontextmanager
+async def outbox_over(*producers: StandIn) -> AsyncIterator[Outbox]:
+    """An Outbox whose first producer is the first of these, its replacement the second, and so on."""
+    made = iter(producers)
+    outbox = Outbox("nowhere:1", client_id="test")
+    outbox._make_producer = lambda: next(made)  # type: ignore[method-assign]  # the one place where aiokafka is made
+    await outbox.start()
+    yield outbox
+    await outbox.stop(timeout_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries need not be waited for."""
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
+
+
+async def accept(values: list[bytes]) -> None: ...
+
+
+class Results:
+    """Outcome of each record, in the order of their becoming known."""
+
+    def __init__(self) -> None:
+        self.of: list[tuple[bytes, KafkaError | None]] = []
+
+    def record(self, value: bytes, key: bytes = b"key!") -> OutRecord:
+        return OutRecord(key, value, [], lambda error: self.of.append((value, error)))
+
+    @property
+    def refused(self) -> list[bytes]:
+        return [value for value, error in self.of if error is not None]
+
+
+async def test_what_is_put_while_a_batch_is_away_leaves_in_the_next_one_in_order() -> None:
+    gate = asyncio.Event()
+
+    async def slowly(values: list[bytes]) -> None:
+        await gate.wait()
+
+    producer, results = StandIn(slowly), Results()
+    async with outbox_over(producer) as outbox:
+        outbox.put("t", 1, results.record(b"0"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for n in range(1, 6):
+            outbox.put("t", 1, results.record(b"%d" % n))
+        assert results.of == []
+        gate.set()
+        await outbox.flush()
+    assert producer.sent["t", 1] == [[b"0"], [b"1", b"2", b"3", b"4", b"5"]]
+    assert results.of == [(b"%d" % n, None) for n in range(6)]
+
+
+async def test_nothing_is_done_before_its_acknowledgement() -> None:
+    events: list[str] = []
+
+    async def answer(values: list[bytes]) -> None:
+        events.append(f"produced {b''.join(values).decode()}")
+
+    async with outbox_over(StandIn(answer)) as outbox:
+        for value in (b"a", b"b"):
+            outbox.put(
+                "t", 0, OutRecord(b"key!", value, [], lambda error, v=value: events.append(f"done {v.decode()}"))
+            )
+        await outbox.flush()
+    assert events == ["produced ab", "done a", "done b"]
+
+
+async def test_a_record_without_a_partition_goes_where_its_key_says() -> None:
+    producer, results = StandIn(accept), Results()
+    async with outbox_over(producer) as outbox:
+        for n in range(9):
+            outbox.put("t", None, results.record(b"%d" % n, key=n.to_bytes(4, "big")))
+        await outbox.flush()
+    assert {p: producer.sent["t", p] for p in range(3)} == {
+        0: [[b"0", b"3", b"6"]],
+        1: [[b"1", b"4", b"7"]],
+        2: [[b"2", b"5", b"8"]],
+    }
+
+
+async def test_a_full_batch_leaves_and_the_rest_follows() -> None:
+    producer, results = StandIn(accept, room=10), Results()
+    async with outbox_over(producer) as outbox:
+        for value in (b"aaaa", b"bbbb", b"cccc", b"d" * 50, b"e"):
+            outbox.put("t", 0, results.record(value))
+        await outbox.flush()
+    assert producer.sent["t", 0] == [[b"aaaa", b"bbbb"], [b"cccc"], [b"d" * 50], [b"e"]]
+
+
+@pytest.mark.parametrize("error", [NotLeaderForPartitionError(), KafkaTimeoutError(), KafkaError("what is this")])
+async def test_a_failed_batch_is_sent_again_until_it_is_acknowledged(error: KafkaError) -> None:
+    failures = 3
+
+    async def fail_first(values: list[bytes]) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise error
+
+    producer, results = StandIn(fail_first), Results()
+    async with outbox_over(producer) as outbox:
+        for n in range(4):
+            outbox.put("t", 0, results.record(b"%d" % n))
+        await outbox.flush()
+    assert [value for batch in producer.sent["t", 0] for value in batch] == [b"0", b"1", b"2", b"3"]
+    assert results.of == [(b"%d" % n, None) for n in range(4)]
+
+
+async def test_a_record_that_is_too_large_is_refused_alone() -> None:
+    async def refuse_large(values: list[bytes]) -> None:
+        if sum(map(len, values)) > 100:
+            raise MessageSizeTooLargeError("too large")
+
+    producer, results = StandIn(refuse_large), Results()
+    async with outbox_over(producer) as outbox:
+        for value in (b"a" * 60, b"b" * 60, b"c" * 101, b"d"):
+            outbox.put("t", 0, results.record(value))
+        await outbox.flush()
+    assert results.refused == [b"c" * 101]
+    assert [value for batch in producer.sent["t", 0] for value in batch] == [b"a" * 60, b"b" * 60, b"d"]
+
+
+@pytest.mark.parametrize(("topic", "partition"), [("nowhere", 0), ("nowhere", None), ("t", 3)])
+async def test_a_destination_that_is_not_there_refuses_its_own_records_only(topic: str, partition: int | None) -> None:
+    producer, results = StandIn(accept), Results()
+    async with outbox_over(producer) as outbox:
+        outbox.put(topic, partition, results.record(b"lost"))
+        outbox.put("t", 0, results.record(b"fine"))
+        await outbox.flush()
+    assert results.refused == [b"lost"]
+    assert producer.sent["t", 0] == [[b"fine"]]
+
+
+async def test_a_producer_that_died_is_replaced_and_nothing_is_lost() -> None:
+    async def die(values: list[bytes]) -> None:
+        if not first._sender.sender_task.done():
+            first.die()
+        raise KafkaError("fenced")
+
+    first, second, results = StandIn(die), StandIn(accept), Results()
+    async with outbox_over(first, second) as outbox:
+        for partition in range(3):
+            outbox.put("t", partition, results.record(b"%d" % partition))
+        await outbox.flush()
+    assert first.stopped
+    assert [second.sent["t", partition] for partition in range(3)] == [[[b"0"]], [[b"1"]], [[b"2"]]]
+
+
+async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
+    async def never(values: list[bytes]) -> None:
+        await asyncio.Event().wait()
+
+    producer, results = StandIn(never), Results()
+    outbox = Outbox("nowhere:1", client_id="test")
+    outbox._make_producer = lambda: producer  # type: ignore[method-assign]  # the one place where aiokafka is made
+    await outbox.start()
+    outbox.put("t", 0, results.record(b"a"))
+    await outbox.stop(timeout_s=0.01)
+    assert producer.stopped
+    assert results.of == []
+
+
+async def test_use_before_start_is_a_bug() -> None:
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        await Outbox("nowhere:1", client_id="test").partitions("t")
