@@ -250,29 +250,46 @@ class Client:
 
     async def _exchange(self, request: Request, deadline: float) -> Reply:
         value = encode_request(request)
-        key = content_key(value)
-        async with self._in_flight:
-            if not self._open:
-                raise ShuttingDown("The client is closed.")
-            correlation_id = next(self._ids)
-            answer = self._inbox.expect(correlation_id, deadline)
-            headers = request_headers(
-                correlation_id, self._settings.reply_topic, self._inbox.partition, int(deadline * 1000)
-            )
-
-            def sent(error: Exception | None) -> None:
-                if error is not None:
-                    self._inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
-
-            partition = partition_for(key, self._num_partitions)
-            self._outbox.put(self._topic, partition, OutRecord(key, value, headers, sent))
-            try:
-                reply = await answer
-            finally:
-                self._inbox.forget(correlation_id)
+        await self._take_place(deadline)
+        try:
+            reply = await self._send(value, deadline)
+        finally:
+            self._in_flight.release()
         if isinstance(reply, ErrorReply):
             raise reply.exception()
         return reply
+
+    async def _take_place(self, deadline: float) -> None:
+        """A place among the requests in flight, waited for no longer than the deadline allows."""
+        if not self._in_flight.locked():
+            await self._in_flight.acquire()  # at once, and without the price of a timeout
+            return
+        try:
+            async with asyncio.timeout(deadline - time.time()):
+                await self._in_flight.acquire()
+        except TimeoutError as error:
+            raise Expired("The deadline passed while earlier requests were on their way.") from error
+
+    async def _send(self, value: bytes, deadline: float) -> Reply | ErrorReply:
+        if not self._open:
+            raise ShuttingDown("The client is closed.")
+        correlation_id = next(self._ids)
+        answer = self._inbox.expect(correlation_id, deadline)
+        headers = request_headers(
+            correlation_id, self._settings.reply_topic, self._inbox.partition, int(deadline * 1000)
+        )
+
+        def sent(error: Exception | None) -> None:
+            if error is not None:
+                self._inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
+
+        key = content_key(value)
+        partition = partition_for(key, self._num_partitions)
+        self._outbox.put(self._topic, partition, OutRecord(key, value, headers, sent))
+        try:
+            return await answer
+        finally:
+            self._inbox.forget(correlation_id)
 
     async def _sweep(self) -> None:
         """Fail what is past its deadline."""

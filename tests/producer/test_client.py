@@ -1,0 +1,304 @@
+"""The client's promises, with the broker left out: what it sends goes to a function, whose replies come back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.producer import (
+    BackendError,
+    BadTokenId,
+    Client,
+    EmptyInput,
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    ShuttingDown,
+    TooLong,
+)
+from penstock.producer import client as module
+from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
+from penstock.producer.messages import Reply, Request, join_tokens
+from penstock.producer.outbox import OutRecord
+from penstock.producer.wire import decode_request, encode_error, encode_reply
+
+Answer = Callable[[Request], Reply | PenstockError | None]
+
+
+@dataclass
+class Received:
+    """What the inbox reads of a record."""
+
+    headers: list[tuple[str, bytes]]
+    value: bytes
+    offset: int = 0
+
+
+class Loop:
+    """Stands for the outbox, the broker and a worker: each record is answered by `answer`, None meaning never."""
+
+    def __init__(self, client: Client, answer: Answer, times: int) -> None:
+        self.requests: list[Request] = []
+        self.records: list[OutRecord] = []
+        self.waiting = 0  # requests that were not answered
+        self._client = client
+        self._answer = answer
+        self._times = times
+        self._unanswered = asyncio.Event()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def partitions(self, topic: str) -> int:
+        return 8
+
+    async def until_waiting(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while self.waiting < count:
+                self._unanswered.clear()
+                await self._unanswered.wait()
+
+    def put(self, topic: str, partition: int, record: OutRecord) -> None:
+        record.done(None)
+        request = decode_request(record.value)
+        self.requests.append(request)
+        self.records.append(record)
+        answer = self._answer(request)
+        if answer is None:
+            self.waiting += 1
+            self._unanswered.set()
+            return
+        value = encode_error(answer) if isinstance(answer, PenstockError) else encode_reply(answer)
+        correlation = [(name, data) for name, data in record.headers if name == CORRELATION_ID]
+        for _ in range(self._times):
+            asyncio.get_running_loop().call_soon(self._client._inbox._receive, Received(correlation, value))
+
+
+def first_ids(request: Request) -> Reply:
+    """Answers each sequence with its first id, its length and a zero."""
+    assert request.tokens is not None
+    sequences = np.split(request.tokens.ids, np.cumsum(request.tokens.lens)[:-1])
+    vectors = np.array([[ids[0], len(ids), 0] for ids in sequences], np.float32)
+    return Reply("m", "r", vectors=vectors)
+
+
+@asynccontextmanager
+async def connected(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, *, times: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Client, Loop]]:
+    async def nothing(*args: object) -> None: ...
+
+    client = Client(model="m", bootstrap_servers="nowhere:1", **settings)
+    loop = Loop(client, answer, times)
+    monkeypatch.setattr(module, "ensure_topics", nothing)
+    monkeypatch.setattr(client._inbox, "start", nothing)
+    monkeypatch.setattr(client, "_outbox", loop)
+    async with client:
+        yield client, loop
+
+
+async def within(seconds: float, call: Awaitable[Any]) -> Any:
+    """The result; an AssertionError when it takes too long, so that a call that hangs is told from one that expired."""
+    try:
+        return await asyncio.wait_for(call, seconds)
+    except TimeoutError:
+        raise AssertionError(f"The call was still waiting after {seconds} s.") from None
+
+
+async def test_each_caller_gets_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids) as (client, _):
+        vectors = await asyncio.gather(*[client.embed(ids=[[n]]) for n in range(1000)])
+    assert [int(vector[0, 0]) for vector in vectors] == list(range(1000))
+
+
+async def test_a_duplicate_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids, times=3) as (client, _):
+        assert (await client.embed(ids=[[5]])).tolist() == [[5, 1, 0]]
+        assert (await client.embed(ids=[[6]])).tolist() == [[6, 1, 0]]
+
+
+async def test_a_request_says_who_asks_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        before = time.time()
+        await client.embed(ids=[[1]], timeout_s=7)
+        await client.embed(ids=[[1]], timeout_s=7)
+    first, second = (dict(record.headers) for record in loop.records)
+    assert first[CORRELATION_ID] != second[CORRELATION_ID]
+    assert first[REPLY_TOPIC] == b"penstock.replies"
+    assert len(first[REPLY_PARTITION]) == 4
+    assert before + 6.9 < int(first[DEADLINE_MS]) / 1000 < time.time() + 7.1
+    assert loop.records[0].key == loop.records[1].key  # equal requests meet in one worker
+
+
+async def test_many_sequences_travel_in_few_records_and_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids, sequences_per_record=64) as (client, loop):
+        vectors = await client.embed(ids=[[n] * (n % 5 + 1) for n in range(200)])
+    assert [request.num_sequences for request in loop.requests] == [64, 64, 64, 8]
+    assert vectors[:, 0].tolist() == list(range(200))
+    assert vectors[:, 1].tolist() == [n % 5 + 1 for n in range(200)]
+
+
+async def test_long_texts_are_spread_over_more_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply("m", "r", vectors=np.zeros((request.num_sequences, 3), np.float32))
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        await client.embed(["x" * 100_000] * 10)
+    assert max(sum(map(len, request.text or ())) for request in loop.requests) <= 256 * 1024
+    assert sum(request.num_sequences for request in loop.requests) == 10
+
+
+async def test_a_single_text_gives_a_single_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: Reply("m", "r", vectors=np.ones((1, 3), np.float32))) as (
+        client,
+        _,
+    ):
+        assert (await client.embed("one")).shape == (3,)
+        assert (await client.embed(["one"])).shape == (1, 3)
+
+
+async def test_sequences_at_fault_are_taken_out_and_the_others_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply | PenstockError:
+        reply = first_ids(request)
+        assert reply.vectors is not None
+        bad = np.flatnonzero(reply.vectors[:, 0] >= 1000).tolist()
+        return BadTokenId("bad", {index: BadTokenId(f"row {index}") for index in bad}) if bad else reply
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        rows = await client.map("embed", ids=[[1], [1000], [2], [], [3, 4], [2000]])
+        with pytest.raises(BadTokenId):
+            await client.embed(ids=[[1], [1000]])
+    assert [type(row) for row in rows] == [np.ndarray, BadTokenId, np.ndarray, EmptyInput, np.ndarray, BadTokenId]
+    assert [row.tolist() for row in rows if isinstance(row, np.ndarray)] == [[1, 1, 0], [2, 1, 0], [3, 2, 0]]
+    assert [request.num_sequences for request in loop.requests[:2]] == [5, 3]
+
+
+@pytest.mark.parametrize("error", [TooLong, BackendError, Expired, InvalidRequest])
+async def test_an_error_reply_is_raised_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, error: type[PenstockError]
+) -> None:
+    async with connected(monkeypatch, lambda request: error("the reason")) as (client, loop):
+        with pytest.raises(error, match="the reason") as raised:
+            await client.embed(ids=[[1]])
+    assert type(raised.value) is error
+    assert len(loop.requests) == 1
+
+
+async def test_a_retriable_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.001)
+    refusals = iter([Overloaded("later"), ShuttingDown("leaving")])
+    async with connected(monkeypatch, lambda request: next(refusals, None) or first_ids(request)) as (client, loop):
+        assert (await client.embed(ids=[[5]])).tolist() == [[5, 1, 0]]
+    assert len(loop.requests) == 3
+
+
+async def test_a_retriable_refusal_is_final_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: Overloaded("later")) as (client, loop):
+        with pytest.raises(Overloaded):
+            await within(5, client.embed(ids=[[5]], timeout_s=0.1))
+    assert len(loop.requests) == 1
+
+
+async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: None) as (client, _):
+        with pytest.raises(Expired):
+            await within(5, client.embed(ids=[[1]], timeout_s=0.05))
+
+
+async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: None, max_in_flight=3) as (client, loop):
+        calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert loop.waiting == 3
+        await client.close()
+        results = await within(5, asyncio.gather(*calls, return_exceptions=True))
+    assert [type(result) for result in results] == [ShuttingDown] * 10
+    assert loop.waiting == 3
+
+
+async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(monkeypatch, lambda request: None, max_in_flight=1) as (client, loop):
+        first = asyncio.create_task(client.embed(ids=[[1]], timeout_s=30))
+        await asyncio.sleep(0)
+        with pytest.raises(Expired):
+            await within(5, client.embed(ids=[[2]], timeout_s=0.05))
+        assert len(loop.requests) == 1
+        await client.close()
+        with pytest.raises(ShuttingDown):
+            await first
+
+
+async def test_closing_fails_what_is_pending_and_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: None) as (client, loop):
+        calls = [asyncio.create_task(client.embed(ids=[[n]])) for n in range(5)]
+        await loop.until_waiting(5)
+        await client.close()
+        await client.close()
+        results = await within(5, asyncio.gather(*calls, return_exceptions=True))
+        assert [type(result) for result in results] == [ShuttingDown] * 5
+        with pytest.raises(ShuttingDown):
+            await client.embed(ids=[[1]])
+
+
+async def test_a_cancelled_call_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(
+        monkeypatch, lambda request: None if request.num_sequences == 2 else first_ids(request), max_in_flight=1
+    ) as (
+        client,
+        loop,
+    ):
+        stuck = asyncio.create_task(client.embed(ids=[[1], [2]]))
+        await loop.until_waiting(1)
+        stuck.cancel()
+        assert (await within(5, client.embed(ids=[[7]]))).tolist() == [[7, 1, 0]]
+
+
+async def test_an_answer_that_cannot_be_read_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: None) as (client, loop):
+        call = asyncio.create_task(client.embed(ids=[[1]]))
+        await loop.until_waiting(1)
+        client._inbox._receive(Received(list(loop.records[0].headers), b"not a reply"))
+        with pytest.raises(BackendError, match="could not be read"):
+            await within(5, call)
+
+
+@pytest.mark.parametrize("call", [{}, {"ids": []}, {"texts": []}])
+async def test_nothing_to_send_is_refused_here(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any]) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        with pytest.raises(InvalidRequest):
+            await client.embed(**call)
+    assert loop.requests == []
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], [[1, 2]]])
+async def test_ids_that_are_no_ids_are_refused_here(monkeypatch: pytest.MonkeyPatch, ids: list[Any]) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        with pytest.raises(InvalidRequest, match="Sequence 1"):
+            await client.embed(ids=[[1], ids])
+    assert loop.requests == []
+
+
+async def test_half_a_surrogate_pair_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply("m", "r", vectors=np.zeros((request.num_sequences, 3), np.float32))
+
+    async with connected(monkeypatch, answer) as (client, _):
+        rows = await client.map("embed", ["fine", "\ud83d", "fine, too"])
+    assert [type(row) for row in rows] == [np.ndarray, InvalidRequest, np.ndarray]
+
+
+async def test_one_request_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids) as (client, _):
+        reply = await client.request(Request("m", "embed", tokens=join_tokens([[3, 4], [5]])))
+    assert reply.vectors is not None
+    assert reply.vectors.tolist() == [[3, 2, 0], [5, 1, 0]]
