@@ -13,12 +13,15 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.headers import CORRELATION_ID
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
 from penstock.producer.messages import ErrorReply, Reply
 from penstock.producer.wire import decode_reply
+
+_RETRY_S = 0.5
 
 log = structlog.get_logger("penstock.inbox")
 
@@ -103,7 +106,12 @@ class Inbox:
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         while True:
-            fetched = await consumer.getmany(timeout_ms=1000)
+            try:
+                fetched = await consumer.getmany(timeout_ms=1000)
+            except KafkaError as error:
+                log.warning("replies_unreadable", error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+                continue
             for records in fetched.values():
                 for record in records:
                     self._receive(record)
