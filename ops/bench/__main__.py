@@ -55,8 +55,9 @@ def main() -> int:
     except (BrokerError, ModelUnavailable, ProcessFailed) as error:
         console.print(str(error), style="red", markup=False)
         return 1
-    claims = [claim for result in results.values() for claim in result.claims]
-    show_claims(console, claims)
+    if len(results) > 1:
+        console.rule("all")
+        show_claims(console, [claim for result in results.values() for claim in result.claims])
     output = arguments.output or _default_output(machine, arguments)
     if output is not None:
         record = {

@@ -31,7 +31,7 @@ async def serve(bootstrap_servers: str, model: str, dtype: str, cores: int) -> N
     torch.set_num_threads(cores)
     encoder: Any = SentenceTransformer(model, device="cpu").to(getattr(torch, dtype))
     encoder.encode(["warm up"] * _MAX_RECORDS, show_progress_bar=False)
-    # publish_batch drops, without a word, what does not fit into one batch of the producer's 16 KiB.
+    # With the producer's default of 16 KiB, publish_batch raises for more than ten replies, and they are lost.
     broker = KafkaBroker(bootstrap_servers, max_batch_size=1 << 20, logger=None)
 
     async def answer(requests: list[Request]) -> None:

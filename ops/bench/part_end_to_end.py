@@ -91,7 +91,10 @@ def _result(dtype: str, alone_rates: Sequence[float], loads: dict[str, list[Load
         f"{dtype}: processor µs a text",
         ("pipeline", "client", "worker", "broker"),
         [
-            (name, *[statistics.median(load.cpu_us(process) for load in results) for process in results[0].cpu_user_s])
+            (
+                "FastStream" if name == "baseline" else name,
+                *[statistics.median(load.cpu_us(process) for load in results) for process in results[0].cpu_user_s],
+            )
             for name, results in loads.items()
         ],
     )

@@ -13,9 +13,9 @@ _WORDS = {"aim": "yes, and the aim", "must": "yes", "missed": "no"}
 
 
 def show_claims(console: Console, claims: Sequence[Claim]) -> None:
-    """work | ours | baseline | ratio | floor | floor share | must | aim | met?"""
+    """work | ours | baseline | ratio | floor | floor share | judged by | must | aim | met?"""
     table = Table(box=box.HORIZONTALS, show_lines=True)
-    for column in ("work", "ours", "baseline", "ratio", "floor", "floor share", "must", "aim", "met?"):
+    for column in ("work", "ours", "baseline", "ratio", "floor", "floor share", "judged by", "must", "aim", "met?"):
         table.add_column(column, overflow="fold")
     for claim in claims:
         table.add_row(
@@ -40,13 +40,14 @@ def show_grid(console: Console, grid: Grid) -> None:
     console.print(table)
 
 
-def _verdict(criterion: Criterion | None) -> tuple[str, str, str]:
+def _verdict(criterion: Criterion | None) -> tuple[str, ...]:
     if criterion is None:
-        return "", "", ""
+        return ("",) * 4
     sign = "≥" if criterion.higher_is_better else "≤"
     verdict = criterion.verdict
-    must, aim = (f"{sign} {threshold:,.6g} {criterion.what}" for threshold in (criterion.must, criterion.aim))
-    return must, aim, f"[{_STYLES[verdict]}]{_WORDS[verdict]}[/]"
+    must, aim = (f"{sign} {threshold:,.6g}" for threshold in (criterion.must, criterion.aim))
+    judged = f"{criterion.what}: {criterion.value:,.6g}"
+    return judged, must, aim, f"[{_STYLES[verdict]}]{_WORDS[verdict]}[/]"
 
 
 def _number(value: float) -> str:
