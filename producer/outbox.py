@@ -15,6 +15,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
     InvalidTopicError,
+    KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
@@ -132,7 +133,7 @@ class Outbox:
         if producer is None:
             raise RuntimeError("Outbox.put before start. This is a bug.")
         try:
-            partitions = await producer.partitions_for(topic)
+            partitions = await self._partitions_of(producer, topic)
             if partition is None:
                 self._spread(topic, len(partitions), waiting)
             elif partition not in partitions:
@@ -152,6 +153,16 @@ class Outbox:
             await asyncio.sleep(_RETRY_S)
             await self._replace(producer)
         return _BATCH_RECORDS
+
+    @staticmethod
+    async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
+        """A topic's partitions. Only a broker's word makes it unknown; aiokafka also says so when it could ask none."""
+        try:
+            return set(await producer.partitions_for(topic))
+        except UnknownTopicOrPartitionError as error:
+            if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
+                raise
+            raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
 
     def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
         while waiting:

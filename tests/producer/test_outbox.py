@@ -40,6 +40,8 @@ class StandIn:
         self.stopped = False
         self._answers = answers
         self._room = room
+        self.client = self.cluster = self  # of which Outbox asks force_metadata_update and topics
+        self.brokers_away = 0  # how many more times no broker can be asked for the topic "late"
         self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
 
     async def start(self) -> None: ...
@@ -51,9 +53,16 @@ class StandIn:
         self._sender.sender_task.set_result(None)
 
     async def partitions_for(self, topic: str) -> set[int]:
-        if topic == "nowhere":
+        if topic == "nowhere" or (topic == "late" and self.brokers_away):
             raise UnknownTopicOrPartitionError(topic)
         return {0, 1, 2}
+
+    async def force_metadata_update(self) -> bool:
+        self.brokers_away = max(0, self.brokers_away - 1)
+        return not self.brokers_away
+
+    def topics(self) -> set[str]:
+        return set() if self.brokers_away else {"t", "late"}
 
     def create_batch(self) -> Batch:
         return Batch(self._room)
@@ -199,6 +208,15 @@ async def test_a_destination_that_is_not_there_refuses_its_own_records_only(topi
         await outbox.flush()
     assert results.refused == [b"lost"]
     assert producer.sent["t", 0] == [[b"fine"]]
+
+
+async def test_a_topic_that_nobody_could_be_asked_about_is_not_taken_for_missing() -> None:
+    producer, results = StandIn(accept), Results()
+    producer.brokers_away = 3
+    async with outbox_over(producer) as outbox:
+        outbox.put("late", 0, results.record(b"kept"))
+        await outbox.flush()
+    assert results.of == [(b"kept", None)]
 
 
 async def test_a_producer_that_died_is_replaced_and_nothing_is_lost() -> None:
