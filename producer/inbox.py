@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -28,10 +27,7 @@ log = structlog.get_logger("penstock.inbox")
 Answer = asyncio.Future[Reply | ErrorReply]
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    answer: Answer
-    deadline: float  # Unix time, seconds
+_NOT_EXPECTED: tuple[Answer | None, float] = (None, 0.0)
 
 
 class Inbox:
@@ -42,7 +38,7 @@ class Inbox:
         self._topic = topic
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
-        self._expected: dict[bytes, _Expected] = {}
+        self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in Unix time, seconds
         self._consumer: AIOKafkaConsumer | None = None
         self._reader: asyncio.Task[None] | None = None
         self.partition = 0  # the one that answers must be sent to; valid after start
@@ -72,7 +68,7 @@ class Inbox:
     def expect(self, correlation_id: bytes, deadline: float) -> Answer:
         """The future of an answer; to be called before its request is sent."""
         answer: Answer = asyncio.get_running_loop().create_future()
-        self._expected[correlation_id] = _Expected(answer, deadline)
+        self._expected[correlation_id] = (answer, deadline)
         return answer
 
     def forget(self, correlation_id: bytes) -> None:
@@ -81,13 +77,13 @@ class Inbox:
 
     def fail(self, correlation_id: bytes, error: PenstockError) -> None:
         """Complete one answer with an error, if it is still expected."""
-        expected = self._expected.pop(correlation_id, None)
-        if expected is not None and not expected.answer.done():
-            expected.answer.set_exception(error)
+        answer, _ = self._expected.pop(correlation_id, _NOT_EXPECTED)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
 
     def expire(self, now: float, make_error: Callable[[], PenstockError]) -> None:
         """Fail every answer whose deadline is before `now`."""
-        late = [correlation_id for correlation_id, expected in self._expected.items() if expected.deadline < now]
+        late = [correlation_id for correlation_id, (_, deadline) in self._expected.items() if deadline < now]
         for correlation_id in late:
             self.fail(correlation_id, make_error())
 
@@ -117,12 +113,18 @@ class Inbox:
                     self._receive(record)
 
     def _receive(self, record: Any) -> None:
-        correlation_id = next((value for name, value in record.headers if name == CORRELATION_ID), b"")
-        expected = self._expected.pop(correlation_id, None)
-        if expected is None or expected.answer.done():
+        answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)
+        if answer is None or answer.done():
             return
         try:
-            expected.answer.set_result(decode_reply(record.value))
+            answer.set_result(decode_reply(record.value))
         except InvalidRequest as error:
             log.warning("reply_unreadable", offset=record.offset, error=error.message)
-            expected.answer.set_exception(BackendError(f"The worker's answer could not be read: {error.message}"))
+            answer.set_exception(BackendError(f"The worker's answer could not be read: {error.message}"))
+
+
+def _correlation_id(record: Any) -> bytes:
+    for name, value in record.headers:
+        if name == CORRELATION_ID:
+            return bytes(value or b"")
+    return b""

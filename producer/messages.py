@@ -114,6 +114,16 @@ def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
     for index, array in enumerate(arrays):
         if array.size == 0:
             raise EmptyInput(f"Sequence {index} has zero ids.")
-        if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 0xFFFFFFFF:
+        if array.ndim != 1 or not _fits_uint32(array):
             raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
-    return Tokens(np.concatenate(arrays).astype(np.uint32), tuple([array.size for array in arrays]))
+    ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return Tokens(ids.astype(np.uint32), tuple([array.size for array in arrays]))
+
+
+def _fits_uint32(array: npt.NDArray[Any]) -> bool:
+    """Whether every element is an integer in [0, 2^32). One pass: seen as unsigned, a negative is a huge number."""
+    kind, item_bytes = array.dtype.kind, array.dtype.itemsize
+    if kind not in "iu":
+        return False
+    highest = int(array.view(f"{array.dtype.str[0]}u{item_bytes}").max())
+    return highest < min(2**32, 2 ** (8 * item_bytes - 1) if kind == "i" else 2**32)

@@ -34,6 +34,7 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, in a reply with all labels
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
+_ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
 _MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
@@ -314,11 +315,11 @@ def _decode_vectors(body: Mapping[str, Any], n: int) -> npt.NDArray[np.floating[
     data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
     if dtype not in DTYPES or not isinstance(data, bytes):
         raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
-    is_shape = isinstance(shape, list) and len(shape) == 2 and all(_is_int(size) and size >= 1 for size in shape)
-    element = np.dtype(str(dtype)).newbyteorder("<")
-    if not is_shape or shape[0] != n or shape[0] * shape[1] * element.itemsize != len(data):  # type: ignore[index]  # is_shape
+    element = _ELEMENTS[dtype]
+    dim = shape[1] if isinstance(shape, list) and len(shape) == 2 and shape[0] == n else None
+    if not _is_int(dim) or dim < 1 or n * dim * element.itemsize != len(data):
         raise InvalidRequest("`shape` must be [n, dim] and agree with `data`.")
-    return np.frombuffer(data, dtype=element).reshape(shape)
+    return np.frombuffer(data, dtype=element).reshape(n, dim)
 
 
 def _decode_classes(body: Mapping[str, Any], n: int) -> tuple[Classification, ...]:
