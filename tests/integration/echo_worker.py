@@ -57,7 +57,7 @@ class LateOutbox(Outbox):
 
 
 if __name__ == "__main__":
-    worker.Outbox = LateOutbox  # type: ignore[misc]  # the same door
+    worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     measure = process._measure
 
     def measure_then_break(engine: EchoEngine) -> PackedCost:
@@ -66,5 +66,5 @@ if __name__ == "__main__":
         return cost
 
     process._measure = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
-    process.NullEngine = EchoEngine  # type: ignore[misc,assignment]  # the whole worker, but for its arithmetic
+    process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults
