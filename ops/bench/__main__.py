@@ -94,7 +94,8 @@ def _run_part(console: Console, part: str, setup: Setup) -> PartResult:
     console.rule(f"{part} ({time.monotonic() - started:.0f} s)")
     for grid in result.grids:
         show_grid(console, grid)
-    show_claims(console, result.claims)
+    if result.claims:
+        show_claims(console, result.claims)
     if "not_applicable" in result.details:
         console.print(f"Not applicable: {result.details['not_applicable']}.")
     return result

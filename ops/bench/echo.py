@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from penstock.ops.bench.processes import cpu_s
+from penstock.ops.bench.processes import calm_garbage_collection, cpu_s
 from penstock.producer.kafka import ensure_topics
 
 _VALUE = bytes(200)
@@ -63,6 +63,7 @@ async def drive(
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, **_PRODUCER)
     await producer.start()
     await _round_trips(producer, consumer, topic, warm_up, in_flight)
+    calm_garbage_collection()
     watched = {"client": os.getpid(), **watch}
     before = {name: sum(cpu_s(pid)) for name, pid in watched.items()}
     started = time.perf_counter()

@@ -23,7 +23,7 @@ import uvloop
 
 from penstock.ops.bench.load_spec import RSS_INTERVAL_S, LoadResult, LoadSpec, percentiles_ms
 from penstock.ops.bench.plain_client import PlainClient
-from penstock.ops.bench.processes import cpu_s, rss_bytes
+from penstock.ops.bench.processes import calm_garbage_collection, cpu_s, rss_bytes
 from penstock.ops.bench.sampler import Sampler
 from penstock.ops.bench.setup import shuffled_texts
 from penstock.producer import Client
@@ -103,6 +103,7 @@ async def measure(spec: LoadSpec) -> LoadResult:
         warm, measured = items[: spec.warm_up], items[spec.warm_up :]
         await call(warm[0] if spec.arrivals != "bulk" else warm[:1])  # waits until the other side is up
         await offer(_warm_up(spec), call, warm, Recorder())
+        calm_garbage_collection()
         return await _measured(spec, call, measured)
 
 

@@ -1,5 +1,6 @@
 """The other processes of a benchmark: started as modules of this package, watched through /proc."""
 
+import gc
 import json
 import os
 import signal
@@ -28,6 +29,13 @@ def cpu_s(pid: int) -> tuple[float, float]:
 def rss_bytes(pid: int) -> int:
     """Memory that a process holds now."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE_BYTES
+
+
+def calm_garbage_collection() -> None:
+    """What a worker does for itself; here for every load generator, ours and the baselines'. See NOTES.md."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
 
 
 class Service:

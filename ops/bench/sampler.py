@@ -1,9 +1,9 @@
 """Where a process spends its processor time: its own stack, looked at every few milliseconds of processor time.
 
 The kernel's profiling timer counts the processor time of all threads and sends SIGPROF; Python runs the handler in the
-main thread, between two bytecodes. So time inside a C function counts for the Python function that called it, and time
-of the event loop's own C code for the callback that it calls next. Idle time is not seen at all. Garbage collections
-run longer than the timer's period, which would hide them: they are timed one by one instead.
+main thread, between two bytecodes. So time inside a C function counts for the Python function that called it, and the
+event loop's own C code, system calls with it, for the function that runs the loop. Idle time is not seen at all.
+Garbage collections run longer than the timer's period, which would hide them: they are timed one by one instead.
 """
 
 import gc
@@ -55,6 +55,8 @@ class Sampler:
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         stack: list[str] = []
+        if frame is not None and frame.f_back is not None and frame.f_lineno == frame.f_code.co_firstlineno:
+            frame = frame.f_back  # not a line of it has run: the time was its caller's
         while frame is not None and len(stack) < _DEPTH:
             stack.append(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name}")
             frame = frame.f_back

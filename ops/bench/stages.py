@@ -37,9 +37,11 @@ STAGES: Sequence[tuple[str, str]] = (
     ("aiokafka.record", "aiokafka records"),
     ("aiokafka.producer", "aiokafka producer"),
     ("aiokafka", "aiokafka connections, protocol"),
+    ("penstock.ops.bench.sampler", "the sampling itself"),
     ("penstock.ops.bench", "load generator"),
     ("__main__", "load generator"),
-    ("asyncio", "asyncio"),
+    ("asyncio", "event loop"),
+    ("uvloop", "event loop"),
 )
 OTHER = "other"
 GARBAGE = "garbage collection"
