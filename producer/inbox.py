@@ -22,6 +22,10 @@ from penstock.producer.wire import decode_reply
 
 _RETRY_S = 0.5
 
+# Answers handed over at a time. Their callers then send again at once, while the rest is still to be decoded: client
+# and worker work side by side instead of passing one large wave to and fro.
+_SLICE_RECORDS = 64
+
 log = structlog.get_logger("penstock.inbox")
 
 Answer = asyncio.Future[Reply | ErrorReply]
@@ -109,8 +113,10 @@ class Inbox:
                 await asyncio.sleep(_RETRY_S)
                 continue
             for records in fetched.values():
-                for record in records:
-                    self._receive(record)
+                for start in range(0, len(records), _SLICE_RECORDS):
+                    for record in records[start : start + _SLICE_RECORDS]:
+                        self._receive(record)
+                    await asyncio.sleep(0)
 
     def _receive(self, record: Any) -> None:
         answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)

@@ -18,6 +18,8 @@ from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
 from penstock.worker.inflight import KafkaRecord
 
 _RETRY_S = 1.0
+_PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
+_FETCH_BYTES = 2 * 1024 * 1024
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -60,11 +62,15 @@ class Consumer:
                 await asyncio.wait_for(self._consumer.stop(), 10.0)
             self._consumer = None
 
-    async def poll(self, timeout_ms: int, max_records: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
-        """Records that arrived. Must be called all the time, also while paused: it is what keeps the membership."""
+    async def poll(self, timeout_ms: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
+        """Everything that was fetched. Must be called all the time, also while paused: it keeps the membership.
+
+        The number of records is bounded by the sizes of a fetch alone, because aiokafka fetches nothing more from a
+        broker while a part of its last answer is left.
+        """
         records: Mapping[TopicPartition, list[KafkaRecord]] = {}
         try:
-            records = await self._joined.getmany(timeout_ms=timeout_ms, max_records=max_records)
+            records = await self._joined.getmany(timeout_ms=timeout_ms)
         except KafkaError as error:
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
@@ -123,7 +129,8 @@ class Consumer:
             auto_offset_reset="earliest",
             # A rebalance waits for the drain; a member that takes longer loses its partitions, not its answers.
             rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
-            max_partition_fetch_bytes=4 * 1024 * 1024,
+            max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
+            fetch_max_bytes=_FETCH_BYTES,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )

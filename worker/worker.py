@@ -32,7 +32,7 @@ from penstock.worker.writeback import WriteBack
 
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
-_POLL_RECORDS = 1000
+_SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
 _COMMIT_S = 0.5
 _HELD_BYTES = 256 * 1024 * 1024  # of request values in memory: many large records pause the intake before small ones do
 
@@ -171,10 +171,11 @@ class Worker:
             self._consumer.pause()
         elif free > self._settings.max_in_flight // 4 and self._consumer.assigned.is_set():
             self._consumer.resume()
-        polled = await self._consumer.poll(_POLL_MS, max(1, min(free, _POLL_RECORDS)))
+        polled = await self._consumer.poll(_POLL_MS)
         records = [record for of_partition in polled.values() for record in of_partition]
-        if records:
-            await self._admit(records)
+        for start in range(0, len(records), _SLICE_RECORDS):
+            await self._admit(records[start : start + _SLICE_RECORDS])
+            await asyncio.sleep(0)
 
     async def _admit(self, records: Sequence[KafkaRecord]) -> None:
         now = time.monotonic()
