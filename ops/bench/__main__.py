@@ -3,14 +3,16 @@
 import argparse
 import dataclasses
 import json
+import math
 import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,10 @@ def main() -> int:
     console.print(f"{machine['cpu']}, {len(machine['cores_used'])} cores; logs in {setup_logs}")
     started = datetime.now(UTC)
     try:
+        parts = arguments.parts or list(PARTS)
+        _require_faststream(parts)
         setup = Setup(model_directory(), setup_logs, len(machine["cores_used"]), arguments.scale)
-        results = {part: _run_part(console, part, setup) for part in arguments.parts or PARTS}
+        results = {part: _run_part(console, part, setup) for part in parts}
     except (BrokerError, ModelUnavailable, ProcessFailed) as error:
         console.print(str(error), style="red", markup=False)
         return 1
@@ -69,7 +73,7 @@ def main() -> int:
             "parts": {part: to_json(result) for part, result in results.items()},
         }
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         console.print(f"Written to {output}")
     else:
         console.print("Not kept: only a whole run at full scale is a result. --output keeps any run.")
@@ -82,7 +86,23 @@ def to_json(result: PartResult) -> dict[str, Any]:
     for claim, shown in zip(result.claims, record["claims"], strict=True):
         if claim.criterion is not None:
             shown["criterion"]["verdict"] = claim.criterion.verdict
-    return record
+    finite: dict[str, Any] = _finite(record)
+    return finite
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: a latency or ratio that is infinite becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _require_faststream(parts: Sequence[str]) -> None:
+    """Found out now, and not when a service does not start after minutes of measuring."""
+    if {"end-to-end", "latency"} & set(parts) and find_spec("faststream") is None:
+        raise ProcessFailed("The alternative end to end is not installed. Run: pip install 'penstock[bench]'")
 
 
 def _run_part(console: Console, part: str, setup: Setup) -> PartResult:

@@ -98,9 +98,15 @@ def _result(dtype: str, alone_rates: Sequence[float], loads: dict[str, list[Load
             for name, results in loads.items()
         ],
     )
+    held = [sample / 2**20 for name in names for load in loads[name] for sample in load.rss_bytes["worker"]]
+    memory = Grid(
+        f"{dtype}: worker's memory over all loads, MiB",
+        ("first", "lowest", "highest", "last"),
+        [(f"{held[0]:.1f}", min(held), max(held), held[-1])],
+    )
     details = {
         "engine_alone_requests_per_s": alone_rates,
         "requests_per_s": {name: [load.requests_per_s for load in results] for name, results in loads.items()},
         "loads": {name: [dataclasses.asdict(load) for load in results] for name, results in loads.items()},
     }
-    return PartResult(claims, [grid], details)
+    return PartResult(claims, [grid, memory], details)

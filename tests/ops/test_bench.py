@@ -64,6 +64,14 @@ def test_the_table_shows_figures_and_verdict_and_the_file_holds_them() -> None:
     assert kept["criterion"]["verdict"] == "must"
 
 
+def test_what_is_infinite_becomes_null_in_the_file() -> None:
+    never = Claim("latency", "inf ms", "", math.inf, "", None, Criterion("ms", math.inf, 20, 8, higher_is_better=False))
+    record = to_json(PartResult([never], details={"loads": [math.inf, 1.5]}))
+    assert record["claims"][0]["ratio"] is None
+    assert record["claims"][0]["criterion"]["verdict"] == "missed"
+    assert json.loads(json.dumps(record["details"], allow_nan=False)) == {"loads": [None, 1.5]}
+
+
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
 def test_fifo_batches_keep_the_order_and_the_caps_and_are_full(
     lengths: list[int], max_sequences: int, max_tokens: int
