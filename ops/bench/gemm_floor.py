@@ -71,7 +71,7 @@ class GemmFloor:
     def seconds(self, variant: Variant, batch_tokens: Sequence[int]) -> float:
         """Seconds for all tokens of `batch_tokens`."""
         linears = self._linears[variant.kernel]
-        chunks = list(batch_tokens) if variant.chunks == "batches" else _rechunk(sum(batch_tokens))
+        chunks = list(batch_tokens) if variant.chunks == "batches" else large_chunks(sum(batch_tokens), self._cores)
         if variant.spread == "threads":
             torch.set_num_threads(self._cores)
             started = time.perf_counter()
@@ -90,6 +90,7 @@ class GemmFloor:
             linear(inputs[index % len(inputs)])
 
 
-def _rechunk(tokens: int) -> list[int]:
-    whole, rest = divmod(tokens, LARGE_CHUNK_TOKENS)
-    return [LARGE_CHUNK_TOKENS] * whole + ([rest] if rest else [])
+def large_chunks(tokens: int, cores: int) -> list[int]:
+    """Even chunks of at most LARGE_CHUNK_TOKENS, as many for each core."""
+    count = -(-tokens // (LARGE_CHUNK_TOKENS * cores)) * cores
+    return [tokens // count + (index < tokens % count) for index in range(count)]

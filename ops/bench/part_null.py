@@ -170,7 +170,6 @@ def _echo_load(setup: Setup, broker: KafkaBroker, echo: Service, kind: str) -> d
         "num_requests": setup.count(_NUM_ECHOES),
         "warm_up": setup.count(_WARM_UP),
         "in_flight": IN_FLIGHT,
-        "garbage_collection_of_clients": "frozen heap, thresholds (50000, 50, 1000)",
         "watch": {"worker": echo.pid, "broker": broker.pid},
     }
     return run_once("echo", spec, setup.logs / "echo-client.log")

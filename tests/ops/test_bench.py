@@ -20,6 +20,7 @@ from rich.console import Console
 from penstock.ops.bench.__main__ import PARTS, to_json
 from penstock.ops.bench.claims import Claim, Criterion, Grid, PartResult
 from penstock.ops.bench.engine_alone import EngineAlone, fifo_batches, pack
+from penstock.ops.bench.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.load import Recorder, bulk_calls, closed_loop, make_items, poisson
 from penstock.ops.bench.load_spec import LoadResult, LoadSpec, percentiles_ms
 from penstock.ops.bench.machine import describe_machine, slug
@@ -87,6 +88,15 @@ def test_fifo_batches_keep_the_order_and_the_caps_and_are_full(
         if index + 1 < len(batches):
             next_tokens = len(batches[index + 1][0].ids)
             assert len(batch) == max_sequences or sizes[index] + next_tokens > max_tokens
+
+
+@given(st.integers(1, 100_000), st.integers(1, 8))
+def test_large_chunks_hold_every_token_and_load_every_core_alike(tokens: int, cores: int) -> None:
+    chunks = large_chunks(tokens, cores)
+    assert sum(chunks) == tokens
+    assert len(chunks) % cores == 0
+    assert max(chunks) <= LARGE_CHUNK_TOKENS
+    assert max(chunks) - min(chunks) <= 1
 
 
 def test_a_packed_batch_lays_sequences_end_to_end() -> None:
