@@ -40,9 +40,17 @@ async def test_token_ids_float16_and_errors_as_the_page_describes_them(
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
     ids, lens = struct.pack("<5I", 7, 8, 9, 100, 200), struct.pack("<2I", 3, 2)
+    other_ids = struct.pack("<5I", 7, 8, 10, 100, 200)  # equal ids would be one computation, and one batch
     requests: dict[bytes, dict[str, Any]] = {
         b"floats": {"v": 1, "model": model, "task": "embed", "ids": ids, "lens": lens, "from the future": [1]},
-        b"halves": {"v": 1, "model": model, "task": "embed", "ids": ids, "lens": lens, "opts": {"dtype": "float16"}},
+        b"halves": {
+            "v": 1,
+            "model": model,
+            "task": "embed",
+            "ids": other_ids,
+            "lens": lens,
+            "opts": {"dtype": "float16"},
+        },
         b"faulty": {
             "v": 1,
             "model": model,
@@ -68,7 +76,7 @@ async def test_token_ids_float16_and_errors_as_the_page_describes_them(
     floats, halves, faulty = found[b"floats"], found[b"halves"], found[b"faulty"]
     assert (floats["ok"], floats["n"], floats["shape"], floats["dtype"]) == (True, 2, [2, 4], "float32")
     assert struct.unpack("<8f", floats["data"]) == (3, 7, 9, 24, 2, 100, 200, 300)
-    assert struct.unpack("<8e", halves["data"]) == (3, 7, 9, 24, 2, 100, 200, 300)
+    assert struct.unpack("<8e", halves["data"]) == (3, 7, 10, 25, 2, 100, 200, 300)
     assert floats["model"] == model
     assert {"queue", "compute"} <= set(floats["timing"])
     assert {"size", "tokens", "trigger"} <= set(floats["batch"])
