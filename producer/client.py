@@ -1,49 +1,30 @@
-"""The async client: requests out, answers in, everything bounded.
+"""The async client: texts or token ids in, vectors or labels out.
 
 async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") as client:
     vectors = await client.embed(["a text", "another"])
 """
 
 import asyncio
-import itertools
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
-from penstock.producer.errors import (
-    EmptyInput,
-    Expired,
-    InvalidRequest,
-    PenstockError,
-    ShuttingDown,
-)
-from penstock.producer.headers import content_key, partition_for, request_headers
-from penstock.producer.inbox import Inbox
-from penstock.producer.kafka import ensure_topics
-from penstock.producer.messages import Classification, ErrorReply, Options, Reply, Request, Text, join_tokens
-from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.exchange import Exchange
+from penstock.producer.messages import Classification, Options, Reply, Request, Text, join_tokens
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.topics import request_topic
-from penstock.producer.wire import encode_request
 
 Vector = npt.NDArray[np.floating[Any]]
 Row = Vector | Classification
 Sequences = Sequence[Text] | Sequence[npt.ArrayLike]
 
-_NUM_PARTITIONS = 8  # of topics that the client has to create
 _RECORD_TEXT_CHARS = 256 * 1024  # split records of long texts well below the broker's usual 1 MiB
-_SWEEP_S = 0.1
-_RETRY_S = 0.5
-
-log = structlog.get_logger("penstock.client")
 
 
 class Client:
@@ -59,41 +40,16 @@ class Client:
         `tokenizer` is a checkpoint directory: texts are then tokenized here, in threads, and not by the worker.
         """
         self._settings = ClientSettings(**settings)
-        self._topic = self._settings.topic or request_topic(self._settings.model)
+        self._exchange = Exchange(self._settings)
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
-        client_id = f"penstock-client-{os.urandom(4).hex()}"
-        self._outbox = Outbox(self._settings.bootstrap_servers, client_id=client_id)
-        self._inbox = Inbox(
-            self._settings.bootstrap_servers,
-            self._settings.reply_topic,
-            client_id=client_id,
-            fetch_max_wait_ms=self._settings.fetch_max_wait_ms,
-        )
-        self._ids = _correlation_ids()
-        self._in_flight = asyncio.Semaphore(self._settings.max_in_flight)
-        self._num_partitions = 0
-        self._open = False
-        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect and find the topics; waits for the broker, logging, as long as it takes."""
-        await self._outbox.start()
-        await ensure_topics(
-            self._settings.bootstrap_servers, [self._topic, self._settings.reply_topic], _NUM_PARTITIONS
-        )
-        self._num_partitions = await self._outbox.partitions(self._topic)
-        await self._inbox.start(await self._outbox.partitions(self._settings.reply_topic))
-        self._sweeper = asyncio.create_task(self._sweep())
-        self._open = True
+        """Connect; waits for the broker, logging, as long as it takes."""
+        await self._exchange.start()
 
     async def close(self) -> None:
         """Fail what is pending with `ShuttingDown` and disconnect. Safe to call twice."""
-        self._open = False
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
-        await self._outbox.stop()
+        await self._exchange.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
 
@@ -129,12 +85,14 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.
         """
-        options = Options(pooling=pooling, normalize=normalize, truncate=truncate, dtype=dtype)
-        rows = await self._all("embed", texts, ids, options, timeout_s)
-        first: Vector = rows[0]
-        if isinstance(texts, str):
-            return first
-        return np.stack(rows) if len(rows) > 1 else first.reshape(1, -1)
+        sequences = _sequences([texts] if isinstance(texts, str) else texts, ids)
+        options = Options(pooling, normalize, truncate, dtype=dtype)
+        if self._fit_one_record(sequences):
+            reply = await self._ask("embed", sequences, options, self._deadline(timeout_s))
+            vectors = _vectors(reply)
+        else:
+            vectors = np.stack(await self._all("embed", sequences, options, timeout_s))
+        return vectors[0] if isinstance(texts, str) else vectors
 
     async def classify(
         self,
@@ -150,7 +108,12 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.
         """
-        return await self._all("classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
+        sequences = _sequences([texts] if isinstance(texts, str) else texts, ids)
+        options = Options(truncate=truncate, top_k=top_k)
+        if self._fit_one_record(sequences):
+            reply = await self._ask("classify", sequences, options, self._deadline(timeout_s))
+            return list(_classes(reply))
+        return await self._all("classify", sequences, options, timeout_s)
 
     async def map(
         self,
@@ -166,19 +129,12 @@ class Client:
         Sequences at fault are taken out of their record and the others sent again; refusals that are retriable are
         tried again until the deadline.
         """
-        sequences: Sequences
-        if (texts is None) == (ids is None):
-            raise InvalidRequest("Give exactly one of `texts` and `ids`.")
-        sequences = texts if texts is not None else (ids or [])
-        deadline = time.time() + (timeout_s if timeout_s is not None else self._settings.timeout_s)
+        sequences = _sequences(texts, ids, may_be_empty=True)
         results: list[Row | PenstockError] = [_PENDING] * len(sequences)
-        chunks = _split(sequences, self._settings.sequences_per_record)
-        if len(chunks) == 1:
-            await self._run_chunk(task, sequences, chunks[0], options or Options(), deadline, results)
-        else:
-            async with asyncio.TaskGroup() as group:
-                for chunk in chunks:
-                    group.create_task(self._run_chunk(task, sequences, chunk, options or Options(), deadline, results))
+        deadline = self._deadline(timeout_s)
+        async with asyncio.TaskGroup() as group:
+            for chunk in _split(sequences, self._settings.sequences_per_record):
+                group.create_task(self._fill(results, chunk, task, sequences, options or Options(), deadline))
         return results
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Reply:
@@ -187,123 +143,94 @@ class Client:
         Raises:
             PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
         """
-        deadline = time.time() + (timeout_s if timeout_s is not None else self._settings.timeout_s)
-        return await self._exchange(request, deadline)
+        return await self._exchange.ask(request, self._deadline(timeout_s))
 
-    async def _all(
-        self,
-        task: str,
-        texts: str | Sequence[Text] | None,
-        ids: Sequence[npt.ArrayLike] | None,
-        options: Options,
-        timeout_s: float | None,
-    ) -> list[Any]:
-        if isinstance(texts, str):
-            texts = [texts]
-        if not (texts or ids):
-            raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
-        rows = await self.map(task, texts, ids=ids, options=options, timeout_s=timeout_s)
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.time() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+
+    def _fit_one_record(self, sequences: Sequences) -> bool:
+        if len(sequences) > self._settings.sequences_per_record:
+            return False
+        return len(sequences) == 1 or sum([_size(sequence) for sequence in sequences]) <= _RECORD_TEXT_CHARS
+
+    async def _all(self, task: str, sequences: Sequences, options: Options, timeout_s: float | None) -> list[Any]:
+        """Every row, over several records, or the first error."""
+        are_texts = isinstance(sequences[0], str | tuple)
+        texts, ids = (sequences, None) if are_texts else (None, sequences)
+        rows = await self.map(task, texts, ids=ids, options=options, timeout_s=timeout_s)  # type: ignore[arg-type]  # told apart above
         for row in rows:
             if isinstance(row, PenstockError):
                 raise row
         return rows
 
-    async def _run_chunk(
+    async def _fill(
         self,
+        results: list[Row | PenstockError],
+        chunk: list[int],
         task: str,
         sequences: Sequences,
-        chunk: list[int],
         options: Options,
         deadline: float,
-        results: list[Row | PenstockError],
     ) -> None:
         """Fill `results` at the indices of `chunk`, sending until each has its row or its own error."""
-        chunk = [index for index in chunk if not _refuse_empty(sequences[index], index, results)]
+        for index in chunk:
+            if _is_blank(sequences[index]):
+                # Every worker would refuse it; found here, it costs its record no second trip.
+                results[index] = EmptyInput(f"Sequence {index} is empty.")
+        chunk = [index for index in chunk if results[index] is _PENDING]
         while chunk:
             try:
-                reply = await self._exchange(await self._make_request(task, sequences, chunk, options), deadline)
+                reply = await self._ask(task, [sequences[index] for index in chunk], options, deadline)
             except PenstockError as error:
-                if error.retriable and self._open and time.time() + _RETRY_S < deadline:
-                    await asyncio.sleep(_RETRY_S)
-                    continue
                 culprits = {position: row for position, row in error.rows.items() if position in range(len(chunk))}
                 culprits = culprits or dict.fromkeys(range(len(chunk)), error)
                 for position, culprit in culprits.items():
                     results[chunk[position]] = culprit
                 chunk = [index for position, index in enumerate(chunk) if position not in culprits]
             else:
-                rows: Sequence[Row] = reply.vectors if reply.vectors is not None else (reply.classes or ())  # type: ignore[assignment]  # rows of an array
+                rows = _classes(reply) if reply.vectors is None else _vectors(reply)
                 for index, row in zip(chunk, rows, strict=True):
                     results[index] = row
                 return
 
-    async def _make_request(self, task: str, sequences: Sequences, chunk: list[int], options: Options) -> Request:
+    async def _ask(self, task: str, sequences: Sequence[Any], options: Options, deadline: float) -> Reply:
+        """One record of these sequences, which are all texts or all token ids."""
         model = self._settings.model
-        chosen: list[Any] = [sequences[index] for index in chunk]
-        if not isinstance(chosen[0], str | tuple):
-            return Request(model, task, tokens=join_tokens(chosen), options=options)
-        if self._tokenizer is None or any(isinstance(text, tuple) for text in chosen):
+        if not isinstance(sequences[0], str | tuple):
+            request = Request(model, task, join_tokens(sequences), None, options)
+        elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
-            return Request(model, task, text=tuple(chosen), options=options)
-        encoded = await self._tokenizer.encode_async(chosen, truncate=False)
-        return Request(model, task, tokens=join_tokens([sequence.ids for sequence in encoded]), options=options)
-
-    async def _exchange(self, request: Request, deadline: float) -> Reply:
-        value = encode_request(request)
-        await self._take_place(deadline)
-        try:
-            reply = await self._send(value, deadline)
-        finally:
-            self._in_flight.release()
-        if isinstance(reply, ErrorReply):
-            raise reply.exception()
-        return reply
-
-    async def _take_place(self, deadline: float) -> None:
-        """A place among the requests in flight, waited for no longer than the deadline allows."""
-        if not self._in_flight.locked():
-            await self._in_flight.acquire()  # at once, and without the price of a timeout
-            return
-        try:
-            async with asyncio.timeout(deadline - time.time()):
-                await self._in_flight.acquire()
-        except TimeoutError as error:
-            raise Expired("The deadline passed while earlier requests were on their way.") from error
-
-    async def _send(self, value: bytes, deadline: float) -> Reply | ErrorReply:
-        if not self._open:
-            raise ShuttingDown("The client is closed.")
-        correlation_id = next(self._ids)
-        answer = self._inbox.expect(correlation_id, deadline)
-        headers = request_headers(
-            correlation_id, self._settings.reply_topic, self._inbox.partition, int(deadline * 1000)
-        )
-
-        def sent(error: Exception | None) -> None:
-            if error is not None:
-                self._inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
-
-        key = content_key(value)
-        partition = partition_for(key, self._num_partitions)
-        self._outbox.put(self._topic, partition, OutRecord(key, value, headers, sent))
-        try:
-            return await answer
-        finally:
-            self._inbox.forget(correlation_id)
-
-    async def _sweep(self) -> None:
-        """Fail what is past its deadline."""
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            self._inbox.expire(time.time(), lambda: Expired("No answer came before the deadline."))
+            request = Request(model, task, None, tuple(sequences), options)
+        else:
+            encoded = await self._tokenizer.encode_async(sequences, truncate=False)
+            request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
+        return await self._exchange.ask(request, deadline)
 
 
 _PENDING = PenstockError("No result was recorded for this sequence. This is a bug.")
 
 
-def _correlation_ids() -> Iterator[bytes]:
-    prefix = os.urandom(8)
-    return (prefix + count.to_bytes(8, "big") for count in itertools.count())
+def _sequences(
+    texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None, *, may_be_empty: bool = False
+) -> Sequences:
+    if (texts is None) == (ids is None):
+        raise InvalidRequest("Give exactly one of `texts` and `ids`.")
+    sequences = ids if texts is None else texts
+    if sequences is None or (len(sequences) == 0 and not may_be_empty):
+        raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
+    return sequences
+
+
+def _vectors(reply: Reply) -> Vector:
+    if reply.vectors is None:
+        raise InvalidRequest("The worker answered with labels where vectors were asked for.")
+    return reply.vectors
+
+
+def _classes(reply: Reply) -> tuple[Classification, ...]:
+    if reply.classes is None:
+        raise InvalidRequest("The worker answered with vectors where labels were asked for.")
+    return reply.classes
 
 
 def _split(sequences: Sequences, sequences_per_record: int) -> list[list[int]]:
@@ -311,7 +238,7 @@ def _split(sequences: Sequences, sequences_per_record: int) -> list[list[int]]:
     chunks: list[list[int]] = []
     chars = 0
     for index, sequence in enumerate(sequences):
-        size = len(sequence) if isinstance(sequence, str) else 0
+        size = _size(sequence)
         if not chunks or len(chunks[-1]) == sequences_per_record or chars + size > _RECORD_TEXT_CHARS:
             chunks.append([])
             chars = 0
@@ -320,9 +247,10 @@ def _split(sequences: Sequences, sequences_per_record: int) -> list[list[int]]:
     return chunks
 
 
-def _refuse_empty(sequence: Any, index: int, results: list[Row | PenstockError]) -> bool:
-    """Refuse here what every worker would refuse, so that one blank text costs its record no second trip."""
-    blank = not sequence.strip() if isinstance(sequence, str) else len(sequence) == 0
-    if blank:
-        results[index] = EmptyInput(f"Sequence {index} is empty.")
-    return blank
+def _size(sequence: Any) -> int:
+    """Characters of a text; token ids count nothing, for a sequence of them is short."""
+    return len(sequence) if isinstance(sequence, str) else 0
+
+
+def _is_blank(sequence: Any) -> bool:
+    return not sequence.strip() if isinstance(sequence, str) else len(sequence) == 0

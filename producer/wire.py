@@ -36,6 +36,8 @@ MAX_LABELS = 65_536  # of one row, in a reply with all labels
 _LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
+_SMALL_BYTES = 64 * 1024  # nothing this short takes much memory, whatever it holds
+_TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
@@ -140,8 +142,8 @@ def decode_reply(value: bytes | None) -> Reply | ErrorReply:
         vectors=_decode_vectors(body, n) if "data" in body else None,
         classes=None if "data" in body else _decode_classes(body, n),
         cached=body["cached"] if _is_int(body.get("cached")) else 0,
-        timing={name: float(value) for name, value in _items(body, "timing") if _is_number(value)},
-        batch={name: value for name, value in _items(body, "batch") if _is_int(value) or isinstance(value, str)},
+        timing=_entries(body, "timing", _TIMING_TYPES),
+        batch=_entries(body, "batch", _BATCH_TYPES),
     )
 
 
@@ -151,7 +153,7 @@ def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: 
         raise InvalidRequest("The record has no value; a msgpack map was expected.")
     if len(value) > max_bytes:
         raise InvalidRequest(f"The record has {len(value):,} bytes; at most {max_bytes:,} are accepted.")
-    count_containers = _container_bound(max_containers)
+    count_containers = _container_bound(max_containers) if len(value) > _SMALL_BYTES else None
     try:
         body = msgpack.unpackb(
             value,
@@ -341,7 +343,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_int(value)
 
 
-def _items(body: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict[str, Any]:
     """Named values of an informative field; what is malformed in it is left out, for the answer itself is good."""
     value = body.get(name)
-    return [(key, item) for key, item in value.items() if isinstance(key, str)] if isinstance(value, dict) else []
+    if not isinstance(value, dict):
+        return {}
+    return {key: item for key, item in value.items() if type(item) in types and type(key) is str}

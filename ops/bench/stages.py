@@ -14,6 +14,7 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.outbox", "outbox"),
     ("penstock.producer.inbox", "inbox"),
     ("penstock.producer.client", "client calls"),
+    ("penstock.producer.exchange", "client calls"),
     ("penstock.producer", "other producer code"),
     ("penstock.worker.admission", "admission"),
     ("penstock.worker.intake", "admission"),

@@ -152,7 +152,7 @@ async def test_once_works_up_to_the_end_and_exits(
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
         await asyncio.sleep(0)
-        await client._outbox.flush()  # all of them lie in the topic
+        await client._exchange._outbox.flush()  # all of them lie in the topic
         worker = start_worker(kafka, served_name=model, once=True)
         vectors = await asyncio.gather(*calls)
         assert [vector[0, 1] for vector in vectors] == list(range(1, 101))

@@ -22,7 +22,7 @@ from penstock.producer import (
     ShuttingDown,
     TooLong,
 )
-from penstock.producer import client as module
+from penstock.producer import exchange as module
 from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.messages import Reply, Request, join_tokens
 from penstock.producer.outbox import OutRecord
@@ -78,7 +78,7 @@ class Loop:
         value = encode_error(answer) if isinstance(answer, PenstockError) else encode_reply(answer)
         correlation = [(name, data) for name, data in record.headers if name == CORRELATION_ID]
         for _ in range(self._times):
-            asyncio.get_running_loop().call_soon(self._client._inbox._receive, Received(correlation, value))
+            asyncio.get_running_loop().call_soon(self._client._exchange._inbox._receive, Received(correlation, value))
 
 
 def first_ids(request: Request) -> Reply:
@@ -98,8 +98,8 @@ async def connected(
     client = Client(model="m", bootstrap_servers="nowhere:1", **settings)
     loop = Loop(client, answer, times)
     monkeypatch.setattr(module, "ensure_topics", nothing)
-    monkeypatch.setattr(client._inbox, "start", nothing)
-    monkeypatch.setattr(client, "_outbox", loop)
+    monkeypatch.setattr(client._exchange._inbox, "start", nothing)
+    monkeypatch.setattr(client._exchange, "_outbox", loop)
     async with client:
         yield client, loop
 
@@ -267,7 +267,7 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_not_a_wait(monkeypa
     async with connected(monkeypatch, lambda request: None) as (client, loop):
         call = asyncio.create_task(client.embed(ids=[[1]]))
         await loop.until_waiting(1)
-        client._inbox._receive(Received(list(loop.records[0].headers), b"not a reply"))
+        client._exchange._inbox._receive(Received(list(loop.records[0].headers), b"not a reply"))
         with pytest.raises(BackendError, match="could not be read"):
             await within(5, call)
 

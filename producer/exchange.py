@@ -1,0 +1,128 @@
+"""One record out, its answer in: the outbox, the inbox and what ties them, behind a single call."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Iterator
+
+from penstock.producer.errors import Expired, InvalidRequest, PenstockError, ShuttingDown
+from penstock.producer.headers import content_key, partition_for, request_headers
+from penstock.producer.inbox import Answer, Inbox
+from penstock.producer.kafka import ensure_topics
+from penstock.producer.messages import ErrorReply, Reply, Request
+from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.settings import ClientSettings
+from penstock.producer.topics import request_topic
+from penstock.producer.wire import encode_request
+
+_NUM_PARTITIONS = 8  # of topics that the client has to create
+_SWEEP_S = 0.1
+_RETRY_S = 0.5
+
+
+class Exchange:
+    """Request and reply over Kafka, for one model. Everything in flight is bounded, has a deadline, and ends."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        client_id = f"penstock-client-{os.urandom(4).hex()}"
+        self._settings = settings
+        self._topic = settings.topic or request_topic(settings.model)
+        self._outbox = Outbox(settings.bootstrap_servers, client_id=client_id)
+        self._inbox = Inbox(
+            settings.bootstrap_servers,
+            settings.reply_topic,
+            client_id=client_id,
+            fetch_max_wait_ms=settings.fetch_max_wait_ms,
+        )
+        self._ids = _correlation_ids()
+        self._places = asyncio.Semaphore(settings.max_in_flight)
+        self._num_partitions = 0
+        self._open = False
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect and find the topics; waits for the broker, logging, as long as it takes."""
+        settings = self._settings
+        await self._outbox.start()
+        await ensure_topics(settings.bootstrap_servers, [self._topic, settings.reply_topic], _NUM_PARTITIONS)
+        self._num_partitions = await self._outbox.partitions(self._topic)
+        await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
+        self._sweeper = asyncio.create_task(self._sweep())
+        self._open = True
+
+    async def close(self) -> None:
+        """Fail what is pending with `ShuttingDown` and disconnect. Safe to call twice."""
+        self._open = False
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
+        await self._outbox.stop()
+
+    async def ask(self, request: Request, deadline: float) -> Reply:
+        """Send one record and await its answer; `deadline` is Unix time in seconds. Retriable refusals are sent again.
+
+        Raises:
+            PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
+        """
+        value = encode_request(request)
+        while True:
+            reply = await self._ask_once(value, deadline)
+            if isinstance(reply, Reply):
+                return reply
+            error = reply.exception()
+            if not error.retriable or time.time() + _RETRY_S > deadline:
+                raise error
+            await asyncio.sleep(_RETRY_S)
+
+    async def _ask_once(self, value: bytes, deadline: float) -> Reply | ErrorReply:
+        if self._places.locked():
+            await self._wait_for_place(deadline)
+        else:
+            await self._places.acquire()  # at once, and without the price of a timeout
+        correlation_id = next(self._ids)
+        try:
+            return await self._post(correlation_id, value, deadline)
+        finally:
+            self._inbox.forget(correlation_id)
+            self._places.release()
+
+    async def _wait_for_place(self, deadline: float) -> None:
+        """A place among the requests in flight, waited for no longer than the deadline allows."""
+        try:
+            async with asyncio.timeout(deadline - time.time()):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise Expired("The deadline passed while earlier requests were on their way.") from error
+
+    def _post(self, correlation_id: bytes, value: bytes, deadline: float) -> Answer:
+        """Hand the record over to Kafka; the future is its answer's."""
+        if not self._open:
+            raise ShuttingDown("The client is closed.")
+        inbox = self._inbox
+        answer = inbox.expect(correlation_id, deadline)
+
+        def sent(error: Exception | None) -> None:
+            if error is not None:
+                inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
+
+        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
+        key = content_key(value)
+        self._outbox.put(self._topic, partition_for(key, self._num_partitions), OutRecord(key, value, headers, sent))
+        return answer
+
+    async def _sweep(self) -> None:
+        """Fail what is past its deadline."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._inbox.expire(time.time(), _late)
+
+
+def _late() -> PenstockError:
+    return Expired("No answer came before the deadline.")
+
+
+def _correlation_ids() -> Iterator[bytes]:
+    prefix = os.urandom(8)
+    return (prefix + count.to_bytes(8, "big") for count in itertools.count())
