@@ -43,7 +43,7 @@ class OutRecord:
     """One record to send. `done` is called once, on the event loop: None when acknowledged, else one of REFUSED."""
 
     key: bytes
-    value: bytes
+    value: bytes | None
     headers: Sequence[tuple[str, bytes]]
     done: Done
 

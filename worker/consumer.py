@@ -16,6 +16,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
 from penstock.worker.inflight import KafkaRecord
+from penstock.worker.offsets import Source
 
 _RETRY_S = 1.0
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
@@ -88,10 +89,10 @@ class Consumer:
             self._paused = False
             self._joined.resume(*self._joined.assignment())
 
-    async def commit(self, offsets: dict[TopicPartition, int]) -> bool:
+    async def commit(self, offsets: Mapping[Source, int]) -> bool:
         """Commit the next offsets to read; false when the group is rebalancing or the broker is away: try again."""
         try:
-            await self._joined.commit(offsets)
+            await self._joined.commit({TopicPartition(*source): offset for source, offset in offsets.items()})
         except (CommitFailedError, IllegalStateError) as error:
             log.info("commit_overtaken_by_rebalance", error=str(error))
             return False
@@ -101,17 +102,26 @@ class Consumer:
         return True
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where the assigned partitions end now."""
-        assignment = self._joined.assignment()
-        return dict(await self._joined.end_offsets(list(assignment))) if assignment else {}
+        """Where the assigned partitions end now; waits for a broker that is away."""
+        while True:
+            try:
+                return dict(await self._joined.end_offsets(list(self._joined.assignment())))
+            except KafkaError as error:
+                log.warning("end_offsets_failed", error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
-    async def position(self, source: TopicPartition) -> int:
-        """The next offset that `poll` will hand out."""
-        return int(await self._joined.position(source))
+    async def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether every partition that is still this worker's has been handed out up to its end."""
+        try:
+            mine = self._joined.assignment()
+            return all([await self._joined.position(source) >= end for source, end in ends.items() if source in mine])
+        except (IllegalStateError, KafkaError):
+            return False  # a rebalance came in between; the next turn knows more
 
-    def assignment(self) -> set[TopicPartition]:
-        """The partitions that are this worker's now."""
-        return set(self._joined.assignment())
+    @property
+    def is_paused(self) -> bool:
+        """Whether fetching is stopped."""
+        return self._paused
 
     @property
     def _joined(self) -> AIOKafkaConsumer:

@@ -101,8 +101,7 @@ class Delivery:
             done(error)
 
         key = record.key if record.key is not None else reply_key(record)
-        value = record.value if record.value is not None else b""
-        self._outbox.put(topic, None, OutRecord(key, value, headers, sent))
+        self._outbox.put(topic, None, OutRecord(key, record.value, headers, sent))
 
 
 def reply_key(record: KafkaRecord) -> bytes:

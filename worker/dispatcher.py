@@ -49,7 +49,7 @@ class _Batch:
 
 Settled = Callable[[Row, Float32Array], None]
 Failed = Callable[[Row, PenstockError], None]
-BatchDone = Callable[[Sequence[Row], Sequence[Float32Array], BatchStats], None]
+BatchDone = Callable[[Sequence[tuple[Row, Float32Array]], BatchStats], None]
 
 
 class Dispatcher:
@@ -203,11 +203,12 @@ class Dispatcher:
         rows = batch.rows
         if len(output.rows) != len(rows):
             raise RuntimeError(f"The engine answered {len(output.rows)} of {len(rows)} sequences. This is a bug.")
-        self._batch_done(rows, output.rows, self._stats(batch, output.device_s))
-        for row, result in zip(rows, output.rows, strict=True):
+        results = list(zip(rows, output.rows, strict=True))
+        for row, result in results[:]:
+            results += [(follower, result) for follower in self._flights.finish(row.key)]
+        self._batch_done(results, self._stats(batch, output.device_s))
+        for row, result in results:
             self._settled(row, result)
-            for follower in self._flights.finish(row.key):
-                self._settled(follower, result)
 
     def _split(self, batch: _Batch, error: BaseException) -> None:
         """A batch failed: run its halves, until the culprits are alone."""

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from aiokafka import TopicPartition
 
 from penstock.engine.types import Float32Array, Int32Array, TaskOptions
 from penstock.producer.headers import ReplyAddress
@@ -31,7 +30,6 @@ class InFlight:
     """One accepted record. The engine never sees it; reply code never sees a tensor."""
 
     record: KafkaRecord  # as it came: a dead letter must carry the original
-    source: TopicPartition
     address: ReplyAddress
     request: Request
     deadline: float | None  # on the worker's monotonic clock, seconds

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 
 import numpy as np
-from aiokafka import TopicPartition
 
 from penstock.engine.types import Int32Array, ModelInfo
 from penstock.producer.errors import (
@@ -37,6 +36,7 @@ class Intake:
         self._allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
         self._max_reply_bytes = max_reply_bytes
+        self._longest_label_bytes = max((len(label.encode()) for label in info.labels), default=0)
 
     def address(self, record: KafkaRecord) -> ReplyAddress:
         """Where the record wants its answer.
@@ -63,11 +63,8 @@ class Intake:
         request = decode_request(record.value)
         self._check(request)
         n = request.num_sequences
-        source = TopicPartition(record.topic, record.partition)
         queue_ms = max(0.0, unix_now * 1000 - record.timestamp)
-        return InFlight(
-            record, source, address, request, deadline, now, [None] * n, n, timing_ms={"queue": round(queue_ms, 3)}
-        )
+        return InFlight(record, address, request, deadline, now, [None] * n, n, timing_ms={"queue": round(queue_ms, 3)})
 
     def _check(self, request: Request) -> None:
         info, n = self._info, request.num_sequences
@@ -89,7 +86,7 @@ class Intake:
             return self._info.dim * _ITEM_BYTES[request.options.dtype]
         labels = self._info.labels
         kept = min(request.options.top_k or len(labels), len(labels))
-        return kept * (12 + max(len(label) for label in labels))
+        return kept * (12 + self._longest_label_bytes)
 
     def sequences_from_tokens(self, request: Request, tokens: Tokens) -> list[Sequence]:
         """The sequences of a request that came as token ids.

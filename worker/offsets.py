@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from aiokafka import TopicPartition
+Source = tuple[str, int]  # topic and partition; equal to the TopicPartition that aiokafka calls it
 
 
 class OffsetTracker:
@@ -14,12 +14,12 @@ class OffsetTracker:
     """
 
     def __init__(self) -> None:
-        self._started: dict[TopicPartition, deque[int]] = {}
-        self._finished: dict[TopicPartition, set[int]] = {}
-        self._committable: dict[TopicPartition, int] = {}
+        self._started: dict[Source, deque[int]] = {}
+        self._finished: dict[Source, set[int]] = {}
+        self._committable: dict[Source, int] = {}
         self._num_unfinished = 0
 
-    def start(self, source: TopicPartition, offset: int) -> None:
+    def start(self, source: Source, offset: int) -> None:
         """A record was taken from its partition."""
         started = self._started.setdefault(source, deque())
         if started and offset <= started[-1]:
@@ -29,7 +29,7 @@ class OffsetTracker:
         started.append(offset)
         self._num_unfinished += 1
 
-    def finish(self, source: TopicPartition, offset: int) -> None:
+    def finish(self, source: Source, offset: int) -> None:
         """A record's answer is acknowledged, or there is none to give."""
         started = self._started.get(source)
         if not started or not started[0] <= offset <= started[-1]:
@@ -44,18 +44,18 @@ class OffsetTracker:
             finished.remove(first)
             self._committable[source] = first + 1
 
-    def take_committable(self) -> dict[TopicPartition, int]:
+    def take_committable(self) -> dict[Source, int]:
         """Next offset to read for each partition whose prefix grew since the last call."""
         committable, self._committable = self._committable, {}
         return committable
 
-    def put_back(self, offsets: dict[TopicPartition, int]) -> None:
+    def put_back(self, offsets: dict[Source, int]) -> None:
         """A commit failed: offer these again, unless a later one is there already or the partition is gone."""
         for source, offset in offsets.items():
             if source in self._started and source not in self._committable:
                 self._committable[source] = offset
 
-    def forget(self, sources: set[TopicPartition]) -> None:
+    def forget(self, sources: set[Source]) -> None:
         """These partitions belong to another worker now."""
         for source in sources:
             started = self._started.pop(source, ())

@@ -105,6 +105,7 @@ async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> in
             stack.callback(server.shutdown)
             log.info("metrics_served", port=server.server_port)
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(worker.on_loop_error)
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.stop)
         return await worker.run()

@@ -51,7 +51,7 @@ class WorkerSettings(KafkaSettings):
     )
 
     max_in_flight: int = Field(
-        8192, ge=1, description="Sequences held in memory before partitions are paused (back-pressure)."
+        8192, ge=1, description="Records held in memory before partitions are paused (back-pressure)."
     )
     max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
     max_reply_bytes: int = Field(

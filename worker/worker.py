@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import structlog
@@ -32,6 +33,7 @@ from penstock.worker.writeback import WriteBack
 
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
+_PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 _SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
 _COMMIT_S = 0.5
 _HELD_BYTES = 256 * 1024 * 1024  # of request values in memory: many large records pause the intake before small ones do
@@ -155,14 +157,9 @@ class Worker:
         while not self._consumer.assigned.is_set() and not self._stopping.is_set():
             await self._poll()
         ends = await self._consumer.end_offsets()
-        while not self._stopping.is_set() and not await self._reached(ends):
+        while not self._stopping.is_set() and not await self._consumer.reached(ends):
             await self._poll()
         log.info("end_reached", partitions=len(ends))
-
-    async def _reached(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether every partition that is still this worker's was read up to its end."""
-        mine = self._consumer.assignment()
-        return all([await self._consumer.position(source) >= end for source, end in ends.items() if source in mine])
 
     async def _poll(self) -> None:
         """One turn: adjust back-pressure, take what arrived, start it on its way."""
@@ -171,7 +168,7 @@ class Worker:
             self._consumer.pause()
         elif free > self._settings.max_in_flight // 4 and self._consumer.assigned.is_set():
             self._consumer.resume()
-        polled = await self._consumer.poll(_POLL_MS)
+        polled = await self._consumer.poll(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
         records = [record for of_partition in polled.values() for record in of_partition]
         for start in range(0, len(records), _SLICE_RECORDS):
             await self._admit(records[start : start + _SLICE_RECORDS])
@@ -181,7 +178,7 @@ class Worker:
         now = time.monotonic()
         self._nothing_unfinished.clear()
         for record in records:
-            self._offsets.start(TopicPartition(record.topic, record.partition), record.offset)
+            self._offsets.start((record.topic, record.partition), record.offset)
             self._held_bytes += len(record.value or b"")
         rows = await self._admission.rows(records, now, time.time())
         tokenized = time.monotonic()
@@ -229,17 +226,17 @@ class Worker:
         self._metrics.requests.labels(error.code).inc()
         self._delivery.refuse(record, address, error)
 
-    def _batch_done(self, rows: Sequence[Row], results: Sequence[Float32Array], stats: BatchStats) -> None:
+    def _batch_done(self, results: Sequence[tuple[Row, Float32Array]], stats: BatchStats) -> None:
         now = time.monotonic()
         shown: dict[str, int | str] = {"size": stats.sequences, "tokens": stats.tokens, "trigger": stats.trigger}
         compute_ms = round(stats.device_s * 1e3, 3)
-        for row in rows:
+        for row, _ in results:
             timing = row.owner.timing_ms
             timing["schedule"] = round(max(0.0, now - row.queued_at - stats.device_s) * 1e3, 3)
             timing["compute"] = compute_ms
             row.owner.batch = shown
         if self._write_back is not None:
-            self._write_back.put({row.key: result.tobytes() for row, result in zip(rows, results, strict=True)})
+            self._write_back.put({row.key: result.tobytes() for row, result in results})
         log.info(
             "batch_done",
             trigger=stats.trigger,
@@ -255,7 +252,7 @@ class Worker:
 
     def _finished(self, record: KafkaRecord) -> None:
         """Everything a record is owed is acknowledged."""
-        self._offsets.finish(TopicPartition(record.topic, record.partition), record.offset)
+        self._offsets.finish((record.topic, record.partition), record.offset)
         self._held_bytes -= len(record.value or b"")
         if self._offsets.num_unfinished == 0:
             self._nothing_unfinished.set()
@@ -297,6 +294,12 @@ class Worker:
         if self._write_back is not None:
             await self._write_back.close()
         log.info("stopped", answered=self._answered)
+
+    def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's last resort: a callback raised, so some record may never end. Leave it to other workers."""
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        log.error("callback_failed", error=repr(error), note="This is a bug.", exc_info=error)
+        self._on_unhealthy(error)
 
     def _on_unhealthy(self, error: BaseException) -> None:
         """The engine fails on clean input: answer nothing more, leave the rest to other workers."""

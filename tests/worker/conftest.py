@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from aiokafka import TopicPartition
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.headers import ReplyAddress, request_headers
@@ -70,7 +69,6 @@ def make_rows() -> MakeRows:
         n = len(sequences)
         owner = InFlight(
             record=FakeRecord(offset=next(offsets)),
-            source=TopicPartition(REQUEST_TOPIC, 0),
             address=ReplyAddress("penstock.replies", 0, b"id", None),
             request=request,
             deadline=deadline,

@@ -87,7 +87,7 @@ class Bench:
             clock=self.clock,
             settled=self._on_settled,
             failed=self._on_failed,
-            batch_done=lambda rows, results, stats: self.stats.append(stats),
+            batch_done=lambda results, stats: self.stats.append(stats),
             unhealthy=self._on_unhealthy,
         )
 

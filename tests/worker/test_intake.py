@@ -115,7 +115,7 @@ def test_an_accepted_record_knows_where_it_came_from_and_how_long_it_waited(
     record = make_record(body(), offset=7, timestamp=1_000)
     inflight = intake.accept(record, ADDRESS, 50.0, 1.25)
     assert inflight.record is record
-    assert (inflight.source.partition, inflight.missing, inflight.rows) == (0, 2, [None, None])
+    assert (inflight.missing, inflight.rows) == (2, [None, None])
     assert inflight.timing_ms["queue"] == 250.0
     assert inflight.deadline is None
 
