@@ -51,8 +51,10 @@ def plan_attention(groups: Sequence[Group], dtype: torch.dtype) -> list[Group | 
 
 
 def attend(qkv: Tensor, plan: Sequence[Group | Tile], num_heads: int) -> Tensor:
-    """qkv [T, 3H], sorted as the plan's groups say, to context [T, H]."""
+    """qkv [R, 3H], sorted as the plan's groups say, to context [R, H], zero in the spare rows after the groups."""
     parts = [_attend_tile(qkv, s, num_heads) if isinstance(s, Tile) else _attend_group(qkv, s, num_heads) for s in plan]
+    if (spare := len(qkv) - plan[-1].stop) > 0:
+        parts.append(qkv.new_zeros(spare, qkv.shape[1] // 3))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -28,7 +28,7 @@ class PackedEncoder:
         self._dtype = dtype
 
     def __call__(self, token_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
-        """Hidden states [T, H] of the sorted batch. `token_ids` and `token_type_ids` [T]: sorted as `layout` says."""
+        """Hidden states [R, H] of the sorted batch. `token_ids` and `token_type_ids` [R]: sorted as `layout` says."""
         hidden = self._embed(token_ids, torch.from_numpy(layout.positions), token_type_ids)
         plan = plan_attention(layout.groups, self._dtype)
         for layer in self._layers:
