@@ -29,7 +29,7 @@ from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
 BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
 REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
 
-_BATCH_BYTES = 512 * 1024
+_BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _BATCH_RECORDS = 10_000
 _RETRY_S = 0.5
 
