@@ -47,7 +47,7 @@ class WorkerSettings(KafkaSettings):
     )
     max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch.")
     max_batch_tokens: int = Field(
-        2048, ge=1, description="Most tokens in a batch. More: fewer launches; less: shorter waits, warmer caches."
+        1024, ge=1, description="Most tokens in a batch. More: fewer launches; less: shorter waits, warmer caches."
     )
 
     max_in_flight: int = Field(

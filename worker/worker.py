@@ -98,6 +98,7 @@ class Worker:
         self._answered_ok = self._metrics.requests.labels("ok")
         self._held_bytes = 0
         self._answered = 0
+        self._committing = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._nothing_unfinished = asyncio.Event()
         self._broken: BaseException | None = None
@@ -170,16 +171,21 @@ class Worker:
             self._consumer.resume()
         polled = await self._consumer.poll(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
         records = [record for of_partition in polled.values() for record in of_partition]
+        self._take(records)
         for start in range(0, len(records), _SLICE_RECORDS):
             await self._admit(records[start : start + _SLICE_RECORDS])
             await asyncio.sleep(0)
 
-    async def _admit(self, records: Sequence[KafkaRecord]) -> None:
-        now = time.monotonic()
-        self._nothing_unfinished.clear()
+    def _take(self, records: Sequence[KafkaRecord]) -> None:
+        """From here on these records are this worker's to answer. All at once: a revocation must wait for every one."""
+        if records:
+            self._nothing_unfinished.clear()
         for record in records:
             self._offsets.start((record.topic, record.partition), record.offset)
             self._held_bytes += len(record.value or b"")
+
+    async def _admit(self, records: Sequence[KafkaRecord]) -> None:
+        now = time.monotonic()
         rows = await self._admission.rows(records, now, time.time())
         tokenized = time.monotonic()
         if self._cache is not None:
@@ -260,12 +266,13 @@ class Worker:
     async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(_COMMIT_S)
-            await self._commit()
+            await asyncio.shield(self._commit())  # ended in mid-commit, the next one would not know of its offsets
 
     async def _commit(self) -> None:
-        offsets = self._offsets.take_committable()
-        if offsets and not await self._consumer.commit(offsets):
-            self._offsets.put_back(offsets)
+        async with self._committing:  # one after another: an older offset must never overtake a newer one
+            offsets = self._offsets.take_committable()
+            if offsets and not await self._consumer.commit(offsets):
+                self._offsets.put_back(offsets)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish what is in flight, inside the bound; what is not finished will be read again by its new owner."""
