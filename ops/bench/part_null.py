@@ -1,7 +1,6 @@
 """The null engine through real Kafka, beside a bare echo of the same run; where its microseconds go; its memory."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,11 +52,11 @@ def run_null(setup: Setup) -> PartResult:
         floor_share=rate / echo_rates["batched"],
         criterion=Criterion("req/s", rate, 20_000, 40_000),
     )
-    cpu = defaultdict[str, dict[str, float]](dict)
+    cpu: dict[str, dict[str, float]] = {}
     for process in ("client", "worker", "broker"):
-        cpu["penstock"][process] = statistics.median(result.cpu_us(process) for result in ours)
+        cpu.setdefault("penstock", {})[process] = statistics.median(result.cpu_us(process) for result in ours)
         for name, results in echoes.items():
-            cpu[f"echo, {name}"][process] = statistics.median(result["cpu_us"][process] for result in results)
+            cpu.setdefault(f"echo, {name}", {})[process] = statistics.median(result["cpu_us"][process] for result in results)
     grid = Grid(
         "processor µs a request",
         ("pipeline", "client", "worker", "broker"),
