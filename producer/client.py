@@ -24,7 +24,8 @@ Vector = npt.NDArray[np.floating[Any]]
 Row = Vector | Classification
 Sequences = Sequence[Text] | Sequence[npt.ArrayLike]
 
-_RECORD_TEXT_CHARS = 256 * 1024  # split records of long texts well below the broker's usual 1 MiB
+_RECORD_BYTES = 256 * 1024  # records of long sequences are split well below the broker's usual 1 MiB
+_LONGEST_S = 10 * 365 * 86400.0  # a deadline that the wire can carry
 
 
 class Client:
@@ -146,12 +147,12 @@ class Client:
         return await self._exchange.ask(request, self._deadline(timeout_s))
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.time() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+        return time.time() + min(self._settings.timeout_s if timeout_s is None else timeout_s, _LONGEST_S)
 
     def _fit_one_record(self, sequences: Sequences) -> bool:
         if len(sequences) > self._settings.sequences_per_record:
             return False
-        return len(sequences) == 1 or sum([_size(sequence) for sequence in sequences]) <= _RECORD_TEXT_CHARS
+        return len(sequences) == 1 or sum([_size(sequence) for sequence in sequences]) <= _RECORD_BYTES
 
     async def _all(self, task: str, sequences: Sequences, options: Options, timeout_s: float | None) -> list[Any]:
         """Every row, over several records, or the first error."""
@@ -215,6 +216,8 @@ def _sequences(
 ) -> Sequences:
     if (texts is None) == (ids is None):
         raise InvalidRequest("Give exactly one of `texts` and `ids`.")
+    if texts is not None and (isinstance(texts, str) or not all(isinstance(text, str | tuple) for text in texts)):
+        raise InvalidRequest("`texts` must be a list of strings, or of pairs of strings.")
     sequences = ids if texts is None else texts
     if sequences is None or (len(sequences) == 0 and not may_be_empty):
         raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
@@ -236,20 +239,22 @@ def _classes(reply: Reply) -> tuple[Classification, ...]:
 def _split(sequences: Sequences, sequences_per_record: int) -> list[list[int]]:
     """Indices of the sequences, cut into records by count and by size of text."""
     chunks: list[list[int]] = []
-    chars = 0
+    total = 0
     for index, sequence in enumerate(sequences):
         size = _size(sequence)
-        if not chunks or len(chunks[-1]) == sequences_per_record or chars + size > _RECORD_TEXT_CHARS:
+        if not chunks or len(chunks[-1]) == sequences_per_record or total + size > _RECORD_BYTES:
             chunks.append([])
-            chars = 0
+            total = 0
         chunks[-1].append(index)
-        chars += size
+        total += size
     return chunks
 
 
 def _size(sequence: Any) -> int:
-    """Characters of a text; token ids count nothing, for a sequence of them is short."""
-    return len(sequence) if isinstance(sequence, str) else 0
+    """Bytes of a sequence in its record, nearly."""
+    if isinstance(sequence, str):
+        return len(sequence) if sequence.isascii() else 4 * len(sequence)
+    return sum([_size(part) for part in sequence]) if isinstance(sequence, tuple) else 4 * len(sequence)
 
 
 def _is_blank(sequence: Any) -> bool:

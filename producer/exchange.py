@@ -82,11 +82,12 @@ class Exchange:
         else:
             await self._places.acquire()  # at once, and without the price of a timeout
         correlation_id = next(self._ids)
+        place = _Place(self._places)
         try:
-            return await self._post(correlation_id, value, deadline)
+            return await self._post(correlation_id, value, deadline, place)
         finally:
             self._inbox.forget(correlation_id)
-            self._places.release()
+            place.leave()
 
     async def _wait_for_place(self, deadline: float) -> None:
         """A place among the requests in flight, waited for no longer than the deadline allows."""
@@ -96,14 +97,16 @@ class Exchange:
         except TimeoutError as error:
             raise Expired("The deadline passed while earlier requests were on their way.") from error
 
-    def _post(self, correlation_id: bytes, value: bytes, deadline: float) -> Answer:
+    def _post(self, correlation_id: bytes, value: bytes, deadline: float, place: "_Place") -> Answer:
         """Hand the record over to Kafka; the future is its answer's."""
         if not self._open:
             raise ShuttingDown("The client is closed.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
+        place.holders += 1
 
         def sent(error: Exception | None) -> None:
+            place.leave()
             if error is not None:
                 inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
 
@@ -117,6 +120,22 @@ class Exchange:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._inbox.expire(time.time(), _late)
+
+
+class _Place:
+    """A place among those in flight, held by the caller and by the unsent record: neither outlives the bound alone."""
+
+    __slots__ = ("_places", "holders")
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self.holders = 1
+
+    def leave(self) -> None:
+        """One holder is through; the last gives the place back."""
+        self.holders -= 1
+        if self.holders == 0:
+            self._places.release()
 
 
 def _late() -> PenstockError:

@@ -10,6 +10,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExists
 
 BACKOFF_MS = 200  # between retries against a broker that is away: soon enough, and never a spin
 METADATA_MAX_AGE_MS = 30_000
+_CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created by someone else meanwhile
 _MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's own default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 
@@ -58,11 +59,11 @@ async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_parti
         missing = [topic for topic in topics if topic not in existing]
         if missing:
             replicas = min(_MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
-            await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
-            log.info("topics_created", topics=missing, partitions=num_partitions)
-    except TopicAlreadyExistsError:
-        log.info("topics_exist", topics=list(topics))
-    except (KafkaError, ValueError, AttributeError) as error:  # AttributeError: no controller, as in librdkafka's mock
+            answer = await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
+            refused = {topic: code for topic, code, *_ in answer.topic_errors if code not in _CREATED}
+            log.info("topics_created", topics=[topic for topic in missing if topic not in refused], refused=refused)
+    except (KafkaError, OSError, ValueError, AttributeError) as error:
+        # OSError includes time-outs; AttributeError is aiokafka's for a cluster without controller, as the mock is.
         log.info("topics_not_created", topics=list(topics), reason=repr(error))
     finally:
         await admin.close()

@@ -108,7 +108,10 @@ def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
         EmptyInput: no sequence, or one of zero ids.
         InvalidRequest: an id is negative, not an integer or over 32 bits.
     """
-    arrays = [np.asarray(sequence) for sequence in sequences]
+    try:
+        arrays = [np.asarray(sequence) for sequence in sequences]
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"Token ids must be lists of integers: {error}") from error
     if not arrays:
         raise EmptyInput("The request holds no sequence.")
     for index, array in enumerate(arrays):

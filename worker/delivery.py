@@ -1,5 +1,6 @@
 """Answers out: replies, error replies and dead letters; a record is finished when the broker has acknowledged them."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from penstock.producer.outbox import Outbox, OutRecord
 from penstock.producer.topics import dead_letter_topic
 from penstock.producer.wire import encode_error, encode_reply
 from penstock.worker.inflight import InFlight, KafkaRecord
+
+_RETRY_S = 5.0
 
 log = structlog.get_logger("penstock.delivery")
 
@@ -57,7 +60,7 @@ class Delivery:
         def done(problem: KafkaError | None) -> None:
             nonlocal owed
             owed -= 1
-            if problem is not None:
+            if problem is not None:  # a dead letter never reports one
                 log.warning("error_reply_undeliverable", offset=record.offset, error=repr(problem))
             if owed == 0:
                 self._finished(record)
@@ -96,12 +99,17 @@ class Delivery:
                 note = ("penstock-value-left-out-bytes", str(len(record.value)).encode())
                 self._outbox.put(topic, None, OutRecord(reply_key(record), b"", [*headers, note], done))
                 return
-            if error is not None:
-                log.error("dead_letter_undeliverable", topic=topic, offset=record.offset, error=repr(error))
-            done(error)
+            if error is None:
+                done(None)
+                return
+            # Its offset stays uncommitted until there is such a topic that may be written to: nothing is dropped.
+            log.error(
+                "dead_letter_undeliverable", topic=topic, offset=record.offset, error=repr(error), retry_s=_RETRY_S
+            )
+            asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, letter)
 
-        key = record.key if record.key is not None else reply_key(record)
-        self._outbox.put(topic, None, OutRecord(key, record.value, headers, sent))
+        letter = OutRecord(record.key if record.key is not None else reply_key(record), record.value, headers, sent)
+        self._outbox.put(topic, None, letter)
 
 
 def reply_key(record: KafkaRecord) -> bytes:

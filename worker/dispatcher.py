@@ -177,11 +177,17 @@ class Dispatcher:
 
     def _give_up(self, row: Row, now: float) -> None:
         """End a late row alone: rows that waited for its result still want it, and go on in its place."""
-        followers = self._flights.finish(row.key)
-        if not row.owner.failed:
-            late_ms = (now - (row.owner.deadline or now)) * 1000
-            self._failed(row, Expired(f"The deadline passed {late_ms:.0f} ms before the request could be run."))
-        leaders = [follower for follower in followers if self._flights.join(follower.key, follower)]
+        living = []
+        for late in (row, *self._flights.finish(row.key)):
+            deadline = late.owner.deadline
+            if late.owner.failed:
+                continue
+            if deadline is not None and deadline <= now:
+                late_ms = (now - deadline) * 1000
+                self._failed(late, Expired(f"The deadline passed {late_ms:.0f} ms before the request could be run."))
+            else:
+                living.append(late)
+        leaders = [follower for follower in living if self._flights.join(follower.key, follower)]
         self._scheduler.add([self._enqueue(follower) for follower in leaders])
 
     def _on_done(self, batch: _Batch, done: "asyncio.Future[BatchOutput]") -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.worker.dispatcher import BatchStats, Dispatcher
 from penstock.worker.inflight import KafkaRecord, Row
 from penstock.worker.intake import Intake
 from penstock.worker.metrics import Metrics
-from penstock.worker.offsets import OffsetTracker
+from penstock.worker.offsets import OffsetTracker, Source
 from penstock.worker.replies import make_reply
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.writeback import WriteBack
@@ -36,6 +36,7 @@ _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 _SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
 _COMMIT_S = 0.5
+_LAST_COMMIT_S = 5.0
 _HELD_BYTES = 256 * 1024 * 1024  # of request values in memory: many large records pause the intake before small ones do
 
 log = structlog.get_logger("penstock.worker")
@@ -126,7 +127,8 @@ class Worker:
         finally:
             committer.cancel()
             await self._shut_down()
-        return 1 if self._broken is not None else 0
+        unfinished_job = self._settings.once and self._offsets.num_unfinished > 0
+        return 1 if self._broken is not None or unfinished_job else 0
 
     async def _start(self) -> None:
         await self._outbox.start()
@@ -160,7 +162,11 @@ class Worker:
         ends = await self._consumer.end_offsets()
         while not self._stopping.is_set() and not await self._consumer.reached(ends):
             await self._poll()
-        log.info("end_reached", partitions=len(ends))
+        log.info("end_reached", partitions=len(ends), unfinished=self._offsets.num_unfinished)
+        self._consumer.pause()
+        self._dispatcher.drain()
+        while not self._stopping.is_set() and self._offsets.num_unfinished:
+            await self._consumer.poll(_PAUSED_POLL_MS)
 
     async def _poll(self) -> None:
         """One turn: adjust back-pressure, take what arrived, start it on its way."""
@@ -169,12 +175,24 @@ class Worker:
             self._consumer.pause()
         elif free > self._settings.max_in_flight // 4 and self._consumer.assigned.is_set():
             self._consumer.resume()
-        polled = await self._consumer.poll(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
+        polled = await self._poll_or_stop(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
         records = [record for of_partition in polled.values() for record in of_partition]
         self._take(records)
         for start in range(0, len(records), _SLICE_RECORDS):
             await self._admit(records[start : start + _SLICE_RECORDS])
             await asyncio.sleep(0)
+
+    async def _poll_or_stop(self, timeout_ms: int) -> Mapping[Source, list[KafkaRecord]]:
+        """One poll, given up when `stop` is asked for: during a rebalance aiokafka heeds no timeout."""
+        poll = asyncio.create_task(self._consumer.poll(timeout_ms))
+        stop = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((poll, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if poll.done():
+            return poll.result()
+        poll.cancel()
+        await asyncio.gather(poll, return_exceptions=True)
+        return {}
 
     def _take(self, records: Sequence[KafkaRecord]) -> None:
         """From here on these records are this worker's to answer. All at once: a revocation must wait for every one."""
@@ -188,18 +206,16 @@ class Worker:
         now = time.monotonic()
         rows = await self._admission.rows(records, now, time.time())
         tokenized = time.monotonic()
-        if self._cache is not None:
-            rows = await self._answer_from_cache(self._cache, rows)
-        looked_up = time.monotonic()
+        found = await self._cache.get_many([row.key for row in rows]) if self._cache is not None else {}
+        tokenize_ms = round((tokenized - now) * 1e3, 3)
+        cache_ms = round((time.monotonic() - tokenized) * 1e3, 3)
         for row in rows:
-            timing = row.owner.timing_ms
-            timing["tokenize"] = round((tokenized - now) * 1e3, 3)
-            timing["cache"] = round((looked_up - tokenized) * 1e3, 3)
-        self._dispatcher.add(rows)
+            row.owner.timing_ms["tokenize"] = tokenize_ms
+            row.owner.timing_ms["cache"] = cache_ms
+        self._dispatcher.add(self._answer_from_cache(found, rows) if found else rows)
 
-    async def _answer_from_cache(self, cache: ResponseCache, rows: list[Row]) -> list[Row]:
+    def _answer_from_cache(self, found: Mapping[bytes, bytes], rows: list[Row]) -> list[Row]:
         """Settle the rows that the cache knows; the others remain."""
-        found = await cache.get_many([row.key for row in rows])
         remaining = []
         for row in rows:
             value = found.get(row.key)
@@ -274,10 +290,17 @@ class Worker:
             if offsets and not await self._consumer.commit(offsets):
                 self._offsets.put_back(offsets)
 
+    async def _commit_now(self) -> None:
+        """The last commit before partitions are given up; a broker that is away must not hold it for ever."""
+        try:
+            await asyncio.wait_for(self._commit(), _LAST_COMMIT_S)
+        except TimeoutError:
+            log.warning("last_commit_given_up", consequence="what was answered last will be answered again")
+
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish what is in flight, inside the bound; what is not finished will be read again by its new owner."""
         await self._drain()
-        await self._commit()
+        await self._commit_now()
         self._offsets.forget(sources)
         self._dispatcher.resume()
 
@@ -294,7 +317,7 @@ class Worker:
     async def _shut_down(self) -> None:
         log.info("stopping", unfinished=self._offsets.num_unfinished)
         await self._drain()
-        await self._commit()
+        await self._commit_now()
         self._dispatcher.close()
         await self._consumer.stop()
         await self._outbox.stop()
@@ -305,6 +328,9 @@ class Worker:
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The event loop's last resort: a callback raised, so some record may never end. Leave it to other workers."""
         error = context.get("exception") or RuntimeError(context.get("message"))
+        if "handle" not in context:  # not a callback: a library's forgotten future or connection, which strands nobody
+            log.warning("library_noise", message=context.get("message"), error=repr(error))
+            return
         log.error("callback_failed", error=repr(error), note="This is a bug.", exc_info=error)
         self._on_unhealthy(error)
 

@@ -56,7 +56,8 @@ def run_null(setup: Setup) -> PartResult:
     for process in ("client", "worker", "broker"):
         cpu.setdefault("penstock", {})[process] = statistics.median(result.cpu_us(process) for result in ours)
         for name, results in echoes.items():
-            cpu.setdefault(f"echo, {name}", {})[process] = statistics.median(result["cpu_us"][process] for result in results)
+            used_us = statistics.median(result["cpu_us"][process] for result in results)
+            cpu.setdefault(f"echo, {name}", {})[process] = used_us
     grid = Grid(
         "processor µs a request",
         ("pipeline", "client", "worker", "broker"),
