@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.headers import CORRELATION_ID
-from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.producer.messages import ErrorReply, Reply
 from penstock.producer.wire import decode_reply
 
@@ -31,6 +31,7 @@ log = structlog.get_logger("penstock.inbox")
 Answer = asyncio.Future[Reply | ErrorReply]
 
 
+_STOP_S = 5.0
 _NOT_EXPECTED: tuple[Answer | None, float] = (None, 0.0)
 
 
@@ -66,8 +67,8 @@ class Inbox:
         for correlation_id in list(self._expected):
             self.fail(correlation_id, reason)
         if self._consumer is not None:
-            await self._consumer.stop()
-            self._consumer = None
+            consumer, self._consumer = self._consumer, None
+            await disconnect(consumer, _STOP_S)
 
     def expect(self, correlation_id: bytes, deadline: float) -> Answer:
         """The future of an answer; to be called before its request is sent."""

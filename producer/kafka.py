@@ -46,6 +46,16 @@ async def connect(make: Callable[[], C]) -> C:
             return client
 
 
+async def disconnect(client: _Connectable, timeout_s: float) -> None:
+    """Stop a client within a bound. Without its broker, aiokafka's stop may hang, or raise its tasks' cancellation."""
+    stopping = asyncio.create_task(client.stop())
+    await asyncio.wait((stopping,), timeout=timeout_s)
+    if not stopping.done():
+        stopping.cancel()
+    elif stopping.cancelled() or stopping.exception() is not None:
+        log.warning("stopped_uncleanly", client=type(client).__name__)
+
+
 async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
     """Create the topics that are missing, on up to three brokers each. Called once a connection stands.
 

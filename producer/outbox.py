@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 
 from penstock.producer.headers import partition_for
-from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 
 # The record, or its destination, is at fault: sending it again cannot help. Everything else is retried for ever.
 BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
@@ -32,6 +32,7 @@ REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _BATCH_RECORDS = 10_000
 _RETRY_S = 0.5
+_STOP_S = 2.0  # stop() flushes, which never ends while the broker is away
 
 log = structlog.get_logger("penstock.outbox")
 
@@ -98,7 +99,7 @@ class Outbox:
             sender.cancel()
         await asyncio.gather(*self._senders.values(), return_exceptions=True)
         if self._producer is not None:
-            await self._stop_producer(self._producer)
+            await disconnect(self._producer, _STOP_S)
             self._producer = None
 
     def _make_producer(self) -> AIOKafkaProducer:
@@ -189,17 +190,12 @@ class Outbox:
     async def _replace(self, broken: AIOKafkaProducer) -> None:
         """Replace a producer that failed for good (fenced, sequence lost, sender dead), once."""
         async with self._replacing:
-            if self._producer is not broken or not _is_dead(broken):
+            is_current = self._producer is broken
+            if not is_current or not _is_dead(broken):
                 return
             log.warning("producer_replaced")
-            await self._stop_producer(broken)
+            await disconnect(broken, _STOP_S)
             self._producer = await connect(self._make_producer)
-
-    @staticmethod
-    async def _stop_producer(producer: AIOKafkaProducer) -> None:
-        # stop() flushes, which never ends while the broker is away.
-        with contextlib.suppress(TimeoutError, KafkaError):
-            await asyncio.wait_for(producer.stop(), 2.0)
 
 
 def _is_dead(producer: AIOKafkaProducer) -> bool:

@@ -7,18 +7,18 @@ kept alive on the event loop, so nothing here may block it.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
-from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.worker.inflight import KafkaRecord
 from penstock.worker.offsets import Source
 
 _RETRY_S = 1.0
+_STOP_S = 10.0
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
 _FETCH_BYTES = 2 * 1024 * 1024
 
@@ -59,9 +59,8 @@ class Consumer:
     async def stop(self) -> None:
         """Leave the group. What should be committed must have been."""
         if self._consumer is not None:
-            with contextlib.suppress(TimeoutError, KafkaError):
-                await asyncio.wait_for(self._consumer.stop(), 10.0)
-            self._consumer = None
+            consumer, self._consumer = self._consumer, None
+            await disconnect(consumer, _STOP_S)
 
     async def poll(self, timeout_ms: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
         """Everything that was fetched. Must be called all the time, also while paused: it keeps the membership.

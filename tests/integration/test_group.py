@@ -153,7 +153,10 @@ async def test_once_works_up_to_the_end_and_exits(
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
         await asyncio.sleep(0)
         await client._exchange._outbox.flush()  # all of them lie in the topic
-        worker = start_worker(kafka, served_name=model, once=True)
+        # Slower than the drain's bound: a job ends when its last answer is given, not when its last record is read.
+        worker = start_worker(
+            kafka, served_name=model, once=True, drain_s=0.5, echo_batch_s=0.05, max_batch_sequences=2, lanes=1
+        )
         vectors = await asyncio.gather(*calls)
         assert [vector[0, 1] for vector in vectors] == list(range(1, 101))
         assert await worker.exit_code() == 0
