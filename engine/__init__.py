@@ -6,8 +6,8 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, T
 
 if TYPE_CHECKING:
     from penstock.engine.checkpoint import resolve_model
-    from penstock.engine.cpu import load_engine
     from penstock.engine.lanes import EngineLanes
+    from penstock.engine.load import load_engine
     from penstock.engine.null import NullEngine
     from penstock.engine.warmup import Timing, measure
 
@@ -16,7 +16,7 @@ _LAZY = {
     "EngineLanes": "lanes",
     "NullEngine": "null",
     "Timing": "warmup",
-    "load_engine": "cpu",
+    "load_engine": "load",
     "measure": "warmup",
     "resolve_model": "checkpoint",
 }

@@ -1,4 +1,4 @@
-"""The engine on CPU, and the function that loads it."""
+"""The engine on CPU."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,57 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.engine.checkpoint import read_checkpoint, resolve_model, revision_of
-from penstock.engine.encoder import PackedEncoder
-from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.families import family_of
-from penstock.engine.heads import Head, linear_head, sequence_classifier
+from penstock.engine.cpu_ops import CpuOps
+from penstock.engine.forward import forward
+from penstock.engine.heads import Head
 from penstock.engine.layout import Layout, sort_by_length
-from penstock.engine.modules import embedding_tail
+from penstock.engine.linear import Linear
 from penstock.engine.pooling import EmbeddingTail, pool
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def load_engine(
-    model: str,
-    *,
-    name: str | None = None,
-    head: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    threads: int = 1,
-) -> "CpuEngine":
-    """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
-
-    name: what requests call the model; the directory's name or the id when None.
-    head: path of a linear head (safetensors) to classify with, on top of an embedding model.
-    dtype: "float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32.
-    threads: processor threads for one batch; every thread that calls `run` is set to it.
-    Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
-    """
-    if device not in ("auto", "cpu"):
-        raise UnsupportedDevice(f"device {device!r} is not available; use auto or cpu.")
-    precision = _choose_dtype(dtype)
-    directory = resolve_model(model)
-    checkpoint = read_checkpoint(directory)
-    tail = embedding_tail(checkpoint)
-    weights = family_of(checkpoint).encoder(checkpoint)
-    dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
-    classifier = linear_head(Path(head), dim) if head is not None else sequence_classifier(checkpoint)
-    info = ModelInfo(
-        name=name or (directory.resolve().name if Path(model).is_dir() else model),
-        revision=revision_of(directory, (Path(head),) if head is not None else ()),
-        dtype=precision,
-        device="cpu",
-        vocab_size=weights.words.shape[0],
-        max_tokens=min(filter(None, (checkpoint.max_tokens, weights.positions.shape[0]))),
-        tasks=frozenset({"embed"} if classifier is None else {"embed", "classify"}),
-        dim=dim,
-        labels=classifier.labels if classifier is not None else (),
-    )
-    return CpuEngine(info, checkpoint.directory, PackedEncoder(weights, _DTYPES[precision]), tail, classifier, threads)
+from penstock.engine.weights import Encoder
 
 
 class CpuEngine:
@@ -67,7 +24,8 @@ class CpuEngine:
         self,
         info: ModelInfo,
         directory: Path,
-        encoder: PackedEncoder,
+        encoder: Encoder[Linear],
+        dtype: torch.dtype,
         tail: EmbeddingTail,
         head: Head | None,
         threads: int,
@@ -75,6 +33,7 @@ class CpuEngine:
         self._info = info
         self.directory = directory  # tokenizer.json lies here
         self._encoder = encoder
+        self._dtype = dtype
         self._tail = tail
         self._head = head
         self._threads = threads
@@ -91,11 +50,14 @@ class CpuEngine:
         started = time.perf_counter()
         layout = sort_by_length(batch.cu_seqlens)
         types = batch.token_type_ids
-        hidden = self._encoder(
-            torch.from_numpy(batch.token_ids[layout.tokens]),
+        ops = CpuOps(
             layout,
+            torch.from_numpy(batch.token_ids[layout.tokens]),
             None if types is None else torch.from_numpy(types[layout.tokens]),
+            self._encoder.num_heads,
+            self._dtype,
         )
+        hidden = forward(self._encoder, ops)
         rows = self._rows(hidden, layout, batch.options)
         return BatchOutput(rows=rows, device_s=time.perf_counter() - started)
 
@@ -121,18 +83,3 @@ class CpuEngine:
                 return lambda hidden, layout: head(pool(hidden, layout.groups, "cls"))
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self._info.tasks)}.")
-
-
-def _choose_dtype(dtype: str) -> str:
-    match dtype:
-        case "float32" | "bfloat16":
-            return dtype
-        case "auto":
-            return "bfloat16" if _multiplies_bfloat16() else "float32"
-        case _:
-            raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has AMX or AVX512-BF16; elsewhere bfloat16 is emulated, and slower than float32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

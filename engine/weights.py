@@ -1,6 +1,12 @@
-"""One encoder, whatever its family called its tensors. All float32, as in the checkpoint."""
+"""One encoder, whatever its family called its tensors: what a checkpoint's reader returns and a device prepares.
 
-from dataclasses import dataclass
+`Encoder[Dense]` is as in the checkpoint, all float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
+where D is what that device multiplies with.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -13,7 +19,7 @@ class Dense:
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
-    activation: str  # a key of activations.ACTIVATIONS, or "identity"
+    activation: str  # a name that engine.linear.activate knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +27,80 @@ class Norm:
     """LayerNorm over the last dimension."""
 
     weight: Tensor  # [H]
-    bias: Tensor  # [H]
+    bias: Tensor | None  # [H]
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class Embeddings:
+    """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token."""
+
+    words: Tensor  # [V, E]
+    positions: Tensor | None  # [max_tokens, E]; whatever the family's offset, it has been cut off
+    token_types: Tensor | None  # [K, E]
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAttention:
+    """softmax(q k^T / sqrt(head_dim)) v, all tokens of a sequence seeing all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedAttention:
+    """Plain attention with a learned bias for each distance, the same in every layer (MPNet; Shaw et al. 2018)."""
+
+    bias: Tensor  # [num_heads, max_tokens, max_tokens], for query i and key j
+
+
+@dataclass(frozen=True, slots=True)
+class DisentangledAttention:
+    """DeBERTa's (He et al. 2021, section 3.1): content to position and position to content beside content to content.
+
+    The projections of the relative embeddings are weights, so they are made once, at load.
+    """
+
+    key_positions: Tensor | None  # [2 * span, H]: content to position; None where the model has no such term
+    query_positions: Tensor | None  # [2 * span, H]: position to content
+    num_buckets: int  # logarithmic buckets of distances; below 1: one row a distance
+    max_distance: int  # distances beyond it share the last bucket
+
+    @property
+    def num_terms(self) -> int:
+        """How many products are added up in a score: it is divided by sqrt(num_terms * head_dim)."""
+        return 1 + (self.key_positions is not None) + (self.query_positions is not None)
+
+
+Attention = PlainAttention | BiasedAttention | DisentangledAttention
+
+D = TypeVar("D")
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(Generic[D]):
     """One post-norm transformer layer (Vaswani et al. 2017; Devlin et al. 2019)."""
 
-    qkv: Dense  # [3H, H]: query, key and value rows in this order; heads contiguous within each
-    attention_output: Dense  # [H, H]
+    qkv: D  # [3H, H]: query, key and value rows in this order; heads contiguous within each
+    attention: Attention
+    attention_output: D  # [H, H]
     attention_norm: Norm
-    up: Dense  # [I, H], with the MLP's activation
-    down: Dense  # [H, I]
+    up: D  # [I, H], with the MLP's activation
+    down: D  # [H, I]
     output_norm: Norm
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderWeights:
-    """A BERT-family encoder. Row i of `positions` belongs to a sequence's i-th token, whatever the family's offset."""
+class Encoder(Generic[D]):
+    """Embeddings and layers. A model whose layers share their weights (ALBERT) lists one `Layer` many times."""
 
-    words: Tensor  # [V, H]
-    positions: Tensor  # [max_tokens, H]
-    token_types: Tensor | None  # [K, H]
-    embedding_norm: Norm
-    layers: tuple[LayerWeights, ...]
+    embeddings: Embeddings
+    projection: D | None  # [H, E], where embeddings are narrower than the layers (ELECTRA, ALBERT)
+    layers: tuple[Layer[D], ...]
+    hidden_size: int
     num_heads: int
+    max_tokens: int | None  # longest sequence the weights allow; None: any
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -55,5 +109,57 @@ class EncoderWeights:
             )
 
     @property
-    def hidden_size(self) -> int:
-        return self.words.shape[1]
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embeddings.words.shape[0]
+
+    def prepared(self, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> "Encoder[E]":
+        """The same encoder with every matrix through `dense` and every other tensor through `table`, each once."""
+        tables, layers = dict[int, Tensor](), dict[int, Layer[E]]()
+
+        def table_once(tensor: Tensor) -> Tensor:
+            if id(tensor) not in tables:
+                tables[id(tensor)] = table(tensor)
+            return tables[id(tensor)]
+
+        for layer in self.layers:
+            if id(layer) not in layers:
+                layers[id(layer)] = _prepared_layer(layer, dense, table_once)
+        return Encoder(
+            embeddings=_with_tables(self.embeddings, table_once),
+            projection=None if self.projection is None else dense(self.projection),
+            layers=tuple(layers[id(layer)] for layer in self.layers),
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            max_tokens=self.max_tokens,
+        )
+
+
+EncoderWeights = Encoder[Dense]
+
+
+def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> Layer[E]:
+    return Layer(
+        qkv=dense(layer.qkv),
+        attention=_with_tables(layer.attention, table),
+        attention_output=dense(layer.attention_output),
+        attention_norm=_with_tables(layer.attention_norm, table),
+        up=dense(layer.up),
+        down=dense(layer.down),
+        output_norm=_with_tables(layer.output_norm, table),
+    )
+
+
+def _with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
+    """A copy of a dataclass with its tensors, and those of its norm, replaced."""
+    changes: dict[str, Any] = {}
+    for field in fields(holder):  # type: ignore[arg-type]  # callers pass dataclasses
+        value = getattr(holder, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = table(value)
+        elif isinstance(value, Norm):
+            changes[field.name] = _with_tables(value, table)
+    return replace(holder, **changes)  # type: ignore[type-var]  # callers pass dataclasses

@@ -4,7 +4,7 @@ import torch
 
 from penstock.engine.checkpoint import Checkpoint, Config, Tensors
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.weights import Dense, EncoderWeights, LayerWeights, Norm
+from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, PlainAttention
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -32,16 +32,22 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> En
     _refuse_variants(checkpoint)
     hidden, eps = require_int(config, "hidden_size"), float(config.get("layer_norm_eps", 1e-12))
     embeddings = prefix + "embeddings."
-    return EncoderWeights(
-        words=weights.take(embeddings + "word_embeddings.weight", -1, hidden),
-        positions=weights.take(embeddings + "position_embeddings.weight", -1, hidden)[first_position:],
-        token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, hidden),
-        embedding_norm=read_norm(weights, embeddings + "LayerNorm", hidden, eps),
+    positions = weights.take(embeddings + "position_embeddings.weight", -1, hidden)[first_position:]
+    return Encoder(
+        embeddings=Embeddings(
+            words=weights.take(embeddings + "word_embeddings.weight", -1, hidden),
+            positions=positions,
+            token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, hidden),
+            norm=read_norm(weights, embeddings + "LayerNorm", hidden, eps),
+        ),
+        projection=None,
         layers=tuple(
             _read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", hidden, eps)
             for i in range(require_int(config, "num_hidden_layers"))
         ),
+        hidden_size=hidden,
         num_heads=require_int(config, "num_attention_heads"),
+        max_tokens=len(positions),
     )
 
 
@@ -72,12 +78,13 @@ def require_int(config: Config, key: str) -> int:
     return value
 
 
-def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int, eps: float) -> LayerWeights:
+def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int, eps: float) -> Layer[Dense]:
     weights, attention = checkpoint.weights, prefix + "attention."
     intermediate = require_int(checkpoint.config, "intermediate_size")
     names = (attention + "self.query", attention + "self.key", attention + "self.value")
-    return LayerWeights(
+    return Layer(
         qkv=fuse_qkv(weights, *names, hidden),
+        attention=PlainAttention(),
         attention_output=read_dense(weights, attention + "output.dense", hidden, hidden),
         attention_norm=read_norm(weights, attention + "output.LayerNorm", hidden, eps),
         up=read_dense(

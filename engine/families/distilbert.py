@@ -2,7 +2,7 @@
 
 from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.bert import fuse_qkv, read_dense, read_norm, require_int
-from penstock.engine.weights import Dense, EncoderWeights, LayerWeights
+from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -14,16 +14,22 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     config, weights = checkpoint.config, checkpoint.weights
     prefix = weights.prefix(_PREFIXES, _PROBE)
     hidden = require_int(config, "dim")
-    return EncoderWeights(
-        words=weights.take(prefix + _PROBE, -1, hidden),
-        positions=weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden),
-        token_types=None,
-        embedding_norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, _EPS),
+    positions = weights.take(prefix + "embeddings.position_embeddings.weight", -1, hidden)
+    return Encoder(
+        embeddings=Embeddings(
+            words=weights.take(prefix + _PROBE, -1, hidden),
+            positions=positions,
+            token_types=None,
+            norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, _EPS),
+        ),
+        projection=None,
         layers=tuple(
             _read_layer(checkpoint, f"{prefix}transformer.layer.{i}.", hidden)
             for i in range(require_int(config, "n_layers"))
         ),
+        hidden_size=hidden,
         num_heads=require_int(config, "n_heads"),
+        max_tokens=len(positions),
     )
 
 
@@ -35,11 +41,12 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     )
 
 
-def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int) -> LayerWeights:
+def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int) -> Layer[Dense]:
     weights, intermediate = checkpoint.weights, require_int(checkpoint.config, "hidden_dim")
     names = (prefix + "attention.q_lin", prefix + "attention.k_lin", prefix + "attention.v_lin")
-    return LayerWeights(
+    return Layer(
         qkv=fuse_qkv(weights, *names, hidden),
+        attention=PlainAttention(),
         attention_output=read_dense(weights, prefix + "attention.out_lin", hidden, hidden),
         attention_norm=read_norm(weights, prefix + "sa_layer_norm", hidden, _EPS),
         up=read_dense(

@@ -45,7 +45,7 @@ def test_unknown_architectures_are_named_and_the_known_ones_listed(bert: tuple[A
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "decoders"),
-        ({"hidden_size": 64}, r"shape \(120, 48\), but config.json implies"),
+        ({"hidden_size": 64}, r"shape \(130, 48\), but config.json implies"),
         ({"num_hidden_layers": 3}, r"'encoder.layer.2.attention.self.query.weight' is missing"),
         ({"num_attention_heads": "many"}, "'num_attention_heads' must be a positive integer"),
         ({"num_attention_heads": 7}, "7 attention heads"),

@@ -1,0 +1,66 @@
+"""The operations of a forward pass on a CPU, in plain torch and oneDNN, for one batch sorted by length."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.attention import attend, plan_attention
+from penstock.engine.layout import Layout
+from penstock.engine.linear import Linear, make_linear
+from penstock.engine.weights import Attention, Embeddings, Encoder, EncoderWeights, Norm
+
+
+def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Linear]:
+    """Matrices of `dtype`, laid out for the processor; tables and norms stay float32."""
+    encoder = weights.prepared(lambda dense: make_linear(dense, dtype), lambda table: table)
+    return replace(encoder, embeddings=_type_0_folded(encoder.embeddings))
+
+
+class CpuOps:
+    """Implements `penstock.engine.forward.Ops` for one batch."""
+
+    def __init__(
+        self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
+    ) -> None:
+        """`token_ids` and `token_type_ids` [R]: sorted as `layout` says."""
+        self._token_ids = token_ids
+        self._positions = torch.from_numpy(layout.positions)
+        self._token_type_ids = token_type_ids
+        self._num_heads = num_heads
+        self._dtype = dtype
+        self._plan = plan_attention(layout.groups, dtype)
+
+    def embed(self, embeddings: Embeddings) -> Tensor:
+        words = F.embedding(self._token_ids, embeddings.words)
+        if embeddings.positions is not None:
+            words += F.embedding(self._positions, embeddings.positions)
+        if self._token_type_ids is not None and embeddings.token_types is not None:
+            words += F.embedding(self._token_type_ids, embeddings.token_types)
+        return normalise(words, embeddings.norm).to(self._dtype)
+
+    def project(self, x: Tensor, dense: Linear) -> Tensor:
+        return dense(x)
+
+    def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(dense.plus(x, residual), norm)
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        return attend(qkv, self._plan, self._num_heads)
+
+
+def normalise(x: Tensor, norm: Norm) -> Tensor:
+    """LayerNorm over the last dimension; statistics in float32 whatever x's type."""
+    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+
+def _type_0_folded(embeddings: Embeddings) -> Embeddings:
+    """Nearly every batch is of type 0: its row is added to another table once, here, and taken off the other types."""
+    types = embeddings.token_types
+    if types is None:
+        return embeddings
+    others = types - types[0] if len(types) > 1 else None
+    if embeddings.positions is not None:
+        return replace(embeddings, positions=embeddings.positions + types[0], token_types=others)
+    return replace(embeddings, words=embeddings.words + types[0], token_types=others)
