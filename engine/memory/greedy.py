@@ -1,8 +1,8 @@
 """Algorithm 1 of TurboTransformers: greedy by size into the gaps of chunks. Pure integers, no state."""
 
 import sys
-from collections.abc import Sequence, Set
 from bisect import insort
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 _Taken = list[tuple[int, int, int]]  # offset, end, item; by rising offset

@@ -1,6 +1,6 @@
 """Where each buffer of one batch lies: planned anew for every batch, in microseconds."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +13,8 @@ K_SCALE = 1.2  # a further chunk is this much larger than what did not fit, so t
 
 # The batch whose plan says which buffers may share a slot. Any batch would be safe; this one is typical.
 _REFERENCE_TOKENS, _REFERENCE_SEQUENCES = 4096, 64
+
+_Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +40,45 @@ class Plan:
 class Planner:
     """Plans for one model. Call it from one thread.
 
-    Algorithm 1 is quadratic in the number of buffers, so it first runs once, at a typical size, over all of them. Buffers of
-    equal size formula that it put at the same place never meet; they become one slot, and every batch's plan runs over
-    the slots: some 8 where a 12-layer encoder has 90 buffers, for layers repeat. (The paper plans one layer and reuses it for
-    the others; this needs no notion of a layer.) Sizes are exact for the batch, and two slots conflict if any two
-    of their buffers meet, so every plan is sound whatever the typical size was.
+    Algorithm 1 is quadratic in the number of buffers, so it first runs once, at a typical size, over all of them.
+    Buffers of equal size formula that it put at the same place never meet; they become one slot, and every batch's plan
+    runs over the slots: 7 where a 12-layer encoder has 86 buffers, for layers repeat. (The paper plans one layer and
+    reuses it for the others; this needs no notion of a layer.) Sizes are exact for the batch, and two slots conflict if
+    any two of their buffers meet, so every plan is sound whatever the typical size was.
     """
 
     def __init__(self, lifetimes: Sequence[Lifetime], *, cached_plans: int = 1024) -> None:
         if not lifetimes:
             raise ValueError("There is nothing to plan: the tape is empty. This is a bug.")
-        self._slot_of, self._slots = _share_slots(lifetimes)
-        self._conflicts = _slot_conflicts(lifetimes, self._slot_of)
-        self._formulas, self._peaks = _peaks(lifetimes)
-        self._formula_of_slot = [self._formulas.index(_formula(slot)) for slot in self._slots]
-        self.plan = lru_cache(maxsize=cached_plans)(self._plan)
+        self._problem = _Problem(lifetimes, _shared_slots(lifetimes))
+        self._cached_solve = lru_cache(maxsize=cached_plans)(self._problem.solve)
 
-    def _plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
-        """The plan for `sequences` sequences of `tokens` tokens in all, into chunks of the given bytes.
+    def plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
+        """The plan for `sequences` sequences with `tokens` tokens in all, into chunks of the given bytes.
 
-        Called once a batch, through the bounded cache `plan`, with the arena's `chunk_bytes`.
+        Called once a batch, with the arena's `chunk_bytes`; the arena accepts the plan as long as these still hold.
         """
+        return self._cached_solve(tokens, sequences, chunks)
+
+
+def plan_each_buffer(lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
+    """Algorithm 1 over every single buffer, milliseconds a batch: what `Planner` is checked against."""
+    return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, sequences, chunks)
+
+
+class _Problem:
+    """What can be known before the batch: slots, which of them conflict, and the sums that bound the peak."""
+
+    def __init__(self, lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> None:
+        formulas = [_formula(lifetime) for lifetime in lifetimes]
+        self._formulas = tuple(dict.fromkeys(formulas))
+        formula_of_slot = dict(zip(slot_of, map(self._formulas.index, formulas), strict=True))
+        self._formula_of_slot = [formula_of_slot[slot] for slot in range(len(formula_of_slot))]
+        self._slot_of = tuple(slot_of)
+        self._conflicts = _slot_conflicts(lifetimes, slot_of)
+        self._peaks = _peaks(lifetimes, self._formulas)
+
+    def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> Plan:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"A batch of {sequences} sequences with {tokens} tokens. This is a bug.")
         formula_bytes = [aligned(a * tokens + b * sequences + c) for a, b, c in self._formulas]
@@ -73,9 +93,60 @@ class Planner:
             slot_bytes=slot_bytes,
             chunk_bytes=_grown(chunks, placement.extents[-1]),
             used_bytes=sum(placement.extents),
-            lower_bound_bytes=max(
-                sum(map(int.__mul__, counts, formula_bytes)) for counts in self._peaks
-            ),
+            lower_bound_bytes=max(sum(map(int.__mul__, counts, formula_bytes)) for counts in self._peaks),
         )
         check_slots(plan, self._conflicts)
         return plan
+
+
+def _formula(lifetime: Lifetime) -> _Formula:
+    per_token = lifetime.bytes_per_row if lifetime.rows == "tokens" else 0
+    return per_token, lifetime.bytes_per_row - per_token, lifetime.fixed_bytes
+
+
+def _shared_slots(lifetimes: Sequence[Lifetime]) -> tuple[int, ...]:
+    """Slot of each buffer: one slot for each formula and place in the plan of the reference batch."""
+    plan = plan_each_buffer(lifetimes, _REFERENCE_TOKENS, _REFERENCE_SEQUENCES)
+    slots: dict[tuple[_Formula, int], int] = {}
+    return tuple(
+        slots.setdefault((_formula(lifetime), offset), len(slots))
+        for lifetime, (_, offset) in zip(lifetimes, plan.offsets, strict=True)
+    )
+
+
+def _slot_conflicts(lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> tuple[Set[int], ...]:
+    """For each slot, the others that hold a buffer alive at the same time as one of its own."""
+    conflicts: list[set[int]] = [set() for _ in range(max(slot_of) + 1)]
+    alive: list[int] = []
+    for buffer in sorted(range(len(lifetimes)), key=lambda index: lifetimes[index].first):
+        alive = [other for other in alive if lifetimes[other].meets(lifetimes[buffer])]
+        for other in alive:
+            if slot_of[other] == slot_of[buffer]:
+                names = lifetimes[other].name, lifetimes[buffer].name
+                raise RuntimeError(f"Buffers {names} live at the same time in one slot. This is a bug.")
+            conflicts[slot_of[other]].add(slot_of[buffer])
+            conflicts[slot_of[buffer]].add(slot_of[other])
+        alive.append(buffer)
+    return tuple(conflicts)
+
+
+def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple[tuple[int, ...], ...]:
+    """How many buffers of each formula are alive, for the steps at which the most bytes can be.
+
+    A step is left out if another has as many of every formula. The most bytes are alive where some buffer begins.
+    """
+    counts = set()
+    for step in {lifetime.first for lifetime in lifetimes}:
+        alive = [_formula(lifetime) for lifetime in lifetimes if lifetime.first <= step <= lifetime.last]
+        counts.add(tuple(map(alive.count, formulas)))
+    return tuple(
+        one for one in counts if not any(one != other and all(map(int.__le__, one, other)) for other in counts)
+    )
+
+
+def _grown(chunks: tuple[int, ...], missing_bytes: int) -> tuple[int, ...]:
+    """The chunks, and one more if some bytes did not fit. The first is exact: a warm-up knows the largest batch."""
+    if missing_bytes == 0:
+        return chunks
+    wanted = int(missing_bytes * K_SCALE) if chunks else missing_bytes
+    return (*chunks, -(-wanted // CHUNK_BYTES) * CHUNK_BYTES)

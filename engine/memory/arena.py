@@ -1,0 +1,96 @@
+"""The device memory behind the plans: chunks that grow on demand and shrink only when told to."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from penstock.engine.memory.lifetimes import ALIGNMENT
+from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, Plan
+
+
+class Buffer(Protocol):
+    """Device memory, as its allocator hands it out. Nothing but the address is looked at."""
+
+    @property
+    def address(self) -> int:
+        """A multiple of ALIGNMENT, the same as long as the buffer is held."""
+        ...
+
+
+B = TypeVar("B", bound=Buffer)
+
+
+class Arena(Generic[B]):
+    """Chunks of one device, for one stream: plans placed in it share the memory, so their work must run in order.
+
+    One thread calls it. Several planners may share one arena. After the largest batch has been placed once, `place`
+    allocates nothing; it never frees. A captured graph holds addresses: give graphs an arena that is never trimmed.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int], B], free: Callable[[B], None], *, remembered_plans: int = 1000
+    ) -> None:
+        """`allocate(num_bytes)` may raise; then nothing has changed. `remembered_plans`: what `trim` judges by."""
+        self._allocate = allocate
+        self._free = free
+        self._buffers: list[B] = []
+        self._recent_bytes: deque[int] = deque(maxlen=remembered_plans)
+        self.chunk_bytes: tuple[int, ...] = ()  # hand it to Planner.plan
+        self.num_allocations = 0
+        self.num_frees = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory held now."""
+        return sum(self.chunk_bytes)
+
+    @property
+    def buffers(self) -> tuple[B, ...]:
+        """The chunks, in the order of `Plan.slot_chunk`."""
+        return tuple(self._buffers)
+
+    def place(self, plan: Plan) -> list[int]:
+        """Address of each slot of the plan; buffer i is at `addresses[plan.slot_of[i]]`. Allocates what is missing.
+
+        The plan was made for the present `chunk_bytes`. The addresses hold until `trim` returns True.
+        """
+        num_held = len(self._buffers)
+        if plan.chunk_bytes[:num_held] != self.chunk_bytes:
+            raise RuntimeError("The plan was made for other chunks than the arena holds. This is a bug.")
+        for num_bytes in plan.chunk_bytes[num_held:]:
+            self._grow(num_bytes)
+        self._recent_bytes.append(plan.used_bytes)
+        bases = [buffer.address for buffer in self._buffers]
+        return [bases[chunk] + offset for chunk, offset in zip(plan.slot_chunk, plan.slot_offset, strict=True)]
+
+    def trim(self) -> bool:
+        """Replace all chunks by a single one, if the recent plans needed far less. True: every address has changed.
+
+        Called off the request path only: with no work on the device that uses the arena, and no graph that has its
+        addresses. Does nothing before `remembered_plans` plans were placed since the last change of this kind.
+        """
+        if len(self._recent_bytes) < (self._recent_bytes.maxlen or 0):
+            return False
+        needed_bytes = -(-max(self._recent_bytes) // CHUNK_BYTES) * CHUNK_BYTES
+        if self.held_bytes <= K_SCALE * needed_bytes:
+            return False
+        self.release()
+        self._grow(needed_bytes)
+        return True
+
+    def release(self) -> None:
+        """Free every chunk. The caller guarantees what `trim` asks for."""
+        self.chunk_bytes = ()
+        self._recent_bytes.clear()
+        while self._buffers:
+            self._free(self._buffers.pop())
+            self.num_frees += 1
+
+    def _grow(self, num_bytes: int) -> None:
+        buffer = self._allocate(num_bytes)
+        self.num_allocations += 1
+        if buffer.address % ALIGNMENT:
+            self._free(buffer)
+            raise RuntimeError(f"The allocator's address is no multiple of {ALIGNMENT}. This is a bug.")
+        self._buffers.append(buffer)
+        self.chunk_bytes = (*self.chunk_bytes, num_bytes)
