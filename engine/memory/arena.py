@@ -27,14 +27,12 @@ class Arena(Generic[B]):
     allocates nothing; it never frees. A captured graph holds addresses: give graphs an arena that is never trimmed.
     """
 
-    def __init__(
-        self, allocate: Callable[[int], B], free: Callable[[B], None], *, remembered_plans: int = 1000
-    ) -> None:
-        """`allocate(num_bytes)` may raise; then nothing has changed. `remembered_plans`: what `trim` judges by."""
+    def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None], *, remembered: int = 1000) -> None:
+        """`allocate(num_bytes)` may raise; then nothing has changed. `remembered`: the plans that `trim` judges by."""
         self._allocate = allocate
         self._free = free
         self._buffers: list[B] = []
-        self._recent_bytes: deque[int] = deque(maxlen=remembered_plans)
+        self._recent_bytes: deque[int] = deque(maxlen=remembered)
         self.chunk_bytes: tuple[int, ...] = ()  # hand it to Planner.plan
         self.num_allocations = 0
         self.num_frees = 0
@@ -67,7 +65,7 @@ class Arena(Generic[B]):
         """Replace all chunks by a single one, if the recent plans needed far less. True: every address has changed.
 
         Called off the request path only: with no work on the device that uses the arena, and no graph that has its
-        addresses. Does nothing before `remembered_plans` plans were placed since the last change of this kind.
+        addresses. Does nothing before as many plans as are remembered were placed since the last such change.
         """
         if len(self._recent_bytes) < (self._recent_bytes.maxlen or 0):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.engine.memory.lifetimes import ALIGNMENT, Lifetime
@@ -13,21 +14,16 @@ if TYPE_CHECKING:
 
 def check_slots(plan: Plan, conflicts: Sequence[Set[int]]) -> None:
     """RuntimeError if two slots that conflict overlap. Some 5 µs; the planner runs it on every plan it computes."""
-    chunk, offset, size = plan.slot_chunk, plan.slot_offset, plan.slot_bytes
+    chunk, offset = plan.slot_chunk, plan.slot_offset
+    ends = [start + num_bytes for start, num_bytes in zip(offset, plan.slot_bytes, strict=True)]
     for slot, others in enumerate(conflicts):
-        start, end = offset[slot], offset[slot] + size[slot]
         for other in others:
-            if (
-                other < slot
-                and chunk[other] == chunk[slot]
-                and start < offset[other] + size[other]
-                and offset[other] < end
-            ):
+            if offset[slot] < ends[other] and offset[other] < ends[slot] and chunk[other] == chunk[slot]:
                 raise RuntimeError(f"Slots {other} and {slot} overlap in a memory plan. This is a bug.")
 
 
 def check_no_overlap(lifetimes: Sequence[Lifetime], plan: Plan) -> None:
-    """RuntimeError if the plan is unsound in any way: an overlap at some step, a buffer too small, unaligned or outside.
+    """RuntimeError if the plan is unsound: an overlap at some step, or a buffer too small, unaligned or outside.
 
     Looks at every step on its own and shares no code with the planner. For tests and for doubts.
     """
@@ -44,7 +40,7 @@ def _check_step(step: int, lifetimes: Sequence[Lifetime], plan: Plan) -> None:
     places = plan.offsets
     alive = [index for index, lifetime in enumerate(lifetimes) if lifetime.first <= step <= lifetime.last]
     alive.sort(key=places.__getitem__)
-    for below, above in zip(alive, alive[1:], strict=False):
+    for below, above in pairwise(alive):
         (chunk, offset), (next_chunk, next_offset) = places[below], places[above]
         if chunk == next_chunk and offset + plan.slot_bytes[plan.slot_of[below]] > next_offset:
             names = f"{lifetimes[below].name!r} and {lifetimes[above].name!r}"

@@ -22,8 +22,8 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
 
     `conflicts[i]`: the items that must not overlap item i. Offsets are sums of sizes, so aligned sizes give aligned
     offsets. Unlike the paper's listing, what fits nowhere goes into a single open chunk, whose extent the caller then
-    allocates: one allocation instead of one an item, and no spare room behind each item. Larger chunks are tried first: a
-    batch that the largest can hold alone is packed as tightly as if there were no others.
+    allocates: one allocation instead of one an item, and no spare room behind each item. Larger chunks are tried first:
+    a batch that the largest can hold alone is packed as tightly as if there were no others.
     """
     order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     open_chunk = len(chunks)
@@ -48,7 +48,7 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
 
 
 def _find_gap(size: int, enemies: Set[int], taken: _Taken, limit: int) -> int:
-    """FindGapFromChunk: start of the smallest gap between conflicting items that holds `size`, else behind them; or -1."""
+    """FindGapFromChunk: start of the smallest gap between conflicting items that holds `size`, or behind them, or -1."""
     best, smallest, previous_end = -1, sys.maxsize, 0
     for start, end, item in taken:
         if item in enemies:

@@ -47,8 +47,8 @@ class Tape:
     """Records one dry run of a forward pass, in the order in which its operations are launched.
 
     For each operation: `allocate` what it writes anew, `use` everything else it reads or writes, then `step`. A buffer
-    lives from the step that allocated it to the last step that used it; an operation's inputs and outputs therefore never
-    share memory. What is wanted in place is one buffer, used again.
+    lives from the step that allocated it to the last step that used it; an operation's inputs and outputs therefore
+    never share memory. What is wanted in place is one buffer, used again.
     """
 
     def __init__(self) -> None:
