@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.worker import lenient
 from penstock.worker.inflight import KafkaRecord
 from penstock.worker.offsets import Source
 
@@ -53,6 +54,7 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group; waits for the broker, logging, as long as it takes."""
+        lenient.install()
         self._consumer = await connect(self._make_consumer)
         self._consumer.subscribe([self._topic], listener=_Listener(self._on_revoked, self._on_assigned))
 

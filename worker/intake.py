@@ -21,6 +21,7 @@ from penstock.producer.headers import ReplyAddress, parse_address, parse_deadlin
 from penstock.producer.messages import Request, Tokens
 from penstock.producer.wire import decode_request
 from penstock.worker.inflight import InFlight, KafkaRecord
+from penstock.worker.lenient import UNREADABLE
 
 _ITEM_BYTES = {"float32": 4, "float16": 2}
 
@@ -44,7 +45,11 @@ class Intake:
         Raises:
             InvalidRequest: it names no place, or one outside the allow-list; no answer can be given.
         """
-        address = parse_address(record.headers)
+        try:
+            address = parse_address(record.headers)
+        except InvalidRequest:
+            _check_names(record)  # the header that is missed may be the one whose name could not be read
+            raise
         if not self._allowed(address.topic):
             raise InvalidRequest(f"The reply topic {address.topic[:100]!r} is outside this worker's allow-list.")
         return address
@@ -55,6 +60,7 @@ class Intake:
         Raises:
             PenstockError: the typed refusal, to be answered at once.
         """
+        _check_names(record)
         deadline_ms = parse_deadline_ms(record.headers)
         if deadline_ms is not None and deadline_ms < unix_now * 1000:
             late_ms = unix_now * 1000 - deadline_ms
@@ -133,6 +139,12 @@ class Intake:
             for index, ids in enumerate(sequences)
             if ids.view(np.uint32).max() >= size
         }
+
+
+def _check_names(record: KafkaRecord) -> None:
+    for name, _ in record.headers:
+        if name == UNREADABLE:
+            raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
 
 
 def _cut(sequence: Sequence, longest: int) -> Sequence:

@@ -25,6 +25,7 @@ from penstock.producer.messages import Options, Request, join_tokens
 from penstock.producer.topics import REPLY_TOPIC_PATTERN
 from penstock.producer.wire import encode_request
 from penstock.worker.intake import Intake
+from penstock.worker.lenient import UNREADABLE
 
 ADDRESS = ReplyAddress("penstock.replies", 0, b"id", None)
 
@@ -232,3 +233,11 @@ def test_every_sequence_is_let_in_whole_cut_to_fit_or_named(
         assert list(refused.value.rows) == too_long
     else:
         assert sequences(intake, request) == [ids if len(ids) <= 8 else [*ids[:7], ids[-1]] for ids in given_ids]
+
+
+def test_a_header_name_that_cannot_be_read_is_the_reason_wherever_it_shows(intake: Intake, make_record: Any) -> None:
+    addressed = make_record(body(), headers=[*make_record().headers, (UNREADABLE, b"1")])
+    with pytest.raises(InvalidRequest, match="headers could not be read"):
+        intake.accept(addressed, intake.address(addressed), now=0.0, unix_now=0.0)
+    with pytest.raises(InvalidRequest, match="headers could not be read"):
+        intake.address(make_record(body(), headers=[(UNREADABLE, b"penstock.replies")]))
