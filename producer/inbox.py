@@ -7,7 +7,7 @@ came too late, or came twice, and is dropped.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -56,7 +56,7 @@ class Inbox:
         self._consumer.assign([source])
         await self._consumer.seek_to_end(source)
         await self._consumer.position(source)
-        self._reader = asyncio.create_task(self._read(self._consumer))
+        self._reader = asyncio.create_task(self._read(self._consumer, source))
 
     async def stop(self, reason: PenstockError) -> None:
         """Fail everything expected with `reason` and disconnect."""
@@ -105,19 +105,49 @@ class Inbox:
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+    async def _read(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
+        """Until cancelled: whatever goes wrong, the next answers must find a reader."""
         while True:
             try:
-                fetched = await consumer.getmany(timeout_ms=1000)
+                await self._read_some(consumer)
+            except UnicodeDecodeError:
+                await self._step_over(consumer, source)
             except KafkaError as error:
                 log.warning("replies_unreadable", error=repr(error), retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
-                continue
-            for records in fetched.values():
-                for start in range(0, len(records), _SLICE_RECORDS):
-                    for record in records[start : start + _SLICE_RECORDS]:
-                        self._receive(record)
-                    await asyncio.sleep(0)
+            except Exception:
+                log.exception("replies_unreadable", detail="This is a bug.", retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+        fetched = await consumer.getmany(timeout_ms=1000)
+        for records in fetched.values():
+            for start in range(0, len(records), _SLICE_RECORDS):
+                for record in records[start : start + _SLICE_RECORDS]:
+                    self._receive(record)
+                await asyncio.sleep(0)
+
+    async def _step_over(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
+        """Read on behind a record with a header name that is not UTF-8, which aiokafka cannot hand out.
+
+        Everything else that was fetched is delivered, but for what follows it in its own batch: brokers hand out whole
+        batches, and aiokafka decodes them from the start. No worker writes such a record, so no answer is in there.
+        """
+        consumer.seek(source, await consumer.position(source))  # what was fetched is read again, one by one
+        skipped = 0
+        while True:
+            try:
+                record = await consumer.getone(source)
+            except UnicodeDecodeError as error:
+                offset = await consumer.position(source)
+                if not skipped:
+                    log.warning("reply_skipped", partition=source.partition, offset=offset, error=str(error))
+                skipped += 1
+                consumer.seek(source, offset + 1)
+            else:
+                self._receive(record)
+                if skipped:
+                    return
 
     def _receive(self, record: Any) -> None:
         answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)
@@ -128,10 +158,14 @@ class Inbox:
         except InvalidRequest as error:
             log.warning("reply_unreadable", offset=record.offset, error=error.message)
             answer.set_exception(BackendError(f"The worker's answer could not be read: {error.message}"))
+        except Exception as error:
+            log.exception("reply_unreadable", offset=record.offset, detail="This is a bug.")
+            answer.set_exception(BackendError(f"The worker's answer could not be read: {error!r}. This is a bug."))
 
 
 def _correlation_id(record: Any) -> bytes:
-    for name, value in record.headers:
+    headers: Sequence[tuple[str, bytes | None]] = record.headers
+    for name, value in headers:
         if name == CORRELATION_ID:
-            return bytes(value or b"")
+            return value or b""
     return b""

@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import CorruptRecordException, KafkaError
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
+from structlog.testing import capture_logs
 
-from penstock.producer import Expired, ShuttingDown
+from penstock.ops.kafka import MockBroker
+from penstock.producer import BackendError, Expired, ShuttingDown
 from penstock.producer import inbox as module
 from penstock.producer.headers import CORRELATION_ID
 from penstock.producer.inbox import Inbox
-from penstock.producer.messages import Reply
-from penstock.producer.wire import encode_reply
+from penstock.producer.messages import ErrorReply, Reply
+from penstock.producer.wire import decode_reply, encode_reply
 
 
 @dataclass
@@ -115,3 +118,69 @@ async def test_only_what_is_late_expires() -> None:
     assert (late.done(), early.done()) == (True, False)
     with pytest.raises(Expired):
         await late
+
+
+@pytest.mark.parametrize("error", [UnicodeError("what is this"), AssertionError(), ValueError("unexpected")])
+async def test_an_error_that_nobody_expected_does_not_end_the_reading(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
+    inbox = inbox_over(StandIn(error, [reply_to(b"a", 1.0)]))
+    answer = inbox.expect(b"a", 1e12)
+    await inbox.start(1)
+    assert number(await asyncio.wait_for(answer, 5)) == 1.0
+    await inbox.stop(ShuttingDown("closed"))
+
+
+async def test_an_answer_that_breaks_the_decoder_fails_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(value: bytes) -> Reply | ErrorReply:
+        if value == b"breaks it":
+            raise RuntimeError("the decoder is broken")
+        return decode_reply(value)
+
+    monkeypatch.setattr(module, "decode_reply", decode)
+    inbox = inbox_over(StandIn([Record([(CORRELATION_ID, b"a")], b"breaks it"), reply_to(b"b", 2.0)]))
+    a, b = inbox.expect(b"a", 1e12), inbox.expect(b"b", 1e12)
+    await inbox.start(1)
+    with pytest.raises(BackendError, match="This is a bug"):
+        await asyncio.wait_for(a, 5)
+    assert number(await asyncio.wait_for(b, 5)) == 2.0
+    await inbox.stop(ShuttingDown("closed"))
+
+
+class NotUtf8(str):
+    """A header name as a client in another language may write it."""
+
+    def encode(self, *_: object) -> bytes:
+        return b"\xff\xfe"
+
+
+async def put_records(producer: AIOKafkaProducer, records: list[Record]) -> None:
+    """One batch, by the slow builder, which takes header names of any bytes."""
+    batch = producer.create_batch()
+    batch._builder = _DefaultRecordBatchBuilderPy(2, 0, 0, -1, -1, 0, 1_000_000)
+    for record in records:
+        batch.append(timestamp=None, key=b"key", value=record.value, headers=record.headers)
+    await (await producer.send_batch(batch, "replies", partition=0))
+
+
+async def test_a_record_whose_header_name_is_not_utf8_is_stepped_over() -> None:
+    poisoned = Record([(NotUtf8("x"), b"x")], b"value")
+    answers: dict[bytes, Any] = {}
+    with MockBroker() as broker, capture_logs() as logs:
+        inbox = Inbox(broker.bootstrap_servers, "replies", client_id="test", fetch_max_wait_ms=5)
+        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            await producer.partitions_for("replies")
+            await inbox.start(1)
+            for name in (b"before", b"beside", b"after", b"later"):
+                answers[name] = inbox.expect(name, 1e12)
+            await put_records(producer, [reply_to(b"before", 1.0)])
+            await put_records(producer, [reply_to(b"beside", 2.0), poisoned, poisoned])
+            await put_records(producer, [reply_to(b"after", 3.0)])
+            async with asyncio.timeout(20):
+                assert [number(await answers[name]) for name in (b"before", b"beside", b"after")] == [1.0, 2.0, 3.0]
+                await put_records(producer, [poisoned])
+                await put_records(producer, [reply_to(b"later", 4.0)])
+                assert number(await answers[b"later"]) == 4.0
+        await inbox.stop(ShuttingDown("closed"))
+    assert [(log["event"], log["offset"]) for log in logs] == [("reply_skipped", 2), ("reply_skipped", 5)]
