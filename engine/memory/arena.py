@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from penstock.engine.memory.lifetimes import ALIGNMENT
-from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, Plan
+from penstock.engine.memory.plan import CHUNK_BYTES, Plan
+
+_SLACK = 1.5  # more than K_SCALE, so that growth is not undone at once
 
 
 class Buffer(Protocol):
@@ -70,7 +72,7 @@ class Arena(Generic[B]):
         if len(self._recent_bytes) < (self._recent_bytes.maxlen or 0):
             return False
         needed_bytes = -(-max(self._recent_bytes) // CHUNK_BYTES) * CHUNK_BYTES
-        if self.held_bytes <= K_SCALE * needed_bytes:
+        if self.held_bytes <= _SLACK * needed_bytes:
             return False
         self.release()
         self._grow(needed_bytes)

@@ -5,7 +5,7 @@ from bisect import insort
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-_Taken = list[tuple[int, int, int]]  # offset, end, item; by rising offset
+Taken = list[tuple[int, int, int]]  # offset, end, item; by rising offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
     open_chunk = len(chunks)
     by_size = sorted(range(open_chunk), key=chunks.__getitem__, reverse=True)
     tried = [(index, chunks[index]) for index in by_size] + [(open_chunk, sys.maxsize)]
-    taken: list[_Taken] = [[] for _ in range(open_chunk + 1)]
+    taken: list[Taken] = [[] for _ in range(open_chunk + 1)]
     chunk, offset, extents = [0] * len(sizes), [0] * len(sizes), [0] * (open_chunk + 1)
     for item in order:
         size, enemies = sizes[item], conflicts[item]
         for index, limit in tried:
-            start = _find_gap(size, enemies, taken[index], limit)
+            start = find_gap(size, enemies, taken[index], limit)
             if start >= 0:
                 break
         else:
@@ -47,8 +47,8 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
     return Placement(chunk, offset, extents)
 
 
-def _find_gap(size: int, enemies: Set[int], taken: _Taken, limit: int) -> int:
-    """FindGapFromChunk: start of the smallest gap between conflicting items that holds `size`, or behind them, or -1."""
+def find_gap(size: int, enemies: Set[int], taken: Taken, limit: int) -> int:
+    """FindGapFromChunk: start of the smallest gap between `enemies` that holds `size`, or behind them, or -1."""
     best, smallest, previous_end = -1, sys.maxsize, 0
     for start, end, item in taken:
         if item in enemies:

@@ -1,0 +1,140 @@
+"""The arena: grows when it must, shrinks when told to, and allocates nothing in between."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.engine.memory import Arena, Lifetime, Planner
+from penstock.engine.memory.plan import CHUNK_BYTES
+from penstock.ops.bench.part_memory_plan import encoder_lifetimes
+
+BERT = encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072)
+LINE = (Lifetime("only", 0, 0, bytes_per_row=1 << 20),)  # a MiB a token
+
+
+@dataclass(frozen=True)
+class Block:
+    address: int
+    num_bytes: int
+
+
+class Device:
+    """Hands out disjoint addresses and remembers what is out."""
+
+    def __init__(self, capacity_bytes: int = 1 << 40, base: int = CHUNK_BYTES) -> None:
+        self.held: list[Block] = []
+        self.capacity_bytes = capacity_bytes
+        self._next = base
+
+    def allocate(self, num_bytes: int) -> Block:
+        if sum(block.num_bytes for block in self.held) + num_bytes > self.capacity_bytes:
+            raise MemoryError
+        block = Block(self._next, num_bytes)
+        self._next += num_bytes + CHUNK_BYTES
+        self.held.append(block)
+        return block
+
+    def free(self, block: Block) -> None:
+        self.held.remove(block)
+
+
+def make_arena(device: Device, remembered: int = 1000) -> Arena[Block]:
+    return Arena(device.allocate, device.free, remembered=remembered)
+
+
+def place(arena: Arena[Block], planner: Planner, tokens: int, sequences: int = 1) -> list[int]:
+    return arena.place(planner.plan(tokens, sequences, arena.chunk_bytes))
+
+
+def test_nothing_is_allocated_or_freed_after_warm_up_in_1000_random_batches() -> None:
+    device, planner, rng = Device(), Planner(BERT), random.Random(0)
+    arena = make_arena(device)
+    place(arena, planner, 16384, 16384)
+    held = arena.held_bytes
+    for _ in range(1000):
+        tokens = rng.randint(1, 16384)
+        place(arena, planner, tokens, rng.randint(1, tokens))
+    assert (arena.num_allocations, arena.num_frees, arena.held_bytes) == (1, 0, held)
+
+
+def test_addresses_lie_in_the_chunks_and_every_slot_fits() -> None:
+    device, planner = Device(), Planner(BERT)
+    arena = make_arena(device)
+    for tokens in (10, 3000, 200, 9000):
+        plan = planner.plan(tokens, 1, arena.chunk_bytes)
+        addresses = arena.place(plan)
+        for slot, address in enumerate(addresses):
+            block = device.held[plan.slot_chunk[slot]]
+            assert address == block.address + plan.slot_offset[slot]
+            assert address + plan.slot_bytes[slot] <= block.address + block.num_bytes
+    assert arena.num_allocations == len(device.held) == len(arena.buffers)
+    assert arena.num_frees == 0
+
+
+def test_growth_keeps_what_is_there() -> None:
+    device, planner = Device(), Planner(LINE)
+    arena = make_arena(device)
+    place(arena, planner, 2)
+    before = arena.buffers
+    place(arena, planner, 40)
+    assert arena.buffers[: len(before)] == before
+    assert arena.chunk_bytes == (2 << 20, 48 << 20)
+
+
+def test_trim_replaces_the_chunks_by_one_of_the_recent_size() -> None:
+    device, planner = Device(), Planner(LINE)
+    arena = make_arena(device, remembered=3)
+    place(arena, planner, 2)
+    place(arena, planner, 40)
+    place(arena, planner, 4)
+    assert not arena.trim()  # 40 is among the last three
+    place(arena, planner, 4)
+    place(arena, planner, 3)
+    assert arena.trim()
+    assert arena.chunk_bytes == (4 << 20,)
+    assert [block.num_bytes for block in device.held] == [4 << 20]
+    place(arena, planner, 4)
+    assert (arena.num_allocations, arena.num_frees) == (3, 2)
+
+
+def test_trim_waits_for_enough_plans_and_for_a_real_gain() -> None:
+    device, planner = Device(), Planner(LINE)
+    arena = make_arena(device, remembered=2)
+    place(arena, planner, 40)
+    assert not arena.trim()
+    place(arena, planner, 38)
+    place(arena, planner, 38)
+    assert not arena.trim()
+    assert arena.held_bytes == 40 << 20
+
+
+def test_an_allocation_that_fails_changes_nothing() -> None:
+    device, planner = Device(capacity_bytes=10 << 20), Planner(LINE)
+    arena = make_arena(device)
+    before = place(arena, planner, 8)
+    with pytest.raises(MemoryError):
+        place(arena, planner, 20)
+    assert arena.chunk_bytes == (8 << 20,)
+    assert place(arena, planner, 8) == before
+
+
+def test_a_plan_for_chunks_that_are_gone_is_a_bug() -> None:
+    device, planner = Device(), Planner(LINE)
+    arena = make_arena(device)
+    place(arena, planner, 2)
+    plan = planner.plan(2, 1, arena.chunk_bytes)
+    arena.release()
+    assert device.held == []
+    place(arena, planner, 6)
+    with pytest.raises(RuntimeError, match="other chunks"):
+        arena.place(plan)
+
+
+def test_an_unaligned_device_is_a_bug_and_leaks_nothing() -> None:
+    device = Device(base=100)
+    arena = make_arena(device)
+    with pytest.raises(RuntimeError, match="multiple of 256"):
+        place(arena, Planner(LINE), 1)
+    assert device.held == []
+    assert arena.chunk_bytes == ()

@@ -1,0 +1,169 @@
+"""Plans: sound for any lifetimes, tight for the models that are served."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.memory import Lifetime, Plan, Planner
+from penstock.engine.memory.check import check_no_overlap
+from penstock.engine.memory.lifetimes import ALIGNMENT
+from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
+from penstock.ops.bench.part_memory_plan import encoder_lifetimes
+
+MODELS = {
+    "bert-base": encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072),
+    "minilm": encoder_lifetimes(num_layers=6, hidden=384, intermediate=1536),
+    "geglu": encoder_lifetimes(num_layers=22, hidden=768, intermediate=1152, gated=True),
+}
+
+
+@st.composite
+def lifetimes(draw: st.DrawFn, max_buffers: int = 12) -> tuple[Lifetime, ...]:
+    """Buffers of few sizes, as in a network, or of arbitrary ones."""
+    sizes = st.sampled_from([2, 4, 256, 768, 1536, 4608]) | st.integers(1, 5000)
+    return tuple(
+        Lifetime(
+            name=f"buffer {index}",
+            first=(first := draw(st.integers(0, 12))),
+            last=first + draw(st.integers(0, 6)),
+            bytes_per_row=draw(sizes),
+            fixed_bytes=draw(st.sampled_from([0, 0, 0, 100, 4096])),
+            rows=draw(st.sampled_from(["tokens", "tokens", "sequences"])),
+        )
+        for index in range(draw(st.integers(1, max_buffers)))
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, int]:
+    tokens = draw(st.integers(1, 300) | st.integers(1, 20000))
+    return tokens, draw(st.integers(1, tokens))
+
+
+def live_bytes(one: tuple[Lifetime, ...], tokens: int, sequences: int) -> int:
+    """The most bytes alive at one step, counted step by step."""
+    steps = range(1 + max(lifetime.last for lifetime in one))
+    return max(
+        sum(lifetime.num_bytes(tokens, sequences) for lifetime in one if lifetime.first <= step <= lifetime.last)
+        for step in steps
+    )
+
+
+@given(one=lifetimes(), batch=batches(), chunks=st.lists(st.integers(1, 8), max_size=3))
+def test_no_two_live_buffers_overlap_whatever_the_batch_and_the_chunks(
+    one: tuple[Lifetime, ...], batch: tuple[int, int], chunks: list[int]
+) -> None:
+    held = tuple(size * CHUNK_BYTES for size in chunks)
+    for plan in (Planner(one).plan(*batch, held), plan_each_buffer(one, *batch, held)):
+        check_no_overlap(one, plan)
+        assert all(offset % ALIGNMENT == 0 for _, offset in plan.offsets)
+        assert plan.lower_bound_bytes == live_bytes(one, *batch)
+        assert plan.used_bytes >= plan.lower_bound_bytes
+        assert plan.chunk_bytes[: len(held)] == held
+        assert len(plan.chunk_bytes) <= len(held) + 1
+
+
+@given(one=lifetimes(), batch=batches())
+def test_waste_is_bounded(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> None:
+    """Twice the bound is far above what is seen, and far below giving every buffer its own place."""
+    for plan in (Planner(one).plan(*batch), plan_each_buffer(one, *batch)):
+        assert plan.used_bytes <= 2 * plan.lower_bound_bytes
+
+
+@given(one=lifetimes(max_buffers=5), batch=batches())
+@settings(max_examples=50)
+def test_greedy_is_near_the_optimum_of_tiny_instances(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> None:
+    best = optimal_bytes(one, *batch)
+    assert live_bytes(one, *batch) <= best <= plan_each_buffer(one, *batch).used_bytes <= 1.5 * best
+
+
+def optimal_bytes(one: tuple[Lifetime, ...], tokens: int, sequences: int) -> int:
+    """The least extent of all: some order of placing each buffer as low as it goes reaches it."""
+    sizes = [lifetime.num_bytes(tokens, sequences) for lifetime in one]
+    best = sum(sizes)
+    for order in permutations(range(len(one))):
+        ends: dict[int, int] = {}
+        for buffer in order:
+            below = [ends[other] for other in ends if one[other].meets(one[buffer])]
+            ends[buffer] = max(below, default=0) + sizes[buffer]
+        best = min(best, max(ends.values()))
+    return best
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_reach_the_lower_bound_at_every_length(model: str) -> None:
+    planner = Planner(MODELS[model])
+    lengths = [*range(1, 130), *range(131, 16384, 97), 16384]
+    for tokens in lengths:
+        for sequences in {1, -(-tokens // 20), tokens}:
+            plan = planner.plan(tokens, sequences)
+            assert plan.lower_bound_bytes >= 0.9 * plan.used_bytes, (tokens, sequences)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("batch", [(1, 1), (129, 7), (4096, 64), (16384, 16384)])
+def test_slots_cost_no_byte_over_planning_each_buffer(model: str, batch: tuple[int, int]) -> None:
+    one = MODELS[model]
+    plan = Planner(one).plan(*batch)
+    check_no_overlap(one, plan)
+    assert len(plan.slot_bytes) <= 10
+    assert plan.used_bytes <= plan_each_buffer(one, *batch).used_bytes
+
+
+def test_a_longer_request_adds_one_chunk_and_moves_the_offsets() -> None:
+    """Figure 6 of the paper: from 200 to 240 tokens, the chunks stay and one more is added."""
+    planner = Planner(MODELS["bert-base"])
+    short = planner.plan(200, 1)
+    long = planner.plan(400, 1, short.chunk_bytes)
+    assert len(short.chunk_bytes) == 1
+    assert len(long.chunk_bytes) == 2
+    assert long.chunk_bytes[0] == short.chunk_bytes[0]
+    assert long.offsets != short.offsets
+    check_no_overlap(MODELS["bert-base"], long)
+
+
+def test_chunks_are_whole_and_further_ones_have_room_to_grow() -> None:
+    one = (Lifetime("only", 0, 0, bytes_per_row=1 << 20),)
+    assert Planner(one).plan(5, 1).chunk_bytes == (6 << 20,)
+    assert Planner(one).plan(50, 1, (6 << 20,)).chunk_bytes == (6 << 20, int(50 * K_SCALE) << 20)
+    assert Planner(one).plan(6, 1, (6 << 20,)).chunk_bytes == (6 << 20,)
+
+
+def test_equal_batches_share_one_plan_and_the_cache_is_bounded() -> None:
+    planner = Planner(MODELS["minilm"], cached_plans=2)
+    first = planner.plan(10, 1)
+    assert planner.plan(10, 1) is first
+    planner.plan(11, 1)
+    planner.plan(12, 1)
+    assert planner.plan(10, 1) is not first
+
+
+@pytest.mark.parametrize("batch", [(0, 0), (5, 0), (5, 6), (-1, 1)])
+def test_an_impossible_batch_is_a_bug(batch: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="This is a bug"):
+        Planner(MODELS["minilm"]).plan(*batch)
+
+
+def test_an_empty_tape_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Planner(())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("overlap", {"slot_offset": [0, 0]}),
+        ("outside", {"slot_offset": [0, CHUNK_BYTES]}),
+        ("unaligned", {"slot_offset": [0, 257]}),
+        ("too few bytes", {"slot_bytes": [0, 256]}),
+    ],
+)
+def test_the_checker_names_what_is_wrong(name: str, change: dict[str, list[int]]) -> None:
+    one = (Lifetime("a", 0, 1, bytes_per_row=256), Lifetime("b", 1, 2, bytes_per_row=256))
+    plan: Plan = Planner(one).plan(1, 1)
+    check_no_overlap(one, plan)
+    with pytest.raises(RuntimeError, match=name):
+        check_no_overlap(one, replace(plan, **change))  # type: ignore[arg-type]  # lists of any field
