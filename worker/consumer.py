@@ -2,7 +2,8 @@
 
 Its habits that shape this file (aiokafka 0.14): `pause` throws away what was fetched and its flags are lost at each
 rebalance; a position moves when records are handed out, not when they are done; not polling for max_poll_interval_ms
-leaves the group; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session is
+leaves the group; an error of one partition takes with it what the same `getmany` had taken of the others, and their
+positions have moved; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session is
 kept alive on the event loop, so nothing here may block it.
 """
 
@@ -50,6 +51,7 @@ class Consumer:
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
         self._paused = False
+        self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
 
     async def start(self) -> None:
@@ -70,13 +72,42 @@ class Consumer:
         The number of records is bounded by the sizes of a fetch alone, because aiokafka fetches nothing more from a
         broker while a part of its last answer is left.
         """
-        records: Mapping[TopicPartition, list[KafkaRecord]] = {}
         try:
-            records = await self._joined.getmany(timeout_ms=timeout_ms)
+            polled = dict(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
+            await self._seek_back()
             await asyncio.sleep(_RETRY_S)
-        return records
+            polled = await self._poll_each()
+        for source, records in polled.items():
+            self._next[source] = records[-1].offset + 1
+        return polled
+
+    async def _poll_each(self) -> dict[TopicPartition, list[KafkaRecord]]:
+        """What was fetched, one partition at a time: the others go on beside one that cannot be read."""
+        polled: dict[TopicPartition, list[KafkaRecord]] = {}
+        for source in self._joined.assignment():
+            try:
+                polled.update(await self._joined.getmany(source, timeout_ms=0))
+            except KafkaError as error:
+                log.warning("partition_unreadable", partition=_name(source), error=repr(error))
+        return polled
+
+    async def _seek_back(self) -> None:
+        """To what each partition should bring next; waits for a broker that is away."""
+        for source in self._joined.assignment():
+            while True:
+                try:
+                    offset = self._next.get(source)
+                    if offset is None:  # nothing taken since the assignment: where the group left it, or the beginning
+                        offset = await self._joined.committed(source) or 0
+                    self._joined.seek(source, offset)
+                    break
+                except IllegalStateError:
+                    break  # a rebalance came in between, and with it new positions
+                except KafkaError as error:
+                    log.warning("seek_back_failed", partition=_name(source), error=repr(error), retry_s=_RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
 
     def pause(self) -> None:
         """Stop fetching until `resume`; `poll` goes on and returns nothing new."""
@@ -148,6 +179,7 @@ class Consumer:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         self.assigned.clear()
+        self._next.clear()
         if not sources:
             return
         log.info("partitions_revoked", partitions=_names(sources))
@@ -179,4 +211,8 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
 
 
 def _names(sources: set[TopicPartition]) -> list[str]:
-    return sorted(f"{source.topic}-{source.partition}" for source in sources)
+    return sorted(map(_name, sources))
+
+
+def _name(source: TopicPartition) -> str:
+    return f"{source.topic}-{source.partition}"

@@ -46,7 +46,7 @@ async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(
         for index in range(5):
             ids, lens = struct.pack("<I", 1 + index), struct.pack("<I", 1)
             value = msgpack.packb({"v": 1, "model": model, "task": "embed", "ids": ids, "lens": lens})
-            bad: list[Any] = {1: [(RawName("x\xff"), b"1")], 3: [(RawName("\xfe"), None)]}.get(index, [])
+            bad: Any = {1: [(RawName("x\xff"), b"1")], 3: [(RawName("\xfe"), None)]}.get(index, [])
             address: list[Any] = [("kafka_correlationId", b"%d" % index), ("kafka_replyTopic", replies.encode())]
             headers = bad if index == 3 else address + bad
             batch.append(timestamp=None, key=b"key", value=value, headers=headers)

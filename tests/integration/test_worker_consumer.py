@@ -1,0 +1,104 @@
+"""The worker's consumer against a real broker, when one partition's records cannot be read."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import CorruptRecordException
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.worker import lenient
+from penstock.worker.consumer import Consumer
+
+BROKEN = b"broken"
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """While this list holds something, a batch with a BROKEN record fails its check, and takes one of it away."""
+    faults: list[str] = []
+    read = lenient._Batch.__iter__
+
+    def check(batch: Any) -> Iterator[Any]:
+        records = list(read(batch))
+        if faults and any(record.value == BROKEN for record in records):
+            faults.pop()
+            raise CorruptRecordException("Invalid CRC")
+        return iter(records)
+
+    monkeypatch.setattr(lenient._Batch, "__iter__", check)
+    return faults
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+async def test_an_error_of_one_partition_loses_no_record_of_any(
+    kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str], has_committed: bool
+) -> None:
+    """Also of partitions that nothing had been taken of, whose position only the group knows."""
+    topic = unique("requests")
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    taken: list[tuple[int, int]] = []
+
+    async def revoked(_: Any) -> None: ...
+
+    def consumer() -> Consumer:
+        return Consumer(
+            kafka.bootstrap_servers, topic, f"group-{topic}", fetch_max_wait_ms=50, drain_s=1, revoked=revoked
+        )
+
+    async def send(values: list[bytes]) -> None:
+        for partition in range(4):
+            for value in values:
+                value = BROKEN if partition == 2 else value
+                await producer.send_and_wait(topic, value, partition=partition)
+
+    async def take(reader: Consumer, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(taken) < count:
+                for source, records in (await reader.poll(100)).items():
+                    taken.extend((source.partition, record.offset) for record in records)
+
+    async with producer:
+        if has_committed:
+            await send([b"before"])
+            first = consumer()
+            await first.start()
+            await take(first, 4)
+            assert await first.commit({(topic, partition): 1 for partition in range(4)})
+            await first.stop()
+        await send([b"a", b"b"])
+        reader = consumer()
+        await reader.start()
+        faults += ["at the start"] * 2
+        await take(reader, 12 if has_committed else 8)
+        await send([b"c"])
+        faults += ["later"] * 3
+        await take(reader, 16 if has_committed else 12)
+        assert not faults
+        await reader.stop()
+    assert sorted(taken) == [(partition, offset) for partition in range(4) for offset in range(3 + has_committed)]
+
+
+async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
+    kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str]
+) -> None:
+    topic, taken = unique("requests"), set()
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+
+    async def revoked(_: Any) -> None: ...
+
+    reader = Consumer(
+        kafka.bootstrap_servers, topic, f"group-{topic}", fetch_max_wait_ms=50, drain_s=1, revoked=revoked
+    )
+    async with producer:
+        for partition in range(4):
+            await producer.send_and_wait(topic, BROKEN if partition == 1 else b"fine", partition=partition)
+        faults += ["for ever"] * 1000
+        await reader.start()
+        async with asyncio.timeout(30):
+            while len(taken) < 3:
+                taken |= {source.partition for source in await reader.poll(100)}
+        await reader.stop()
+    assert taken == {0, 2, 3}
