@@ -21,6 +21,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.headers import partition_for
 from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
@@ -37,11 +38,16 @@ _STOP_S = 2.0  # stop() flushes, which never ends while the broker is away
 log = structlog.get_logger("penstock.outbox")
 
 Done = Callable[[KafkaError | None], None]
+Destination = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class OutRecord:
-    """One record to send. `done` is called once, on the event loop: None when acknowledged, else one of REFUSED."""
+    """One record to send.
+
+    `done` is called once, on the event loop: None when acknowledged, else one of REFUSED,
+    or a KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without it.
+    """
 
     key: bytes
     value: bytes | None
@@ -56,9 +62,10 @@ class Outbox:
         self._bootstrap_servers = bootstrap_servers
         self._client_id = client_id
         self._producer: AIOKafkaProducer | None = None
+        self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
         self._replacing = asyncio.Lock()
-        self._waiting: dict[tuple[str, int | None], deque[OutRecord]] = {}
-        self._senders: dict[tuple[str, int | None], asyncio.Task[None]] = {}
+        self._waiting: dict[Destination, deque[OutRecord]] = {}
+        self._senders: dict[Destination, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -114,46 +121,40 @@ class Outbox:
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )
 
-    async def _send_all(self, destination: tuple[str, int | None]) -> None:
+    async def _send_all(self, destination: Destination) -> None:
         """Send batches of one destination, one after another, until nothing waits."""
         waiting = self._waiting[destination]
-        at_most = _BATCH_RECORDS
         try:
             while waiting:
-                at_most = await self._send_some(destination, waiting, at_most)
+                await self._send_some(destination, waiting)
         finally:
             del self._waiting[destination]
             del self._senders[destination]
             if not self._waiting:
                 self._idle.set()
 
-    async def _send_some(self, destination: tuple[str, int | None], waiting: deque[OutRecord], at_most: int) -> int:
-        """Send one batch; returns how many records the next one may hold."""
+    async def _send_some(self, destination: Destination, waiting: deque[OutRecord]) -> None:
+        """Send one batch. Whatever happens, a record that leaves `waiting` is done, or waits elsewhere."""
         topic, partition = destination
         producer = self._producer
-        if producer is None:
-            raise RuntimeError("Outbox.put before start. This is a bug.")
         try:
+            if producer is None:
+                raise RuntimeError("Outbox.put before start. This is a bug.")
             partitions = await self._partitions_of(producer, topic)
             if partition is None:
                 self._spread(topic, len(partitions), waiting)
             elif partition not in partitions:
                 raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
             else:
-                await self._send_batch(producer, topic, partition, waiting, at_most)
-        except MessageSizeTooLargeError as error:
-            # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
-            if at_most == 1:
-                waiting.popleft().done(error)
-            return 1
+                await self._send_batch(producer, topic, partition, waiting)
         except BAD_DESTINATION as error:
-            while waiting:
-                waiting.popleft().done(error)
-        except KafkaError as error:
+            _complete(waiting, len(waiting), error)
+        except (KafkaError, OSError) as error:
             log.warning("send_failed", topic=topic, partition=partition, error=repr(error), retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
             await self._replace(producer)
-        return _BATCH_RECORDS
+        except Exception as error:
+            _fail(waiting, len(waiting), error)
 
     @staticmethod
     async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
@@ -171,31 +172,83 @@ class Outbox:
             self.put(topic, partition_for(record.key, num_partitions), record)
 
     async def _send_batch(
-        self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord], at_most: int
+        self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord]
     ) -> None:
+        """Send what fits one batch, and complete it when it is acknowledged, or refused for good."""
+        destination = (topic, partition)
+        at_most = self._at_most.get(destination, _BATCH_RECORDS)
         batch = producer.create_batch()
-        sent = 0
-        for record in waiting:
-            if sent == at_most:
-                break
-            added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
-            if added is None:
-                break
-            sent += 1
-        acknowledged = await producer.send_batch(batch, topic, partition=partition)
-        await acknowledged
-        for _ in range(sent):
-            waiting.popleft().done(None)
+        size = _fill(batch, waiting, at_most)
+        try:
+            if size:
+                await (await producer.send_batch(batch, topic, partition=partition))
+        except MessageSizeTooLargeError as error:
+            # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
+            self._at_most[destination] = max(1, size // 2)
+            if size == 1:
+                _complete(waiting, 1, error)
+            return
+        except (KafkaError, OSError):
+            raise
+        except Exception as error:
+            _fail(waiting, size, error)
+            await self._replace(producer)
+            return
+        if at_most < _BATCH_RECORDS:
+            # Grown slowly: where the limit is the topic's own, every step too far costs a trip.
+            self._at_most[destination] = at_most + at_most // 8 + 1
+        _complete(waiting, size, None)
 
-    async def _replace(self, broken: AIOKafkaProducer) -> None:
+    async def _replace(self, broken: AIOKafkaProducer | None) -> None:
         """Replace a producer that failed for good (fenced, sequence lost, sender dead), once."""
         async with self._replacing:
             is_current = self._producer is broken
-            if not is_current or not _is_dead(broken):
+            if broken is None or not is_current or not _is_dead(broken):
                 return
             log.warning("producer_replaced")
             await disconnect(broken, _STOP_S)
-            self._producer = await connect(self._make_producer)
+            try:
+                self._producer = await connect(self._make_producer)
+            except KafkaError as error:  # the next batch fails too, and tries again
+                log.warning("producer_not_replaced", error=repr(error))
+
+
+def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+    """Put the first records into a batch; returns how many. They stay in `waiting` until they are acknowledged.
+
+    A record that aiokafka cannot encode is taken out and completed, once it is the first.
+    """
+    size = 0
+    try:
+        for record in waiting:
+            added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+            if added is None:
+                break
+            size += 1
+            if size == at_most:
+                break
+    except Exception as error:
+        if size == 0:
+            _fail(waiting, 1, error)
+    return size
+
+
+def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -> None:
+    """Take the first records out and tell their owners, of whom none may keep the news from the next."""
+    for _ in range(count):
+        record = waiting.popleft()
+        try:
+            record.done(error)
+        except Exception:
+            log.exception("done_failed", detail="This is a bug.")
+
+
+def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
+    """Complete the first records with an error that nobody expected, wrapped, for their owners know Kafka's alone."""
+    log.error("send_failed", error=repr(error), records=count, detail="This is a bug.", exc_info=error)
+    wrapped = KafkaError(f"{error!r} in the outbox. This is a bug.")
+    wrapped.__cause__ = error
+    _complete(waiting, count, wrapped)
 
 
 def _is_dead(producer: AIOKafkaProducer) -> bool:

@@ -13,6 +13,7 @@ from aiokafka.errors import (
     NotLeaderForPartitionError,
     UnknownTopicOrPartitionError,
 )
+from structlog.testing import capture_logs
 
 from penstock.producer import outbox as module
 from penstock.producer.outbox import Outbox, OutRecord
@@ -26,6 +27,8 @@ class Batch:
         self._room = room
 
     def append(self, *, timestamp: None, key: bytes, value: bytes, headers: object) -> object | None:
+        if not isinstance(key, bytes):
+            raise TypeError("a key is bytes")
         if self.values and sum(map(len, self.values)) + len(value) > self._room:
             return None
         self.values.append(value)
@@ -249,3 +252,121 @@ async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
 async def test_use_before_start_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="This is a bug"):
         await Outbox("nowhere:1", client_id="test").partitions("t")
+
+
+async def test_batches_shrink_by_halves_and_grow_back_slowly_where_the_broker_refuses_their_size() -> None:
+    tried: list[int] = []
+
+    async def refuse_many(values: list[bytes]) -> None:
+        tried.append(len(values))
+        if len(values) > 100:
+            raise MessageSizeTooLargeError("too large")
+
+    producer, results = StandIn(refuse_many), Results()
+    async with outbox_over(producer) as outbox:
+        for n in range(2000):
+            outbox.put("t", 0, results.record(b"%d" % n))
+        await outbox.flush()
+        outbox.put("t", 1, results.record(b"elsewhere"))
+        for n in range(2000, 2050):
+            outbox.put("t", 0, results.record(b"%d" % n))
+        await outbox.flush()
+    refused = [size for size in tried if size > 100]
+    assert tried[:6] == [2000, 1000, 500, 250, 125, 62]
+    assert len(refused) <= 5 + len(tried) / 4
+    assert sum(tried) - sum(refused) == 2051
+    assert [value for value, _ in results.of if value != b"elsewhere"] == [b"%d" % n for n in range(2050)]
+    assert results.refused == []
+
+
+@pytest.mark.parametrize("error", [ValueError("unexpected"), AssertionError(), AttributeError("no such thing")])
+async def test_an_error_that_nobody_expected_completes_its_batch_and_the_next_one_is_sent(error: Exception) -> None:
+    failures = [error]
+
+    async def fail_first(values: list[bytes]) -> None:
+        if failures:
+            raise failures.pop()
+
+    producer, results = StandIn(fail_first, room=2), Results()
+    async with outbox_over(producer) as outbox:
+        with capture_logs() as logs:
+            for n in range(4):
+                outbox.put("t", 0, results.record(b"%d" % n))
+            await outbox.flush()
+    assert [value for value, _ in results.of] == [b"0", b"1", b"2", b"3"]
+    assert results.refused == [b"0", b"1"]
+    assert "This is a bug." in str(results.of[0][1])
+    assert [log["detail"] for log in logs] == ["This is a bug."]
+
+
+async def test_a_producer_that_died_of_a_surprise_is_replaced() -> None:
+    async def die(values: list[bytes]) -> None:
+        first.die()
+        raise ValueError("its sender is broken")
+
+    first, second, results = StandIn(die, room=1), StandIn(accept), Results()
+    async with outbox_over(first, second) as outbox:
+        for n in range(3):
+            outbox.put("t", 0, results.record(b"%d" % n))
+        await outbox.flush()
+    assert results.refused == [b"0"]
+    assert second.sent["t", 0] == [[b"1", b"2"]]
+
+
+async def test_a_producer_that_cannot_be_replaced_yet_is_replaced_later() -> None:
+    async def die(values: list[bytes]) -> None:
+        if not first._sender.sender_task.done():
+            first.die()
+        raise KafkaError("fenced")
+
+    async def refuse() -> None:
+        raise KafkaError("not authorized")
+
+    first, second, third, results = StandIn(die), StandIn(accept), StandIn(accept), Results()
+    second.start = refuse  # type: ignore[method-assign]  # a broker that turns the newcomer away
+    async with outbox_over(first, second, third) as outbox:
+        outbox.put("t", 0, results.record(b"0"))
+        await outbox.flush()
+    assert results.of == [(b"0", None)]
+    assert third.sent["t", 0] == [[b"0"]]
+
+
+async def test_a_record_that_cannot_be_encoded_fails_alone() -> None:
+    producer, results = StandIn(accept), Results()
+    async with outbox_over(producer) as outbox:
+        for value, key in ((b"0", b"key!"), (b"1", "key!"), (b"2", b"key!")):
+            outbox.put("t", 0, results.record(value, key))  # type: ignore[arg-type]  # this is the mistake
+        await outbox.flush()
+    assert results.refused == [b"1"]
+    assert [value for batch in producer.sent["t", 0] for value in batch] == [b"0", b"2"]
+
+
+async def test_a_surprise_before_the_sending_completes_what_waits() -> None:
+    producer, results = StandIn(accept), Results()
+
+    async def partitions_for(topic: str) -> set[int]:
+        raise ValueError("unexpected")
+
+    async with outbox_over(producer) as outbox:
+        producer.partitions_for, usual = partitions_for, producer.partitions_for  # type: ignore[method-assign]  # once
+        outbox.put("t", 0, results.record(b"0"))
+        outbox.put("t", None, results.record(b"1"))
+        await outbox.flush()
+        producer.partitions_for = usual  # type: ignore[method-assign]  # as it was
+        outbox.put("t", 0, results.record(b"2"))
+        await outbox.flush()
+    assert results.refused == [b"0", b"1"]
+    assert producer.sent["t", 0] == [[b"2"]]
+
+
+async def test_an_owner_that_fails_on_the_news_keeps_it_from_nobody_else() -> None:
+    def fails(error: KafkaError | None) -> None:
+        raise ValueError("the owner is broken")
+
+    producer, results = StandIn(accept), Results()
+    async with outbox_over(producer) as outbox:
+        outbox.put("t", 0, OutRecord(b"key!", b"0", [], fails))
+        outbox.put("t", 0, results.record(b"1"))
+        await outbox.flush()
+    assert results.of == [(b"1", None)]
+    assert producer.sent["t", 0] == [[b"0", b"1"]]
