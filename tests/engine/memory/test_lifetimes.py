@@ -52,5 +52,6 @@ def test_a_buffer_of_another_tape_is_a_bug() -> None:
 
 @pytest.mark.parametrize("wrong", [{"first": -1}, {"last": -1}, {"bytes_per_row": 0}, {"rows": "layers"}])
 def test_an_impossible_lifetime_is_a_bug(wrong: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"name": "x", "first": 0, "last": 0, "bytes_per_row": 1}
     with pytest.raises(ValueError, match="This is a bug"):
-        Lifetime(**{"name": "x", "first": 0, "last": 0, "bytes_per_row": 1} | wrong)
+        Lifetime(**fields | wrong)
