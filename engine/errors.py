@@ -4,6 +4,7 @@ EngineError
 ├── CheckpointError         a file is missing, damaged, or of a kind that is not read
 │   └── UnsupportedCheckpoint   the files are sound, but describe a model that is not implemented
 ├── UnsupportedDevice       the requested device or precision is not available here
+├── DeviceFailed            the GPU is past use in this process
 └── LanesClosed             a batch was submitted to, or still queued in, closed lanes
 """
 
@@ -22,6 +23,10 @@ class UnsupportedCheckpoint(CheckpointError):
 
 class UnsupportedDevice(EngineError):
     """The requested device or precision is not available here."""
+
+
+class DeviceFailed(EngineError):
+    """A CUDA error that stays: every later call of this process would fail too."""
 
 
 class LanesClosed(EngineError):

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import threading
 import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from penstock.engine.errors import EngineError, LanesClosed
-from penstock.engine.types import BatchOutput, Engine, PackedBatch
+from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
 
 
 class _Work(NamedTuple):
@@ -17,6 +20,8 @@ class _Work(NamedTuple):
 
 
 _Queue = SimpleQueue[_Work | None]
+
+_LOOK_S = 0.0002  # how often a lane that waits for the device looks for a batch to queue behind
 
 
 class EngineLanes:
@@ -87,20 +92,59 @@ class EngineLanes:
 
 
 def _lane(engine: Engine, queue: _Queue) -> None:
+    if isinstance(engine, PipelinedEngine):
+        _pipeline(engine, queue)
+        return
     while (work := queue.get()) is not None:
-        if work.future.cancelled():
+        if not work.future.cancelled():
+            _report(work, partial(engine.run, work.batch))
+        del work  # else the arrays live until the next batch comes
+
+
+def _pipeline(engine: PipelinedEngine, queue: _Queue) -> None:
+    """Two batches on the device: the next is queued while one is computed, so that the device never waits for the host."""
+    underway: deque[tuple[_Work, Running]] = deque()
+    open_ = True
+    while open_ or underway:
+        if underway and (not open_ or len(underway) == 2 or underway[0][1].ready()):
+            work, running = underway.popleft()
+            _report(work, running.result)
+            del work, running
             continue
-        result: BatchOutput | Exception
         try:
-            result = engine.run(work.batch)
-        except Exception as error:
-            result = error
-        except BaseException as error:  # a lane never dies with a future in its hands
-            result = EngineError(f"the engine raised {error!r}")
-            result.__cause__ = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be waiting
-            work.future.get_loop().call_soon_threadsafe(_complete, work.future, result)
-        del work, result  # else the arrays live until the next batch comes
+            work_or_end = queue.get(timeout=_LOOK_S if underway else None)
+        except Empty:
+            continue
+        if work_or_end is None:
+            open_ = False
+        elif not work_or_end.future.cancelled():
+            _start(engine, work_or_end, underway)
+        del work_or_end
+
+
+def _start(engine: PipelinedEngine, work: _Work, underway: "deque[tuple[_Work, Running]]") -> None:
+    try:
+        underway.append((work, engine.start(work.batch)))
+    except BaseException as error:
+        _report(work, partial(_raise, error))
+
+
+def _raise(error: BaseException) -> BatchOutput:
+    raise error
+
+
+def _report(work: _Work, compute: Callable[[], BatchOutput]) -> None:
+    """Complete the future with what `compute` returns or raises: a lane never dies with a future in its hands."""
+    result: BatchOutput | Exception
+    try:
+        result = compute()
+    except Exception as error:
+        result = error
+    except BaseException as error:
+        result = EngineError(f"the engine raised {error!r}")
+        result.__cause__ = error
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be waiting
+        work.future.get_loop().call_soon_threadsafe(_complete, work.future, result)
 
 
 def _complete(future: asyncio.Future[BatchOutput], result: BatchOutput | Exception) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.engine.layout import Group
 from penstock.engine.linear import activate
-from penstock.engine.weights import Dense
+from penstock.engine.weights import Dense, Norm
 
 POOLINGS = frozenset({"cls", "mean", "max", "last"})
 
@@ -24,8 +24,13 @@ class EmbeddingTail:
 
     def __call__(self, hidden: Tensor, groups: Sequence[Group], pooling: str | None, normalize: bool | None) -> Tensor:
         """Embeddings [N, D] in the order of `groups`. None for `pooling` or `normalize` means the checkpoint's own."""
-        rows = apply_dense(pool(hidden, groups, pooling or self.pooling), self.dense)
-        return F.normalize(rows, dim=1) if (self.normalize if normalize is None else normalize) else rows
+        rows = pool(hidden, groups, pooling or self.pooling)
+        return self.after_pooling(rows, self.normalize if normalize is None else normalize)
+
+    def after_pooling(self, rows: Tensor, normalize: bool) -> Tensor:
+        """Pooled rows [N, H] to embeddings [N, D], wherever the rows and this tail's weights lie."""
+        rows = apply_layers(rows, self.dense)
+        return F.normalize(rows, dim=1) if normalize else rows
 
 
 def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
@@ -50,8 +55,11 @@ def _pool_group(hidden: Tensor, group: Group, pooling: str) -> Tensor:
             raise RuntimeError(f"pooling {pooling!r} passed the check in pool(). This is a bug.")
 
 
-def apply_dense(rows: Tensor, layers: Sequence[Dense]) -> Tensor:
+def apply_layers(rows: Tensor, layers: Sequence[Dense | Norm]) -> Tensor:
     """[N, in] through each layer in turn."""
     for layer in layers:
-        rows = activate(F.linear(rows, layer.weight, layer.bias), layer.activation)
+        if isinstance(layer, Norm):
+            rows = F.layer_norm(rows, layer.weight.shape, layer.weight, layer.bias, layer.eps)
+        else:
+            rows = activate(F.linear(rows, layer.weight, layer.bias), layer.activation)
     return rows

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ Float32Array = npt.NDArray[np.float32]
 class TaskOptions:
     """What to make of one sequence's hidden states. Equal options share one pass through the tail of the model."""
 
-    task: str  # "embed" or "classify"; one of ModelInfo.tasks
+    task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
 
@@ -35,7 +35,9 @@ class PackedBatch:
 class BatchOutput:
     """Results in the order of the batch's sequences."""
 
-    rows: Sequence[Float32Array]  # N one-dimensional arrays: the vector (embed) or one score per label (classify)
+    # N arrays: the vector (embed) [D], one score a label (classify) [C], the pair's score (rerank) [1], or one row of
+    # scores a token (token_classify) [L, C]
+    rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
 
 
@@ -45,13 +47,13 @@ class ModelInfo:
 
     name: str  # the name requests use
     revision: str  # strong hash of the weights, head and configuration files: equal revisions give equal results
-    dtype: str  # "float32" or "bfloat16": the arithmetic's precision
+    dtype: str  # "float32", "bfloat16" or "float16": the arithmetic's precision
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[str]
+    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
     dim: int  # length of an embedding
-    labels: tuple[str, ...]  # classify: label of each score; empty when the model cannot classify
+    labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
 
 
 class Engine(Protocol):
@@ -65,4 +67,25 @@ class Engine(Protocol):
 
         The caller has validated ids and lengths against `info`. A row's result does not depend on its batch mates.
         """
+        ...
+
+
+class Running(Protocol):
+    """A batch that was started."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        ...
+
+    def result(self) -> BatchOutput:
+        """Wait for the batch. Called once, by the thread that started it."""
+        ...
+
+
+@runtime_checkable
+class PipelinedEngine(Engine, Protocol):
+    """An engine whose device can have the next batch queued behind the one that it works on."""
+
+    def start(self, batch: PackedBatch) -> Running:
+        """As `run`, but returns as soon as the work is queued. At most two batches are underway at a time."""
         ...

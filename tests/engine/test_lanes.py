@@ -150,3 +150,78 @@ def test_a_spent_budget_still_gives_one_timing() -> None:
 def test_importing_the_room_and_its_lanes_imports_no_torch() -> None:
     code = "import sys; from penstock.engine import EngineLanes, NullEngine, measure; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TwoAtOnce:
+    """A pipelined engine whose batches end when the test says so, in the order in which they were started."""
+
+    info = NullEngine().info
+
+    def __init__(self) -> None:
+        self.started: list[PackedBatch] = []
+        self.may_end = threading.Semaphore(0)
+        self.most_underway = 0
+        self.num_ended = 0
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        return self.start(batch).result()
+
+    def start(self, batch: PackedBatch) -> "TwoAtOnce.Underway":
+        self.started.append(batch)
+        self.most_underway = max(self.most_underway, len(self.started) - self.num_ended)
+        if batch.max_seqlen == 13:
+            self.num_ended += 1
+            raise RuntimeError("thirteen")
+        return TwoAtOnce.Underway(self)
+
+    class Underway:
+        def __init__(self, engine: "TwoAtOnce") -> None:
+            self._engine = engine
+
+        def ready(self) -> bool:
+            return self._engine.may_end._value > 0
+
+        def result(self) -> BatchOutput:
+            self._engine.may_end.acquire()
+            self._engine.num_ended += 1
+            return BatchOutput(rows=[], device_s=float(self._engine.num_ended))
+
+
+async def test_a_pipelined_engine_has_the_next_batch_queued_and_no_more() -> None:
+    engine = TwoAtOnce()
+    lanes = EngineLanes(engine)
+    futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3, 4)]
+    while len(engine.started) < 2:
+        await asyncio.sleep(0)
+    engine.may_end.release(4)
+    assert [output.device_s for output in await asyncio.gather(*futures)] == [1.0, 2.0, 3.0, 4.0]
+    assert engine.most_underway == 2
+    await lanes.close()
+
+
+async def test_a_batch_that_does_not_start_fails_alone() -> None:
+    engine = TwoAtOnce()
+    lanes = EngineLanes(engine)
+    engine.may_end.release(2)
+    futures = [lanes.submit(a_batch(length)) for length in (1, 13, 2)]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert [type(result).__name__ for result in results] == ["BatchOutput", "RuntimeError", "BatchOutput"]
+    await lanes.close()
+
+
+async def test_closing_waits_for_what_is_underway() -> None:
+    engine = TwoAtOnce()
+    lanes = EngineLanes(engine)
+    futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3)]
+    while len(engine.started) < 2:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(lanes.close())
+    with pytest.raises(LanesClosed):
+        await futures[2]
+    engine.may_end.release(2)
+    await closing
+    assert [(await future).device_s for future in futures[:2]] == [1.0, 2.0]
+
+
+def a_batch(length: int) -> PackedBatch:
+    return pack(random_sequences((length,)))

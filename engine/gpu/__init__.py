@@ -1,0 +1,5 @@
+"""The encoder on an NVIDIA GPU: a recorded forward of fused kernels, in planned memory, replayed as CUDA graphs."""
+
+from penstock.engine.gpu.encoder import GpuEncoder
+
+__all__ = ["GpuEncoder"]

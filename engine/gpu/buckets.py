@@ -1,0 +1,39 @@
+"""The few shapes for which CUDA graphs are kept, and the one that a batch belongs to.
+
+Everything that a captured graph holds fast is in its shape: the number of rows, of sequence slots, and the longest
+sequence, which is a host integer inside the attention kernels' launches.
+"""
+
+from penstock.engine.gpu.inputs import Shape
+from penstock.engine.types import PackedBatch
+
+GRAPH_ROWS = 4096  # beyond it the device works longer on a batch than the host needs to launch its kernels
+GRAPH_SLOTS = 1024
+
+# Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
+_ROW_STEPS = ((128, 32), (1024, 64), (2048, 128), (GRAPH_ROWS, 256))
+_MIN_SLOTS, _MIN_SEQLEN = 8, 32
+
+
+def graph_shape(batch: PackedBatch, max_tokens: int) -> Shape | None:
+    """The shape whose graph can run this batch; None for batches that are too large for graphs.
+
+    max_tokens: longest sequence that the model allows.
+    """
+    num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
+    if num_tokens > GRAPH_ROWS:
+        return None
+    max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), max(max_tokens, batch.max_seqlen))
+    rows = _rounded_rows(num_tokens)
+    needed = num_sequences + -(-(rows - num_tokens) // max_seqlen)
+    slots = max(_MIN_SLOTS, _power_of_two(needed))
+    return None if slots > GRAPH_SLOTS else Shape(rows, slots, max_seqlen, batch.token_type_ids is not None)
+
+
+def _rounded_rows(num_tokens: int) -> int:
+    step = next(step for bound, step in _ROW_STEPS if num_tokens <= bound)
+    return -(-num_tokens // step) * step
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

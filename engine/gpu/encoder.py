@@ -1,0 +1,90 @@
+"""Hidden states of packed batches on a GPU: upload, forward, nothing waited for."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.graphs import Graphs
+from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
+from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
+from penstock.engine.gpu.memory import Workspace
+from penstock.engine.program import record
+from penstock.engine.types import PackedBatch
+from penstock.engine.weights import EncoderWeights
+
+_NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Hidden states, and where the sequences lie in them. Both are overwritten by the next batch on the same stream."""
+
+    hidden: Tensor  # [rows, H], at least as many rows as the batch has tokens
+    inputs: Inputs
+
+
+class GpuEncoder:
+    """One model on one device. Called from one thread; its work goes to torch's current stream, always the same one."""
+
+    def __init__(
+        self,
+        weights: EncoderWeights,
+        dtype: torch.dtype = torch.float16,
+        *,
+        device: torch.device | str = "cuda",
+        graphs: bool = True,
+    ) -> None:
+        """`graphs=False` launches every kernel of every batch from the host."""
+        self.device = torch.device(device)
+        self.dtype = dtype
+        encoder = prepare_for_gpu(weights, dtype, self.device)
+        self._num_heads = encoder.num_heads
+        self._max_tokens = encoder.max_tokens or _NO_LIMIT
+        self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
+        self._staging = Staging()
+        self._graphs = Graphs(self.device) if graphs else None
+        self._graph_workspace = Workspace(self._program, dtype, self.device)
+        self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._workspace = Workspace(self._program, dtype, self.device)
+        self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)
+
+    def run(self, batch: PackedBatch) -> Tensor:
+        """Hidden states [T, H] of the batch's tokens, in its order; valid until the next run. Does not wait."""
+        return self.encode(batch).hidden[: len(batch.token_ids)]
+
+    def encode(self, batch: PackedBatch) -> Encoded:
+        """As `run`, with what the kernels after the forward need to know of the batch."""
+        shape = graph_shape(batch, self._max_tokens)
+        if self._graphs is not None and shape is not None:
+            inputs = self._upload(batch, shape, self._room_for_graphs())
+            hidden = self._graphs.run(shape, lambda: self._forward(inputs, self._graph_workspace))
+            return Encoded(hidden, inputs)
+        inputs = self._upload(batch, shape := exact_shape(batch), self._room_for(shape))
+        return Encoded(self._forward(inputs, self._workspace), inputs)
+
+    def trim(self) -> None:
+        """Give back memory that recent batches did not need. No work may be underway."""
+        self._workspace.trim()
+
+    def _upload(self, batch: PackedBatch, shape: Shape, room: Tensor) -> Inputs:
+        self._staging.upload(batch, shape, room)
+        return views(room, shape)
+
+    def _room_for(self, shape: Shape) -> Tensor:
+        if len(self._inputs) < shape.num_values:
+            self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
+        return self._inputs
+
+    def _room_for_graphs(self) -> Tensor:
+        """Made with the first graph, for the largest shape: graphs hold addresses, so it never moves."""
+        if len(self._graph_inputs) == 0:
+            self._graph_workspace.reserve(GRAPH_ROWS)
+            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True)
+            self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)
+        return self._graph_inputs
+
+    def _forward(self, inputs: Inputs, workspace: Workspace) -> Tensor:
+        kernels = GpuKernels(inputs, self._num_heads)
+        return self._program.run(kernels.by_name(), workspace.buffers(inputs.shape.rows))

@@ -1,0 +1,149 @@
+"""The engine on a GPU: batches queued on one stream, one ahead of the other, rows fetched when they are there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu.encoder import Encoded, GpuEncoder
+from penstock.engine.heads import Head
+from penstock.engine.kernels.pool import pool
+from penstock.engine.pooling import EmbeddingTail
+from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch, TaskOptions
+
+_TRIM_EVERY = 4096  # batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """One option's results on their way to the host."""
+
+    wanted: TaskOptions
+    rows: Tensor  # pinned; filled once the batch's `ended` has come
+
+
+class GpuEngine:
+    """Implements `penstock.engine.types.PipelinedEngine`. One thread calls it: the only one that uses the device."""
+
+    def __init__(
+        self, info: ModelInfo, directory: Path, encoder: GpuEncoder, tail: EmbeddingTail, head: Head | None
+    ) -> None:
+        """`tail` and `head` lie on the encoder's device."""
+        self.info = info
+        self.directory = directory  # tokenizer.json lies here
+        self._encoder = encoder
+        self._tail = tail
+        self._head = head
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
+        self._failure: str | None = None
+        self._num_batches = 0
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        """See `Engine.run`."""
+        return self.start(batch).result()
+
+    @torch.inference_mode()
+    def start(self, batch: PackedBatch) -> "RunningBatch":
+        """See `PipelinedEngine.start`. Raises DeviceFailed from the device's first failure on."""
+        if self._failure is not None:
+            raise DeviceFailed(self._failure)
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._start(batch)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()  # the caller runs the batch again in halves
+            raise
+        except RuntimeError as error:
+            raise self._judged(error) from error
+
+    def _start(self, batch: PackedBatch) -> "RunningBatch":
+        self._num_batches += 1
+        if self._num_batches % _TRIM_EVERY == 0:
+            self._stream.synchronize()
+            self._encoder.trim()
+        started, ended = _event(), _event()
+        started.record()
+        encoded = self._encoder.encode(batch)
+        fetched = [_fetch(wanted, self._rows(encoded, batch, wanted)) for wanted in dict.fromkeys(batch.options)]
+        ended.record()
+        return RunningBatch(self, batch, fetched, started, ended)
+
+    def _rows(self, encoded: Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
+        """float32, one row a sequence."""
+        match wanted.task, self._head:
+            case "embed", _:
+                return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
+            case "classify", Head(on_embedding=True) as head:
+                return head(self._embeddings(encoded, batch, None, None))
+            case "classify", Head() as head:
+                return head(self._pooled(encoded, batch, "cls", normalize=False))
+            case _:
+                raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
+
+    def _embeddings(self, encoded: Encoded, batch: PackedBatch, pooling: str | None, normalize: bool | None) -> Tensor:
+        tail = self._tail
+        normalize = tail.normalize if normalize is None else normalize
+        rows = self._pooled(encoded, batch, pooling or tail.pooling, normalize=normalize and not tail.dense)
+        return tail.after_pooling(rows, normalize) if tail.dense else rows
+
+    @staticmethod
+    def _pooled(encoded: Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:
+        hidden, num_sequences = encoded.hidden, len(batch.options)
+        rows = torch.empty(num_sequences, hidden.shape[1], dtype=torch.float32, device=hidden.device)
+        pool(rows, hidden, encoded.inputs.cu_seqlens[: num_sequences + 1], pooling, normalize=normalize)
+        return rows
+
+    def _judged(self, error: RuntimeError) -> Exception:
+        """An error of the device itself ends all use of it; any other is the batch's own."""
+        if "CUDA error" not in str(error) and "CUDA_ERROR" not in str(error):
+            return error
+        self._failure = f"the device failed, and this process can use it no more: {str(error).splitlines()[0]}"
+        return DeviceFailed(self._failure)
+
+
+class RunningBatch:
+    """A batch that the device works on."""
+
+    def __init__(
+        self,
+        engine: GpuEngine,
+        batch: PackedBatch,
+        fetched: Sequence[_Fetched],
+        started: torch.cuda.Event,
+        ended: torch.cuda.Event,
+    ) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._fetched = fetched
+        self._started = started
+        self._ended = ended
+
+    def ready(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        try:
+            return bool(self._ended.query())  # type: ignore[no-untyped-call]  # torch
+        except RuntimeError:
+            return True
+
+    def result(self) -> BatchOutput:
+        """Wait for the device. Raises DeviceFailed."""
+        try:
+            self._ended.synchronize()
+        except RuntimeError as error:
+            raise self._engine._judged(error) from error
+        rows = {fetched.wanted: fetched.rows.numpy().copy() for fetched in self._fetched}
+        results = [rows[wanted][index] for index, wanted in enumerate(self._batch.options)]
+        return BatchOutput(rows=results, device_s=self._started.elapsed_time(self._ended) / 1e3)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+
+
+def _fetch(wanted: TaskOptions, rows: Tensor) -> _Fetched:
+    pinned = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
+    pinned.copy_(rows, non_blocking=True)
+    return _Fetched(wanted, pinned)

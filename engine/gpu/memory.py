@@ -1,0 +1,62 @@
+"""The arena's chunks as tensors, and a plan's buffers as views of them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from penstock.engine.memory import Arena, Plan, Planner
+from penstock.engine.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Device memory of the arena."""
+
+    bytes: Tensor  # uint8
+
+    @property
+    def address(self) -> int:
+        return self.bytes.data_ptr()
+
+
+class Workspace:
+    """Where the intermediates of one program lie, batch by batch. One stream; nothing is allocated after warm-up."""
+
+    def __init__(self, program: Program, dtype: torch.dtype, device: torch.device) -> None:
+        self._program = program
+        self._dtype = dtype
+        self._device = device
+        self._planner = Planner(program.lifetimes)
+        self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees what is no longer held
+        self._views = lru_cache(maxsize=256)(self._make_views)
+
+    def reserve(self, rows: int) -> None:
+        """Hold memory for batches of up to so many rows."""
+        self.arena.place(self._planner.plan(rows, 1, self.arena.chunk_bytes))
+
+    def buffers(self, rows: int) -> list[Tensor]:
+        """A tensor [rows, width] for each buffer of the program."""
+        plan = self._planner.plan(rows, 1, self.arena.chunk_bytes)
+        self.arena.place(plan)
+        slots = self._views(rows, self.arena.chunk_bytes)
+        return [slots[slot] for slot in plan.slot_of]
+
+    def trim(self) -> None:
+        """Give back what recent batches did not need. No work on the device may be using the workspace."""
+        if self.arena.trim():
+            self._views.cache_clear()
+
+    def _make_views(self, rows: int, chunks: tuple[int, ...]) -> list[Tensor]:
+        plan = self._planner.plan(rows, 1, chunks)
+        widths = dict(zip(plan.slot_of, self._program.widths, strict=True))
+        return [self._view(plan, slot, rows, widths[slot]) for slot in range(len(plan.slot_bytes))]
+
+    def _view(self, plan: Plan, slot: int, rows: int, width: int) -> Tensor:
+        start = plan.slot_offset[slot]
+        chunk = self.arena.buffers[plan.slot_chunk[slot]].bytes
+        return chunk[start : start + rows * width * self._dtype.itemsize].view(self._dtype).view(rows, width)
+
+    def _allocate(self, num_bytes: int) -> Chunk:
+        return Chunk(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))

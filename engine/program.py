@@ -1,0 +1,86 @@
+"""A forward pass written down once, to be run many times: its steps, and how long each intermediate lives.
+
+The recorder is an implementation of `Ops` that computes nothing. Whatever a forward does, for whatever model, is
+recorded as it happens: there is no table of a model's intermediates, such as TurboTransformers keeps (PPoPP '21, 4.2).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from penstock.engine.forward import forward
+from penstock.engine.memory import BufferId, Lifetime, Tape
+from penstock.engine.weights import Attention, Embeddings, Encoder, Norm
+
+D = TypeVar("D")
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation: `kernels[operation](out, *inputs, *arguments)` with buffers for `writes` and `reads`."""
+
+    operation: str  # a method of Ops
+    writes: BufferId
+    reads: tuple[BufferId, ...]
+    arguments: tuple[Any, ...]  # Dense, Norm, Embeddings, Attention: whatever the operation takes beside hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded forward pass. `lifetimes[i]` and `widths[i]` belong to buffer i."""
+
+    steps: tuple[Step, ...]
+    lifetimes: tuple[Lifetime, ...]
+    widths: tuple[int, ...]
+    result: BufferId
+
+    def run(self, kernels: Mapping[str, Callable[..., X]], buffers: list[X]) -> X:
+        """Every step in order. `buffers[i]` is where buffer i lies; a kernel returns where its result really is."""
+        for step in self.steps:
+            inputs = [buffers[buffer] for buffer in step.reads]
+            buffers[step.writes] = kernels[step.operation](buffers[step.writes], *inputs, *step.arguments)
+        return buffers[self.result]
+
+
+def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: int) -> Program:
+    """Write down `forward(encoder, ...)`. `width_of` says how wide a projection's output is.
+
+    The result is kept for one step more than the forward has: for the pooling that follows it.
+    """
+    recorder = _Recorder(width_of, bytes_per_value)
+    result = forward(encoder, recorder)
+    recorder.tape.use(result)
+    return Program(tuple(recorder.steps), recorder.tape.lifetimes(), tuple(recorder.widths), result)
+
+
+class _Recorder(Generic[D]):
+    """Implements `Ops[BufferId, D]`. What an operation does within its output counts as one step."""
+
+    def __init__(self, width_of: Callable[[D], int], bytes_per_value: int) -> None:
+        self.tape = Tape()
+        self.steps: list[Step] = []
+        self.widths: list[int] = []
+        self._width_of = width_of
+        self._bytes_per_value = bytes_per_value
+
+    def embed(self, embeddings: Embeddings) -> BufferId:
+        return self._step("embed", embeddings.words.shape[1], (), (embeddings,))
+
+    def project(self, x: BufferId, dense: D) -> BufferId:
+        return self._step("project", self._width_of(dense), (x,), (dense,))
+
+    def project_add_norm(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> BufferId:
+        return self._step("project_add_norm", self._width_of(dense), (x, residual), (dense, norm))
+
+    def attend(self, qkv: BufferId, attention: Attention) -> BufferId:
+        return self._step("attend", self.widths[qkv] // 3, (qkv,), (attention,))
+
+    def _step(self, operation: str, width: int, reads: tuple[BufferId, ...], arguments: tuple[Any, ...]) -> BufferId:
+        writes = self.tape.allocate(width * self._bytes_per_value, "tokens", operation)
+        for buffer in reads:
+            self.tape.use(buffer)
+        self.tape.step()
+        self.widths.append(width)
+        self.steps.append(Step(operation, writes, reads, arguments))
+        return writes

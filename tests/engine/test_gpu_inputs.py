@@ -1,0 +1,76 @@
+"""How a batch is described to the device, and which graph's shape it gets. No GPU needed."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
+from penstock.engine.types import PackedBatch
+from tests.engine.helpers import pack, random_sequences
+
+lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
+
+
+def described(batch: PackedBatch, shape: Shape) -> Inputs:
+    values = np.full(shape.num_values, -7, np.int32)
+    describe(batch, shape, values)
+    return views(torch.from_numpy(values), shape)
+
+
+@given(lengths=lengths_of_batches)
+def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
+    batch = pack(random_sequences(lengths))
+    inputs = described(batch, exact_shape(batch))
+    assert inputs.token_ids.tolist() == batch.token_ids.tolist()
+    assert inputs.cu_seqlens.tolist() == batch.cu_seqlens.tolist()
+    assert inputs.positions.tolist() == [position for length in lengths for position in range(length)]
+    assert inputs.token_types is None
+
+
+@given(lengths=lengths_of_batches)
+def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: list[int]) -> None:
+    sequences = random_sequences(lengths)
+    batch = pack(sequences, types=[np.ones(len(s), np.int32) for s in sequences])
+    shape = graph_shape(batch, max_tokens=130)
+    assert shape is not None
+    inputs = described(batch, shape)
+    cu_seqlens, num_tokens = inputs.cu_seqlens.numpy(), len(batch.token_ids)
+    assert cu_seqlens[: len(lengths) + 1].tolist() == batch.cu_seqlens.tolist()
+    assert len(cu_seqlens) == shape.slots + 1
+    assert cu_seqlens[-1] == shape.rows == len(inputs.token_ids)
+    of_slots = np.diff(cu_seqlens)
+    assert of_slots.min() >= 0
+    assert of_slots.max() <= shape.max_seqlen
+    assert not inputs.token_ids[num_tokens:].any()
+    assert inputs.token_types is not None
+    assert inputs.token_types.tolist() == [1] * num_tokens + [0] * (shape.rows - num_tokens)
+    assert inputs.positions.numpy().max() < max(130, shape.max_seqlen)
+    assert (inputs.positions.numpy() == np.concatenate([np.arange(n) for n in of_slots])).all()
+
+
+@given(lengths=lengths_of_batches)
+def test_a_graph_wastes_little(lengths: list[int]) -> None:
+    shape = graph_shape(pack(random_sequences(lengths)), max_tokens=130)
+    assert shape is not None
+    assert shape.rows < sum(lengths) + max(32, sum(lengths) / 8 + 1)
+    assert shape.max_seqlen <= 130
+
+
+def test_there_are_few_shapes() -> None:
+    rng = np.random.default_rng(0)
+    batches = [pack(random_sequences(rng.integers(2, 100, rng.integers(1, 75)))) for _ in range(2000)]
+    assert len({graph_shape(batch, 512) for batch in batches}) <= 100
+
+
+def test_large_batches_have_no_graph() -> None:
+    assert graph_shape(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130) is None
+    assert graph_shape(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130) is None
+
+
+def test_a_batch_that_does_not_fit_its_shape_is_a_bug() -> None:
+    batch = pack(random_sequences([5, 6]))
+    with pytest.raises(ValueError, match="This is a bug"):
+        described(batch, Shape(rows=64, slots=2, max_seqlen=32, has_types=False))
