@@ -34,6 +34,7 @@ class Checkpoint:
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
     max_tokens: int | None  # the smallest limit stated beside the weights; None: only the position table limits
+    activation_fn: str | None = None  # class path that sentence-transformers' CrossEncoder left beside the weights
 
 
 class Tensors:
@@ -102,7 +103,14 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         weights=read_tensors(root),
         modules=modules,
         max_tokens=_stated_max_tokens(directory, root),
+        activation_fn=_stated_activation(directory),
     )
+
+
+def memory_checkpoint(name: str, config: Config, tensors: dict[str, torch.Tensor]) -> Checkpoint:
+    """The checkpoint of a model that is already in memory. `name` stands for the directory in errors."""
+    directory = Path(name)
+    return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), max_tokens=None)
 
 
 def read_json(path: Path) -> Config:
@@ -187,6 +195,12 @@ def _stated_max_tokens(directory: Path, root: Path) -> int | None:
         if isinstance(value, int | float) and value > 0:
             limits.append(int(value))
     return min(limits, default=None)
+
+
+def _stated_activation(directory: Path) -> str | None:
+    path = directory / "config_sentence_transformers.json"
+    value = read_json(path).get("activation_fn") if path.exists() else None
+    return None if value is None else str(value)
 
 
 def _missing_weights(path: Path) -> str:

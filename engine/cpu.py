@@ -1,7 +1,7 @@
 """The engine on CPU."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ class CpuEngine:
         encoder: Encoder[Linear],
         dtype: torch.dtype,
         tail: EmbeddingTail,
-        head: Head | None,
+        heads: Mapping[str, Head],
         threads: int,
     ) -> None:
         self._info = info
@@ -35,7 +35,7 @@ class CpuEngine:
         self._encoder = encoder
         self._dtype = dtype
         self._tail = tail
-        self._head = head
+        self._heads = heads
         self._threads = threads
 
     @property
@@ -65,21 +65,25 @@ class CpuEngine:
         """One array a sequence, in the batch's order. Each distinct option runs the tail once."""
         rows: list[Float32Array | None] = [None] * len(options)
         for wanted in set(options):
-            results = self._tail_of(wanted)(hidden, layout).numpy()
+            results = self._tail_of(wanted)(hidden, layout)
             for place, index in enumerate(layout.order.tolist()):
                 if options[index] == wanted:
-                    rows[index] = results[place]
+                    rows[index] = results[place].numpy()
         if any(row is None for row in rows):
             raise RuntimeError("a sequence was left without a result. This is a bug.")
         return [row for row in rows if row is not None]
 
-    def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Tensor]:
-        match wanted.task, self._head:
-            case "embed", _:
-                return lambda hidden, layout: self._tail(hidden, layout.groups, wanted.pooling, wanted.normalize)
-            case "classify", Head(on_embedding=True) as head:
-                return lambda hidden, layout: head(self._tail(hidden, layout.groups, None, None))
-            case "classify", Head() as head:
-                return lambda hidden, layout: head(pool(hidden, layout.groups, "cls"))
+    def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
+        """From the batch's hidden states to one result a sequence, in the layout's order."""
+        if wanted.task == "embed":
+            return lambda hidden, layout: self._tail(hidden, layout.groups, wanted.pooling, wanted.normalize).unbind()
+        head = self._heads.get(wanted.task)
+        match head:
+            case Head(reads="embedding"):
+                return lambda hidden, layout: head(self._tail(hidden, layout.groups, None, None)).unbind()
+            case Head(reads="cls" | "mean" as pooling):
+                return lambda hidden, layout: head(pool(hidden, layout.groups, pooling)).unbind()
+            case Head(reads="tokens"):
+                return lambda hidden, layout: torch.split(head(hidden[: layout.num_tokens].float()), layout.lengths)
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self._info.tasks)}.")

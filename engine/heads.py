@@ -1,7 +1,7 @@
-"""From one vector a sequence to one score a label."""
+"""From hidden states to one score a label, for a sequence or for each of its tokens."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,24 +10,31 @@ from torch import Tensor
 from penstock.engine.checkpoint import Checkpoint, Config, Tensors, read_safetensors
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
-from penstock.engine.pooling import apply_dense
-from penstock.engine.weights import Dense
+from penstock.engine.pooling import apply_layers
+from penstock.engine.weights import Dense, Norm
+
+# What sentence-transformers' CrossEncoder is told in a configuration. Looked up, never imported.
+_CROSS_ENCODER_SCORES = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "raw",
+}
+_BARE = ("Model", "ForMaskedLM", "ForPreTraining")  # whose heads are of use in training only
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """A classifier: dense layers, then logits to scores."""
 
-    layers: tuple[Dense, ...]
+    layers: tuple[Dense | Norm, ...]
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
-    on_embedding: (
-        bool  # input: the embedding with the checkpoint's own pooling (true) or the first token's state (false)
+    reads: (
+        str  # "cls", "mean": hidden states, pooled so; "embedding": with the checkpoint's own tail; "tokens": of each
     )
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""
-        logits = apply_dense(rows, self.layers)
+        logits = apply_layers(rows, self.layers)
         match self.scores:
             case "softmax":
                 return torch.softmax(logits, dim=1)
@@ -39,16 +46,66 @@ class Head:
                 raise RuntimeError(f"unknown kind of scores {self.scores!r}. This is a bug.")
 
 
-def sequence_classifier(checkpoint: Checkpoint) -> Head | None:
-    """The head of a ...ForSequenceClassification checkpoint; None for any other."""
-    architectures = checkpoint.config.get("architectures") or []
-    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
-        return None
-    layers = family_of(checkpoint).classifier(checkpoint)
-    num_labels = layers[-1].weight.shape[0]
-    return Head(
-        layers, _kind_of_scores(checkpoint, num_labels), _labels(checkpoint.config, num_labels), on_embedding=False
+def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
+    """What a checkpoint can do beside embedding: task to head. Empty for a bare encoder.
+
+    Raises UnsupportedCheckpoint, by name, for an architecture whose head is not implemented.
+    """
+    heads: dict[str, Head] = {}
+    for architecture in map(str, checkpoint.config.get("architectures") or ()):
+        if architecture.endswith("ForSequenceClassification"):
+            heads |= _sequence_heads(checkpoint)
+        elif architecture.endswith("ForTokenClassification"):
+            heads["token_classify"] = _head(checkpoint, family_of(checkpoint).token_classifier(checkpoint), "tokens")
+        elif not architecture.endswith(_BARE):
+            raise UnsupportedCheckpoint(
+                f"{checkpoint.directory}: architecture {architecture!r} is not implemented. Supported of model_type "
+                f"{checkpoint.config.get('model_type')!r}: ...{', ...'.join(_BARE)} (the encoder alone), "
+                "...ForSequenceClassification, ...ForTokenClassification."
+            )
+    return heads
+
+
+def _sequence_heads(checkpoint: Checkpoint) -> dict[str, Head]:
+    """`classify`; and `rerank`, where the classifier has one row: the score of a pair as CrossEncoder gives it."""
+    classify = _head(checkpoint, family_of(checkpoint).classifier(checkpoint), _classifier_pooling(checkpoint))
+    if len(classify.labels) != 1:
+        return {"classify": classify}
+    return {"classify": classify, "rerank": replace(classify, scores=_cross_encoder_scores(checkpoint))}
+
+
+def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], reads: str) -> Head:
+    logits = layers[-1]
+    if not isinstance(logits, Dense):
+        raise RuntimeError("a classifier does not end in logits. This is a bug.")
+    num_labels = logits.weight.shape[0]
+    return Head(layers, _kind_of_scores(checkpoint, num_labels), _labels(checkpoint.config, num_labels), reads)
+
+
+def _classifier_pooling(checkpoint: Checkpoint) -> str:
+    """ModernBERT's classifier_pooling; the first token everywhere else."""
+    pooling = str(checkpoint.config.get("classifier_pooling", "cls"))
+    if pooling not in ("cls", "mean"):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")
+    return pooling
+
+
+def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
+    """sentence-transformers' rule: the activation that is stated, wherever its versions state it; else a sigmoid."""
+    config = checkpoint.config
+    stated = (
+        checkpoint.activation_fn
+        or (config.get("sentence_transformers") or {}).get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
     )
+    if stated is None:
+        return "sigmoid"
+    if stated not in _CROSS_ENCODER_SCORES:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: the cross-encoder's activation {stated!r} is not implemented. "
+            f"Supported: {', '.join(_CROSS_ENCODER_SCORES)}."
+        )
+    return _CROSS_ENCODER_SCORES[stated]
 
 
 def linear_head(path: Path, dim: int) -> Head:
@@ -64,7 +121,7 @@ def linear_head(path: Path, dim: int) -> Head:
     if scores not in ("softmax", "sigmoid"):
         raise CheckpointError(f"{path}: metadata 'scores' must be softmax or sigmoid, not {scores!r}.")
     layer = Dense(weight, tensors.take("bias", num_labels), "identity")
-    return Head((layer,), scores, _head_labels(path, metadata, num_labels), on_embedding=True)
+    return Head((layer,), scores, _head_labels(path, metadata, num_labels), reads="embedding")
 
 
 def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple[str, ...]:

@@ -32,6 +32,15 @@ class Layout:
     positions: Int64Array  # [R]: each sorted token's position in its own sequence, from 0
     groups: tuple[Group, ...]  # they tile [0, T)
 
+    @property
+    def num_tokens(self) -> int:
+        return self.groups[-1].stop
+
+    @property
+    def lengths(self) -> list[int]:
+        """[N]: tokens of each sorted sequence."""
+        return [group.length for group in self.groups for _ in range(group.count)]
+
 
 def sort_by_length(cu_seqlens: Int32Array) -> Layout:
     """The layout of a batch. Stable, so equal batches give equal layouts."""

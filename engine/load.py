@@ -9,7 +9,7 @@ from penstock.engine.cpu import CpuEngine
 from penstock.engine.cpu_ops import prepare_for_cpu
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.families import family_of
-from penstock.engine.heads import linear_head, sequence_classifier
+from penstock.engine.heads import checkpoint_heads, linear_head
 from penstock.engine.modules import embedding_tail
 from penstock.engine.types import ModelInfo
 
@@ -41,7 +41,7 @@ def load_engine(
     tail = embedding_tail(checkpoint)
     weights = family_of(checkpoint).encoder(checkpoint)
     dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
-    classifier = linear_head(Path(head), dim) if head is not None else sequence_classifier(checkpoint)
+    heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(
         name=name or (directory.resolve().name if Path(model).is_dir() else model),
         revision=revision_of(directory, (Path(head),) if head is not None else ()),
@@ -49,13 +49,13 @@ def load_engine(
         device="cpu",
         vocab_size=weights.vocab_size,
         max_tokens=min(filter(None, (checkpoint.max_tokens, weights.max_tokens))),
-        tasks=frozenset({"embed"} if classifier is None else {"embed", "classify"}),
+        tasks=frozenset({"embed", *heads}),
         dim=dim,
-        labels=classifier.labels if classifier is not None else (),
+        labels=next((head.labels for head in heads.values()), ()),
     )
     arithmetic = _DTYPES[precision]
     encoder = prepare_for_cpu(weights, arithmetic)
-    return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, classifier, threads)
+    return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 
 def _choose_dtype(dtype: str) -> str:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families import bert, distilbert, roberta
-from penstock.engine.weights import Dense, EncoderWeights
+from penstock.engine.families import albert, bert, distilbert, electra, readers, roberta
+from penstock.engine.weights import Dense, EncoderWeights, Norm
+
+Classifier = Callable[[Checkpoint], tuple[Dense | Norm, ...]]  # the layers from hidden states to logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +16,21 @@ class Family:
     """How to read one family's checkpoints."""
 
     encoder: Callable[[Checkpoint], EncoderWeights]
-    classifier: Callable[
-        [Checkpoint], tuple[Dense, ...]
-    ]  # the layers from the first token's hidden state to the logits
+    classifier: Classifier  # ...ForSequenceClassification: from the first token's hidden state
+    token_classifier: Classifier = readers.token_classifier  # ...ForTokenClassification: from each token's
 
 
 _BERT = Family(bert.encoder, bert.classifier)
 _ROBERTA = Family(roberta.encoder, roberta.classifier)
-_DISTILBERT = Family(distilbert.encoder, distilbert.classifier)
 
 FAMILIES: dict[str, Family] = {
+    "albert": Family(albert.encoder, albert.classifier),
     "bert": _BERT,
+    "camembert": _ROBERTA,
+    "distilbert": Family(distilbert.encoder, distilbert.classifier),
+    "electra": Family(electra.encoder, electra.classifier),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "distilbert": _DISTILBERT,
 }
 
 

@@ -1,10 +1,8 @@
-"""BERT and MiniLM (Devlin et al. 2019). RoBERTa shares the layer names, and so these readers."""
+"""BERT and MiniLM (Devlin et al. 2019). RoBERTa and ELECTRA share the layer names, and so this reader."""
 
-import torch
-
-from penstock.engine.checkpoint import Checkpoint, Config, Tensors
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, PlainAttention
+from penstock.engine.checkpoint import Checkpoint
+from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
+from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -29,18 +27,21 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
 def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> EncoderWeights:
     """An encoder with BERT's tensor names. Rows of the position table before `first_position` are never used."""
     config, weights = checkpoint.config, checkpoint.weights
-    _refuse_variants(checkpoint)
+    refuse_variants(checkpoint)
     hidden, eps = require_int(config, "hidden_size"), float(config.get("layer_norm_eps", 1e-12))
+    projection = prefix + "embeddings_project"
+    narrow = projection + ".weight" in weights  # ELECTRA's small models
+    width = require_int(config, "embedding_size") if narrow else hidden
     embeddings = prefix + "embeddings."
-    positions = weights.take(embeddings + "position_embeddings.weight", -1, hidden)[first_position:]
+    positions = weights.take(embeddings + "position_embeddings.weight", -1, width)[first_position:]
     return Encoder(
         embeddings=Embeddings(
-            words=weights.take(embeddings + "word_embeddings.weight", -1, hidden),
+            words=weights.take(embeddings + "word_embeddings.weight", -1, width),
             positions=positions,
-            token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, hidden),
-            norm=read_norm(weights, embeddings + "LayerNorm", hidden, eps),
+            token_types=weights.take(embeddings + "token_type_embeddings.weight", -1, width),
+            norm=read_norm(weights, embeddings + "LayerNorm", width, eps),
         ),
-        projection=None,
+        projection=read_dense(weights, projection, hidden, width) if narrow else None,
         layers=tuple(
             _read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", hidden, eps)
             for i in range(require_int(config, "num_hidden_layers"))
@@ -49,33 +50,6 @@ def read_encoder(checkpoint: Checkpoint, prefix: str, first_position: int) -> En
         num_heads=require_int(config, "num_attention_heads"),
         max_tokens=len(positions),
     )
-
-
-def fuse_qkv(weights: Tensors, query: str, key: str, value: str, hidden: int) -> Dense:
-    """One [3H, H] matrix from three, so that one GEMM makes all of query, key and value."""
-    parts = [read_dense(weights, name, hidden, hidden) for name in (query, key, value)]
-    return Dense(
-        torch.cat([part.weight for part in parts]),
-        torch.cat([part.bias for part in parts if part.bias is not None]),
-        "identity",
-    )
-
-
-def read_dense(weights: Tensors, name: str, out: int, into: int, activation: str = "identity") -> Dense:
-    """`name`.weight [out, into] and `name`.bias [out]; -1 accepts any size."""
-    return Dense(weights.take(name + ".weight", out, into), weights.take(name + ".bias", out), activation)
-
-
-def read_norm(weights: Tensors, name: str, hidden: int, eps: float) -> Norm:
-    return Norm(weights.take(name + ".weight", hidden), weights.take(name + ".bias", hidden), eps)
-
-
-def require_int(config: Config, key: str) -> int:
-    """A positive integer of config.json. Raises CheckpointError when it is missing or something else."""
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json: {key!r} must be a positive integer, not {value!r}.")
-    return value
 
 
 def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int, eps: float) -> Layer[Dense]:
@@ -97,17 +71,3 @@ def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int, eps: float) ->
         down=read_dense(weights, prefix + "output.dense", hidden, intermediate),
         output_norm=read_norm(weights, prefix + "output.LayerNorm", hidden, eps),
     )
-
-
-def _refuse_variants(checkpoint: Checkpoint) -> None:
-    """Settings that change the arithmetic, and that this family's forward does not implement."""
-    config = checkpoint.config
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: position_embedding_type {config['position_embedding_type']!r} "
-            "is not implemented, only 'absolute'."
-        )
-    if config.get("is_decoder") or config.get("add_cross_attention"):
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: decoders (is_decoder, add_cross_attention) are not implemented."
-        )

@@ -38,11 +38,18 @@ CONFIGS: dict[str, Any] = {
     "distilbert": lambda **more: transformers.DistilBertConfig(
         **_DISTIL_SIZE, max_position_embeddings=MAX_TOKENS, **more
     ),
+    "albert": lambda **more: transformers.AlbertConfig(
+        **_SIZE, embedding_size=24, max_position_embeddings=MAX_TOKENS, **more
+    ),
+    "electra": lambda **more: transformers.ElectraConfig(
+        **_SIZE, embedding_size=24, max_position_embeddings=MAX_TOKENS, **more
+    ),
 }
 FAMILIES = tuple(CONFIGS)
 
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
+_AUTO_TAGGER: Any = transformers.AutoModelForTokenClassification
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
@@ -66,6 +73,14 @@ def save_encoder(directory: Path, family: str, **config: Any) -> Any:
 def save_classifier(directory: Path, family: str, **config: Any) -> Any:
     """A random ...ForSequenceClassification, saved as safetensors; returns the transformers model."""
     model = _AUTO_CLASSIFIER.from_config(CONFIGS[family](**config)).eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def save_tagger(directory: Path, family: str, **config: Any) -> Any:
+    """A random ...ForTokenClassification, saved as safetensors; returns the transformers model."""
+    model = _AUTO_TAGGER.from_config(CONFIGS[family](**config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model

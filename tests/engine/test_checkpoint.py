@@ -34,8 +34,15 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 
 def test_unknown_architectures_are_named_and_the_known_ones_listed(bert: tuple[Any, Path]) -> None:
-    edit_config(bert[1], model_type="mpnet", architectures=["MPNetModel"])
-    with pytest.raises(UnsupportedCheckpoint, match=r"'mpnet' \(MPNetModel\).*bert, camembert, distilbert, roberta"):
+    edit_config(bert[1], model_type="deberta", architectures=["DebertaModel"])  # the first one; the later two are known
+    with pytest.raises(UnsupportedCheckpoint, match=r"'deberta' \(DebertaModel\).*albert, bert, camembert, .*roberta"):
+        load(bert[1])
+
+
+@pytest.mark.parametrize("name", ["BertForQuestionAnswering", "BertForNextSentencePrediction", "HF_ColBERT"])
+def test_heads_that_are_not_implemented_are_named_and_the_known_ones_listed(bert: tuple[Any, Path], name: str) -> None:
+    edit_config(bert[1], architectures=[name])
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{name}.*'bert'.*ForMaskedLM.*ForTokenClassification"):
         load(bert[1])
 
 

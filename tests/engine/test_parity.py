@@ -23,7 +23,7 @@ from tests.engine.helpers import (
     save_encoder,
 )
 
-LENGTHS = (64, 1, 2, 17, 2, MAX_TOKENS, 33, 1, 16, 17, 65)
+LENGTHS = (64, 1, 2, 17, 2, MAX_TOKENS, 127, 33, 1, 16, 128, 17, 65, 129)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -79,7 +79,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
     assert max_error(output.rows, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("problem_type", "scores"),
     [

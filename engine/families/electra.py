@@ -1,0 +1,22 @@
+"""ELECTRA's discriminator (Clark et al. 2020): BERT's layers on embeddings that may be narrower, another head."""
+
+from penstock.engine.checkpoint import Checkpoint
+from penstock.engine.families.bert import read_encoder
+from penstock.engine.families.readers import read_dense
+from penstock.engine.weights import Dense, EncoderWeights
+
+_PREFIXES = ("", "electra.")
+_PROBE = "embeddings.word_embeddings.weight"
+
+
+def encoder(checkpoint: Checkpoint) -> EncoderWeights:
+    """The encoder of an ELECTRA checkpoint: the same for discriminator and generator."""
+    return read_encoder(checkpoint, checkpoint.weights.prefix(_PREFIXES, _PROBE), first_position=0)
+
+
+def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
+    """ElectraForSequenceClassification: dense, GELU whatever hidden_act says, projection, on the first token."""
+    return (
+        read_dense(checkpoint.weights, "classifier.dense", -1, -1, activation="gelu"),
+        read_dense(checkpoint.weights, "classifier.out_proj", -1, -1),
+    )
