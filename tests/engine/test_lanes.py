@@ -160,6 +160,7 @@ class TwoAtOnce:
     def __init__(self) -> None:
         self.started: list[PackedBatch] = []
         self.may_end = threading.Semaphore(0)
+        self.two_started = threading.Event()
         self.most_underway = 0
         self.num_ended = 0
 
@@ -168,6 +169,8 @@ class TwoAtOnce:
 
     def start(self, batch: PackedBatch) -> "TwoAtOnce.Underway":
         self.started.append(batch)
+        if len(self.started) == 2:
+            self.two_started.set()
         self.most_underway = max(self.most_underway, len(self.started) - self.num_ended)
         if batch.max_seqlen == 13:
             self.num_ended += 1
@@ -191,8 +194,7 @@ async def test_a_pipelined_engine_has_the_next_batch_queued_and_no_more() -> Non
     engine = TwoAtOnce()
     lanes = EngineLanes(engine)
     futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3, 4)]
-    while len(engine.started) < 2:
-        await asyncio.sleep(0)
+    await asyncio.to_thread(engine.two_started.wait)
     engine.may_end.release(4)
     assert [output.device_s for output in await asyncio.gather(*futures)] == [1.0, 2.0, 3.0, 4.0]
     assert engine.most_underway == 2
@@ -213,8 +215,7 @@ async def test_closing_waits_for_what_is_underway() -> None:
     engine = TwoAtOnce()
     lanes = EngineLanes(engine)
     futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3)]
-    while len(engine.started) < 2:
-        await asyncio.sleep(0)
+    await asyncio.to_thread(engine.two_started.wait)
     closing = asyncio.create_task(lanes.close())
     with pytest.raises(LanesClosed):
         await futures[2]
