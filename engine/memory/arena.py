@@ -25,10 +25,10 @@ B = TypeVar("B", bound=Buffer)
 class Arena(Generic[B]):
     """Chunks of one device, for one stream: plans placed in it share the memory, so their work must run in order.
 
-    One thread calls it. Several planners may share one arena. `place` never frees, and once the batch of most tokens and
-    most sequences has been placed it allocates nothing: a smaller batch is the same packing on a smaller scale (rounding
-    to ALIGNMENT can break this by a few bytes, which chunks of whole CHUNK_BYTES nearly always hide). A captured graph
-    holds addresses: give graphs an arena that is never trimmed.
+    One thread calls it. Several planners may share one arena. `place` never frees, and once the batch of most tokens
+    and most sequences has been placed it allocates nothing: a smaller batch is the same packing on a smaller scale.
+    (Rounding to ALIGNMENT can break this by a few bytes, which whole chunks nearly always hide.) A captured graph holds
+    addresses: give graphs an arena that is never trimmed.
     """
 
     def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None], *, remembered: int = 1000) -> None:
