@@ -3,8 +3,8 @@
 Its habits that shape this file (aiokafka 0.14): `pause` throws away what was fetched and its flags are lost at each
 rebalance; a position moves when records are handed out, not when they are done; not polling for max_poll_interval_ms
 leaves the group; an error of one partition takes with it what the same `getmany` had taken of the others, and their
-positions have moved; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session is
-kept alive on the event loop, so nothing here may block it.
+positions have moved; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session
+is kept alive on the event loop, so nothing here may block it.
 """
 
 import asyncio

@@ -13,6 +13,7 @@ from penstock.producer.messages import Reply
 from penstock.producer.outbox import Outbox, OutRecord
 from penstock.producer.topics import dead_letter_topic
 from penstock.producer.wire import encode_error, encode_reply
+from penstock.worker.held import Held
 from penstock.worker.inflight import InFlight, KafkaRecord
 
 _RETRY_S = 5.0
@@ -25,21 +26,24 @@ Finished = Callable[[KafkaRecord], None]
 class Delivery:
     """Sends what a record is owed. `finished` is called once a record, when everything it is owed is acknowledged."""
 
-    def __init__(self, outbox: Outbox, finished: Finished) -> None:
+    def __init__(self, outbox: Outbox, held: Held, finished: Finished) -> None:
         self._outbox = outbox
+        self._held = held
         self._finished = finished
 
     def reply(self, inflight: InFlight, reply: Reply) -> None:
         """Answer a record with its results."""
         record = inflight.record
+        value = encode_reply(reply)
 
         def done(error: KafkaError | None) -> None:
+            self._held.reply_bytes -= len(value)
             if error is None:
                 self._finished(record)
             else:
                 self._undeliverable(record, error)
 
-        self._send_reply(record, inflight.address, encode_reply(reply), done)
+        self._send_reply(record, inflight.address, value, done)
 
     def refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
         """Answer a record with an error, and keep the original as a dead letter.
@@ -57,21 +61,28 @@ class Delivery:
         )
         owed = 1 if address is None else 2
 
-        def done(problem: KafkaError | None) -> None:
+        def done(_: KafkaError | None) -> None:
             nonlocal owed
             owed -= 1
-            if problem is not None:  # a dead letter never reports one
-                log.warning("error_reply_undeliverable", offset=record.offset, error=repr(problem))
             if owed == 0:
                 self._finished(record)
 
         if address is not None:
-            self._send_reply(record, address, encode_error(error), done)
+            value = encode_error(error)
+
+            def answered(problem: KafkaError | None) -> None:
+                self._held.reply_bytes -= len(value)
+                if problem is not None:
+                    log.warning("error_reply_undeliverable", offset=record.offset, error=repr(problem))
+                done(None)
+
+            self._send_reply(record, address, value, answered)
         self._dead_letter(record, error.code, error.message, done)
 
     def _send_reply(
         self, record: KafkaRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]
     ) -> None:
+        self._held.reply_bytes += len(value)
         self._outbox.put(address.topic, address.partition, OutRecord(reply_key(record), value, address.headers(), done))
 
     def _undeliverable(self, record: KafkaRecord, error: KafkaError) -> None:

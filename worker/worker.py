@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from penstock.worker.admission import Admission
 from penstock.worker.consumer import Consumer
 from penstock.worker.delivery import Delivery
 from penstock.worker.dispatcher import BatchStats, Dispatcher
+from penstock.worker.held import Held
 from penstock.worker.inflight import KafkaRecord, Row
 from penstock.worker.intake import Intake
 from penstock.worker.metrics import Metrics
@@ -35,9 +37,9 @@ _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 _SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
+_SLICE_BYTES = 64 * 1024  # the same for values: 256 small records, or as few as hold some 32,000 texts of one letter
 _COMMIT_S = 0.5
 _LAST_COMMIT_S = 5.0
-_HELD_BYTES = 256 * 1024 * 1024  # of request values in memory: many large records pause the intake before small ones do
 
 log = structlog.get_logger("penstock.worker")
 
@@ -64,7 +66,9 @@ class Worker:
         self._write_back = WriteBack(cache) if cache is not None else None
         self._offsets = OffsetTracker()
         self._outbox = Outbox(settings.bootstrap_servers, client_id="penstock-worker")
-        self._delivery = Delivery(self._outbox, self._finished)
+        self._held = Held(settings.max_in_flight)
+        self._polled: deque[KafkaRecord] = deque()  # not admitted yet
+        self._delivery = Delivery(self._outbox, self._held, self._finished)
         intake = Intake(
             info,
             reply_topics=settings.reply_topics,
@@ -94,10 +98,9 @@ class Worker:
         self._metrics = Metrics(
             queued_sequences=lambda: scheduler.num_queued,
             queued_tokens=lambda: scheduler.queued_tokens,
-            unfinished_records=lambda: self._offsets.num_unfinished,
+            unfinished_records=lambda: self._held.records,
         )
         self._answered_ok = self._metrics.requests.labels("ok")
-        self._held_bytes = 0
         self._answered = 0
         self._committing = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -162,24 +165,29 @@ class Worker:
         ends = await self._consumer.end_offsets()
         while not self._stopping.is_set() and not await self._consumer.reached(ends):
             await self._poll()
-        log.info("end_reached", partitions=len(ends), unfinished=self._offsets.num_unfinished)
+        log.info("end_reached", partitions=len(ends), unfinished=self._held.records)
         self._consumer.pause()
         self._dispatcher.drain()
-        while not self._stopping.is_set() and self._offsets.num_unfinished:
-            await self._consumer.poll(_PAUSED_POLL_MS)
+        while not self._stopping.is_set() and self._held.records:
+            await self._turn()
 
     async def _poll(self) -> None:
-        """One turn: adjust back-pressure, take what arrived, start it on its way."""
-        free = self._settings.max_in_flight - self._offsets.num_unfinished
-        if free <= 0 or self._held_bytes > _HELD_BYTES:
+        """One turn, with back-pressure adjusted."""
+        if self._held.is_full or self._polled:
             self._consumer.pause()
-        elif free > self._settings.max_in_flight // 4 and self._consumer.assigned.is_set():
+        elif self._held.has_room and self._consumer.assigned.is_set():
             self._consumer.resume()
+        await self._turn()
+
+    async def _turn(self) -> None:
+        """Poll, and start on its way as much of what has arrived as may be held."""
         polled = await self._poll_or_stop(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
-        records = [record for of_partition in polled.values() for record in of_partition]
-        self._take(records)
-        for start in range(0, len(records), _SLICE_RECORDS):
-            await self._admit(records[start : start + _SLICE_RECORDS])
+        for records in polled.values():
+            for record in records:
+                self._held.take(record)
+            self._polled += records
+        while self._polled and self._held.can_admit and not self._stopping.is_set():
+            await self._admit(self._next_slice())
             await asyncio.sleep(0)
 
     async def _poll_or_stop(self, timeout_ms: int) -> Mapping[Source, list[KafkaRecord]]:
@@ -194,17 +202,27 @@ class Worker:
         await asyncio.gather(poll, return_exceptions=True)
         return {}
 
-    def _take(self, records: Sequence[KafkaRecord]) -> None:
-        """From here on these records are this worker's to answer. All at once: a revocation must wait for every one."""
-        if records:
-            self._nothing_unfinished.clear()
-        for record in records:
+    def _next_slice(self) -> list[KafkaRecord]:
+        """Some of what was polled. From here on these records are this worker's to answer."""
+        records: list[KafkaRecord] = []
+        num_bytes = 0
+        while self._polled and len(records) < _SLICE_RECORDS and num_bytes < _SLICE_BYTES:
+            record = self._polled.popleft()
+            num_bytes += len(record.value or b"")
             self._offsets.start((record.topic, record.partition), record.offset)
-            self._held_bytes += len(record.value or b"")
+            records.append(record)
+        self._nothing_unfinished.clear()
+        return records
+
+    def _leave_polled(self) -> None:
+        """What was not begun is its next owner's: it will be read again from where the commits end."""
+        while self._polled:
+            self._held.let_go(self._polled.popleft())
 
     async def _admit(self, records: Sequence[KafkaRecord]) -> None:
         now = time.monotonic()
         rows = await self._admission.rows(records, now, time.time())
+        self._held.rows += len(rows)
         tokenized = time.monotonic()
         found = await self._cache.get_many([row.key for row in rows]) if self._cache is not None else {}
         tokenize_ms = round((tokenized - now) * 1e3, 3)
@@ -231,6 +249,7 @@ class Worker:
         """A row has its result; the last of a record sends its answer."""
         owner = row.owner
         if row.settle(result) and not owner.failed:
+            self._held.rows -= len(owner.rows)
             self._answered += 1
             self._metrics.latency.observe(time.monotonic() - owner.arrived)
             self._answered_ok.inc()
@@ -242,6 +261,7 @@ class Worker:
         if owner.failed:
             return
         owner.failed = True
+        self._held.rows -= len(owner.rows)
         self._refuse(owner.record, owner.address, type(error)(error.message, {row.index: error}))
 
     def _refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
@@ -275,7 +295,7 @@ class Worker:
     def _finished(self, record: KafkaRecord) -> None:
         """Everything a record is owed is acknowledged."""
         self._offsets.finish((record.topic, record.partition), record.offset)
-        self._held_bytes -= len(record.value or b"")
+        self._held.let_go(record)
         if self._offsets.num_unfinished == 0:
             self._nothing_unfinished.set()
 
@@ -306,6 +326,7 @@ class Worker:
 
     async def _drain(self) -> None:
         started = time.monotonic()
+        self._leave_polled()
         self._dispatcher.drain()
         if self._offsets.num_unfinished and self._broken is None:
             try:

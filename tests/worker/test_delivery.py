@@ -14,6 +14,7 @@ from penstock.producer.errors import BadTokenId, InvalidRequest
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.outbox import OutRecord
 from penstock.worker.delivery import Delivery, reply_key
+from penstock.worker.held import Held
 from penstock.worker.inflight import Row
 from penstock.worker.offsets import OffsetTracker
 from penstock.worker.replies import make_reply
@@ -29,8 +30,9 @@ class Desk:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.held = Held(max_records=8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
-        self.delivery = Delivery(self, lambda record: self.events.append(f"finished {record.offset}"))  # type: ignore[arg-type]  # put is all of an Outbox that it uses
+        self.delivery = Delivery(self, self.held, lambda record: self.events.append(f"finished {record.offset}"))  # type: ignore[arg-type]  # put is all of an Outbox that it uses
 
     def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
         self.events.append(f"produced to {topic}")
@@ -64,7 +66,7 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
 ) -> None:
     desk, offsets = Desk(), OffsetTracker()
     source = TopicPartition("penstock.requests.tiny", 0)
-    desk.delivery = Delivery(desk, lambda record: offsets.finish(source, record.offset))  # type: ignore[arg-type]  # as above
+    desk.delivery = Delivery(desk, desk.held, lambda record: offsets.finish(source, record.offset))  # type: ignore[arg-type]  # as above
     rows = [make_rows([n])[0] for n in range(3)]
     for row in rows:
         offsets.start(source, row.owner.record.offset)
@@ -155,3 +157,18 @@ def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_
     assert len(set(keys)) == 3
     assert {len(key) for key in keys} == {16}
     assert reply_key(make_record(b"another value", partition=1, offset=0)) == keys[2]
+
+
+def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
+    desk: Desk, info: ModelInfo, make_rows: MakeRows, make_record: MakeRecord
+) -> None:
+    for row in make_rows([1]), make_rows([2]):
+        answer(desk, info, row[0])
+    desk.delivery.refuse(make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    [first, second, error, _letter] = [len(record.value or b"") for _, _, record in desk.sent]
+    assert desk.held.reply_bytes == first + second + error
+    desk.acknowledge(1)
+    assert desk.held.reply_bytes == first + error
+    desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
+    desk.acknowledge(2, UnknownTopicOrPartitionError("no partition 2"))
+    assert desk.held.reply_bytes == 0

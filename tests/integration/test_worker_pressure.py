@@ -1,0 +1,33 @@
+"""Back-pressure by sequences: a few records of many rows fill a worker as many records of one do."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+from penstock.producer.messages import Request, join_tokens
+
+RECORDS, ROWS = 24, 1000  # eight bytes a row: eight or nine records are one slice of the admission
+
+
+async def test_records_of_many_rows_are_begun_a_few_at_a_time_and_none_is_lost(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model = unique("rows")
+    settings = {"served_name": model, "max_in_flight": 64, "max_batch_sequences": 100, "lanes": 1}
+    slow = start_worker(kafka, **settings, echo_batch_s=0.2, drain_s=0.1)
+    ids = [[[1 + record, 1 + row] for row in range(ROWS)] for record in range(RECORDS)]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=50) as client:
+        await slow.ready()
+        asked = [asyncio.create_task(client.request(Request(model, "embed", join_tokens(rows)))) for rows in ids]
+        await slow.event("batch_done")
+        slow.process.terminate()
+        assert await slow.exit_code() == 0
+        [stopping] = slow.events("stopping")
+        assert 0 < stopping["unfinished"] <= 9
+        start_worker(kafka, **settings)
+        answers = await asyncio.gather(*asked)
+    for rows, answer in zip(ids, answers, strict=True):
+        assert answer.vectors is not None
+        assert answer.vectors[:, 2].tolist() == [last for _, last in rows]
