@@ -108,7 +108,9 @@ class Exchange:
         def sent(error: Exception | None) -> None:
             place.leave()
             if error is not None:
-                inbox.fail(correlation_id, InvalidRequest(f"Kafka refused the request record: {error}"))
+                inbox.fail(
+                    correlation_id, InvalidRequest(f"Kafka refused the request record of {len(value):,} bytes: {error}")
+                )
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
         key = content_key(value)

@@ -72,13 +72,17 @@ class Classification:
         return self.scores[0]
 
 
+Vector = npt.NDArray[np.floating[Any]]
+Row = Vector | Classification  # what one sequence is answered with
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One answer. `vectors` for embed, `classes` for classify; rows in the order of the request's sequences."""
 
     model: str
     revision: str
-    vectors: npt.NDArray[np.floating[Any]] | None = None  # [n, dim]
+    vectors: Vector | None = None  # [n, dim]
     classes: tuple[Classification, ...] | None = None  # n of them
     cached: int = 0  # how many of the rows came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
@@ -108,19 +112,33 @@ def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
         EmptyInput: no sequence, or one of zero ids.
         InvalidRequest: an id is negative, not an integer or over 32 bits.
     """
-    try:
-        arrays = [np.asarray(sequence) for sequence in sequences]
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"Token ids must be lists of integers: {error}") from error
-    if not arrays:
+    if len(sequences) == 0:
         raise EmptyInput("The request holds no sequence.")
-    for index, array in enumerate(arrays):
-        if array.size == 0:
-            raise EmptyInput(f"Sequence {index} has zero ids.")
-        if array.ndim != 1 or not _fits_uint32(array):
-            raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
-    ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return Tokens(ids.astype(np.uint32), tuple([array.size for array in arrays]))
+    return concatenate_tokens([token_ids(sequence, index) for index, sequence in enumerate(sequences)])
+
+
+def concatenate_tokens(sequences: Sequence[Uint32Array]) -> Tokens:
+    """As `join_tokens`, of what `token_ids` gave, at least one."""
+    ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
+    return Tokens(ids, tuple([sequence.size for sequence in sequences]))
+
+
+def token_ids(sequence: npt.ArrayLike, index: int) -> Uint32Array:
+    """The ids of one sequence, a copy; `index` is for the message.
+
+    Raises:
+        EmptyInput: there are zero ids.
+        InvalidRequest: it is no list, or an id is negative, not an integer or over 32 bits.
+    """
+    try:
+        array = np.asarray(sequence)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"Sequence {index} must be a list of token ids: {error}") from error
+    if array.size == 0 and array.ndim:
+        raise EmptyInput(f"Sequence {index} has zero ids.")
+    if array.ndim != 1 or not _fits_uint32(array):
+        raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
+    return array.astype(np.uint32)
 
 
 def _fits_uint32(array: npt.NDArray[Any]) -> bool:

@@ -36,7 +36,14 @@ class ClientSettings(KafkaSettings):
     topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<model>.")
     reply_topic: str = Field(REPLY_TOPIC, description="Topic on which answers are awaited.")
     timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds, sent along with the request.")
-    max_in_flight: int = Field(512, ge=1, description="Most request records on their way at once; more wait.")
+    max_in_flight: int = Field(
+        512, ge=1, description="Most request records on their way at once, however many calls share one; more wait."
+    )
     sequences_per_record: int = Field(
-        64, ge=1, le=4096, description="Most sequences put into one record by calls with many texts."
+        64, ge=1, le=4096, description="Most sequences in one record, of one call or of several that share it."
+    )
+    gather: bool = Field(
+        True,
+        description="Calls made in the same turn of the event loop share records, which cost Kafka, client and worker "
+        "less; none waits for another. Off: every call is a record of its own.",
     )

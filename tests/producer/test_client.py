@@ -213,7 +213,7 @@ async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPa
 
 
 async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(monkeypatch, lambda request: None, max_in_flight=3) as (client, loop):
+    async with connected(monkeypatch, lambda request: None, max_in_flight=3, gather=False) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
         for _ in range(10):
             await asyncio.sleep(0)
@@ -238,10 +238,13 @@ async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
             await first
 
 
-async def test_closing_fails_what_is_pending_and_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(monkeypatch, lambda request: None) as (client, loop):
+@pytest.mark.parametrize(("gather", "records"), [(True, 1), (False, 5)])
+async def test_closing_fails_what_is_pending_and_what_comes_later(
+    monkeypatch: pytest.MonkeyPatch, gather: bool, records: int
+) -> None:
+    async with connected(monkeypatch, lambda request: None, gather=gather) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]])) for n in range(5)]
-        await loop.until_waiting(5)
+        await loop.until_waiting(records)
         await client.close()
         await client.close()
         results = await within(5, asyncio.gather(*calls, return_exceptions=True))
@@ -302,3 +305,104 @@ async def test_one_request_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
         reply = await client.request(Request("m", "embed", tokens=join_tokens([[3, 4], [5]])))
     assert reply.vectors is not None
     assert reply.vectors.tolist() == [[3, 2, 0], [5, 1, 0]]
+
+
+BAD_SEQUENCES: list[tuple[dict[str, Any], type[PenstockError]]] = [
+    ({"texts": ["fine", None]}, InvalidRequest),
+    ({"texts": ["fine", 5]}, InvalidRequest),
+    ({"texts": ["fine", ("a", None)]}, InvalidRequest),
+    ({"texts": ["fine", ("a", "b", "c")]}, InvalidRequest),
+    ({"texts": ["fine", " "]}, EmptyInput),
+    ({"texts": ["fine", ("a", "")]}, EmptyInput),
+    ({"ids": [[1], None]}, InvalidRequest),
+    ({"ids": [[1], 5]}, InvalidRequest),
+    ({"ids": [[1], np.array(5)]}, InvalidRequest),
+    ({"ids": [[1], "abc"]}, InvalidRequest),
+    ({"ids": [[1], [[1], [2, 3]]]}, InvalidRequest),
+    ({"ids": [[1], []]}, EmptyInput),
+]
+
+
+@pytest.mark.parametrize(("call", "error"), BAD_SEQUENCES)
+async def test_what_is_no_sequence_is_refused_by_its_index(
+    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], error: type[PenstockError]
+) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply("m", "r", vectors=np.zeros((request.num_sequences, 3), np.float32))
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        for method in (client.embed, client.classify):
+            with pytest.raises(error, match=r"\b1\b"):
+                await method(**call)
+        assert loop.requests == []
+        rows = await client.map("embed", **call)
+    assert [type(row) for row in rows] == [np.ndarray, error]
+    assert "1" in str(rows[1])
+
+
+@pytest.mark.parametrize("call", [{"texts": 5}, {"ids": 5}, {"ids": "abc"}])
+async def test_what_is_no_list_is_refused(monkeypatch: pytest.MonkeyPatch, call: dict[str, Any]) -> None:
+    async with connected(monkeypatch, first_ids) as (client, _):
+        for method in (client.embed, client.classify):
+            with pytest.raises(InvalidRequest, match="must be a list"):
+                await method(**call)
+        with pytest.raises(InvalidRequest, match="must be a list"):
+            await client.map("embed", **call)
+
+
+class Worker:
+    """Answers no more rows at a time than `at_most`, as one whose replies are bounded; counts its refusals."""
+
+    def __init__(self, at_most: int) -> None:
+        self.refusals = 0
+        self._at_most = at_most
+
+    def __call__(self, request: Request) -> Reply | PenstockError:
+        if request.num_sequences > self._at_most:
+            self.refusals += 1
+            return InvalidRequest(f"The reply would exceed 1,000,000 bytes; send at most {self._at_most} sequences.")
+        return first_ids(request)
+
+
+async def test_a_record_whose_reply_would_be_too_large_is_sent_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(10)
+    async with connected(monkeypatch, worker) as (client, loop):
+        vectors = await client.embed(ids=[[n, 1] for n in range(64)])
+        assert vectors[:, 0].tolist() == list(range(64))
+        refusals = worker.refusals
+        rows = await client.map("embed", ids=[[n] for n in range(150)])
+        assert [row[0] for row in rows if isinstance(row, np.ndarray)] == list(range(150))
+        singles = await asyncio.gather(*[client.embed(ids=[[n]]) for n in range(100)])
+        assert [single[0, 0] for single in singles] == list(range(100))
+    assert worker.refusals == refusals  # it remembers
+    assert max(request.num_sequences for request in loop.requests if request.num_sequences <= 10) == 8
+
+
+async def test_a_refusal_that_smaller_records_meet_too_is_every_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(0)
+    async with connected(monkeypatch, worker) as (client, _):
+        rows = await client.map("embed", ids=[[n] for n in range(64)])
+        assert [type(row) for row in rows] == [InvalidRequest] * 64
+        assert worker.refusals == 7  # 64, 32, …, 1
+        with pytest.raises(InvalidRequest, match="send at most 0"):
+            await client.embed(ids=[[1], [2]])
+
+
+async def test_a_worker_that_takes_fewer_sequences_is_sent_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply | PenstockError:
+        n = request.num_sequences
+        return InvalidRequest(f"A record holds at most 1. Given: {n}") if n > 1 else first_ids(request)
+
+    async with connected(monkeypatch, answer) as (client, _):
+        assert (await client.embed(ids=[[n] for n in range(7)]))[:, 0].tolist() == list(range(7))
+
+
+async def test_an_answer_with_too_few_rows_is_an_error_and_not_a_mix_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: Reply("m", "r", vectors=np.zeros((1, 3), np.float32))) as (
+        client,
+        _,
+    ):
+        with pytest.raises(BackendError, match="answered 2 sequences with 1 row"):
+            await client.embed(ids=[[1], [2]])
+        with pytest.raises(BackendError, match="wrong kind"):
+            await client.classify(ids=[[1]])

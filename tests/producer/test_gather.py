@@ -1,0 +1,214 @@
+"""Calls that share records: each caller gets what it would get alone. Broker and worker are a function."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
+from penstock.producer.gather import Gatherer, Result
+from penstock.producer.messages import Options, Row
+from penstock.producer.sequences import Kind, check
+
+AT_MOST = 6  # sequences that the worker below answers at once
+Turn = list[tuple[float, bool, bool, list[list[int]]]]  # calls made at once: timeout, float16?, cancelled?, sequences
+
+
+class Worker:
+    """Answers a sequence with its length and sum, in the requested dtype.
+
+    From 1000 an id is refused, from 2000 it breaks the engine; a record of too many sequences is refused whole.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[list[list[int]]] = []
+        self.deadlines: list[float] = []
+
+    async def ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+        await asyncio.sleep(0)
+        given = [sequence.tolist() for sequence in sequences]
+        self.records.append(given)
+        self.deadlines.append(deadline)
+        if len(given) > AT_MOST:
+            raise InvalidRequest(f"send at most {AT_MOST} sequences")
+        for kind, lowest, highest in ((BadTokenId, 1000, 2000), (TooLong, 2000, 3000)):
+            rows = {i: kind(f"found {max(ids)}") for i, ids in enumerate(given) if lowest <= max(ids) < highest}
+            if rows:
+                raise kind(f"Sequence {next(iter(rows))}: at fault", rows)
+        return np.array([[len(ids), sum(ids)] for ids in given], options.dtype)  # type: ignore[return-value]  # rows
+
+
+def gatherer(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> Gatherer:
+    return Gatherer(worker.ask, sequences_per_record=sequences_per_record, share=share)
+
+
+async def ask(gatherer: Gatherer, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30) -> list[Result]:
+    return await gatherer.results("embed", Options(dtype=dtype), *check(None, ids), timeout_s)
+
+
+def shown(results: list[Result]) -> list[object]:
+    return [
+        (type(result), str(result)) if isinstance(result, PenstockError) else (result.dtype, result.tolist())  # type: ignore[union-attr]  # vectors here
+        for result in results
+    ]
+
+
+async def test_calls_of_one_turn_share_a_record() -> None:
+    worker = Worker()
+    gathering = gatherer(worker)
+    results = await asyncio.gather(*[ask(gathering, [[n, n]]) for n in range(AT_MOST)])
+    assert [result.tolist() for [result] in results] == [[2, 2 * n] for n in range(AT_MOST)]  # type: ignore[union-attr]  # vectors
+    assert worker.records == [[[n, n] for n in range(AT_MOST)]]
+
+
+async def test_calls_of_different_turns_do_not_wait_for_each_other() -> None:
+    worker = Worker()
+    gathering = gatherer(worker)
+    first = asyncio.create_task(ask(gathering, [[1]]))
+    await asyncio.sleep(0)  # it is put
+    await asyncio.sleep(0)  # it is sent
+    second = asyncio.create_task(ask(gathering, [[2]]))
+    await asyncio.gather(first, second)
+    assert worker.records == [[[1]], [[2]]]
+
+
+@pytest.mark.parametrize("other", [{"dtype": "float16"}, {"timeout_s": 7}])
+async def test_only_equal_calls_share(other: dict[str, Any]) -> None:
+    worker = Worker()
+    gathering = gatherer(worker)
+    await asyncio.gather(ask(gathering, [[1]]), ask(gathering, [[2]], **other), ask(gathering, [[3]]))
+    assert sorted(worker.records) == [[[1], [3]], [[2]]]
+
+
+async def test_records_are_bounded_in_number_and_bytes() -> None:
+    worker = Worker()
+    few, small = gatherer(worker, sequences_per_record=2), gatherer(worker)
+    await asyncio.gather(*[ask(few, [[n]]) for n in range(5)])
+    assert [len(record) for record in worker.records] == [2, 2, 1]
+    worker.records.clear()
+    await asyncio.gather(*[ask(small, [[n] * 30_000]) for n in range(5)])
+    assert [len(record) for record in worker.records] == [2, 2, 1]
+
+
+async def test_without_sharing_every_call_is_a_record() -> None:
+    worker = Worker()
+    gathering = gatherer(worker, share=False)
+    await asyncio.gather(ask(gathering, [[1], [2]]), ask(gathering, [[3]]))
+    assert worker.records == [[[1], [2]], [[3]]]
+
+
+async def test_a_list_shares_its_last_record() -> None:
+    worker = Worker()
+    gathering = gatherer(worker, sequences_per_record=4)
+    await asyncio.gather(ask(gathering, [[n] for n in range(6)]), ask(gathering, [[9]]))
+    assert worker.records == [[[0], [1], [2], [3]], [[4], [5], [9]]]
+
+
+async def test_nothing_that_can_be_sent_is_no_record() -> None:
+    worker = Worker()
+    assert shown(await ask(gatherer(worker), [[], None])) == shown(check(None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
+    assert worker.records == []
+
+
+async def test_a_caller_that_leaves_disturbs_nobody_and_is_not_sent_again() -> None:
+    worker = Worker()
+    gathering = gatherer(worker)
+    calls = [asyncio.create_task(ask(gathering, [[n]])) for n in (1, 2, 1500, 3)]
+    await asyncio.sleep(0)
+    calls[0].cancel()  # before the record is sent
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    calls[1].cancel()  # while it is on its way
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError, asyncio.CancelledError, list, list]
+    assert shown(results[2] + results[3]) == [(BadTokenId, "found 1500"), (np.dtype("float32"), [1, 3])]  # type: ignore[operator]  # lists
+    assert worker.records == [[[2], [1500], [3]], [[3]]]
+
+
+async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
+    ended = asyncio.Event()
+
+    async def never(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return []
+
+    gathering = Gatherer(never, sequences_per_record=64, share=True)
+    calls = [asyncio.create_task(ask(gathering, [[n], [n]])) for n in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    calls[0].cancel()
+    calls[1].cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not ended.is_set()
+    calls[2].cancel()
+    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
+async def test_an_error_of_the_whole_record_is_everybodys(error: Exception) -> None:
+    async def fail(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+        raise error
+
+    gathering = Gatherer(fail, sequences_per_record=64, share=True)
+    results = await asyncio.gather(*[ask(gathering, [[n]]) for n in range(3)], return_exceptions=True)
+    if isinstance(error, PenstockError):
+        own = [result[0] for result in results if isinstance(result, list)]
+        assert [str(result) for result in own] == ["too late"] * 3
+        assert len(set(map(id, own))) == 3  # raised by different callers, so with tracebacks of their own
+    else:
+        assert [str(result) for result in results] == ["a bug"] * 3
+
+
+def test_texts_and_pairs_are_told_apart() -> None:
+    assert check(["a", "b"], None)[0] is Kind.TEXTS
+    assert check(["a", ("b", "c")], None)[0] is Kind.PAIRS
+    assert check(None, [[1]])[0] is Kind.IDS
+
+
+IDS = st.lists(st.integers(1, 9) | st.sampled_from([1000, 1001, 2000, 2001]), max_size=3)
+CALL = st.tuples(
+    st.sampled_from([10.0, 20.0]), st.booleans(), st.sampled_from([False, False, True]), st.lists(IDS, max_size=8)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(CALL, max_size=8), max_size=3), st.integers(1, 12))
+def test_every_caller_gets_what_it_would_get_alone(turns: list[Turn], sequences_per_record: int) -> None:
+    async def alone() -> list[list[object]]:
+        calls = [call for turn in turns for call in turn]
+        return [
+            shown(await ask(gatherer(Worker(), share=False), ids, dtype=_dtype(half), timeout_s=timeout_s))
+            for timeout_s, half, leaves, ids in calls
+            if not leaves
+        ]
+
+    async def together() -> list[list[object]]:
+        gathering = gatherer(worker, sequences_per_record=sequences_per_record)
+        stay, leave = [], []
+        for number, turn in enumerate(turns):
+            for timeout_s, half, leaves, ids in turn:
+                task = asyncio.create_task(ask(gathering, ids, dtype=_dtype(half), timeout_s=timeout_s))
+                (leave if leaves else stay).append(task)
+            for _ in range(1 + number):  # before the record is sent, and later
+                await asyncio.sleep(0)
+            for task in leave:
+                task.cancel()
+        await asyncio.gather(*leave, return_exceptions=True)
+        return [shown(results) for results in await asyncio.gather(*stay)]
+
+    worker = Worker()
+    assert asyncio.run(together()) == asyncio.run(alone())
+    assert all(0 < len(record) <= sequences_per_record for record in worker.records)
+
+
+def _dtype(half: bool) -> str:
+    return "float16" if half else "float32"
