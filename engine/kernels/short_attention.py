@@ -1,0 +1,103 @@
+"""Attention of short sequences on tensor cores: the launch, and the plan that gives each warp its queries."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.library import kernel
+from penstock.engine.types import Int32Array
+
+MAX_SEQLEN = 128
+_HEAD_DIMS = (32, 64, 128)
+_TILE = 16  # queries of a warp, as in short_attention.cu
+_WARPS = 8  # of a CTA, as in short_attention.cu: with eight, the longest sequence fits into one
+
+
+def supports(head_dim: int, max_seqlen: int) -> bool:
+    """Whether `short_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements."""
+    return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN
+
+
+def short_attention(
+    out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, bias: Tensor | None = None
+) -> None:
+    """softmax(scale q k' + bias) v within each sequence of the plan, into `out`. One launch, nothing allocated.
+
+    out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
+    in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items`. scale > 0.
+    bias [num_heads, S, S], of the same type, by position of query and key; S even, at least the longest sequence.
+    Raises ValueError when shapes, types or alignment are other than that.
+    """
+    rows, hidden = out.shape
+    head_dim = hidden // num_heads
+    if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
+        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
+    if qkv.shape != (rows, 3 * hidden) or qkv.dtype != out.dtype:
+        raise ValueError(f"qkv must be {out.dtype} {(rows, 3 * hidden)}, not {qkv.dtype} {tuple(qkv.shape)}")
+    if plan.dtype != torch.int32 or plan.dim() != 2 or plan.shape[1] != 2 or len(plan) % _WARPS:
+        raise ValueError(f"plan must be int32 [multiple of {_WARPS}, 2], not {plan.dtype} {tuple(plan.shape)}")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, not {scale}")
+    positions = 0 if bias is None else bias.shape[-1]
+    if bias is not None and (
+        bias.shape != (num_heads, positions, positions) or positions % 2 or bias.dtype != out.dtype
+    ):
+        raise ValueError(f"bias must be {out.dtype} [{num_heads}, S, S], S even, not {bias.dtype} {tuple(bias.shape)}")
+    tensors = [tensor for tensor in (out, qkv, plan, bias) if tensor is not None]
+    if any(tensor.data_ptr() % 16 or not tensor.is_contiguous() for tensor in tensors):
+        raise ValueError("out, qkv, plan and bias must be contiguous and aligned to 16 bytes")
+    if len(plan) == 0:
+        return
+    arguments = (out.data_ptr(), qkv.data_ptr(), plan.data_ptr(), np.float32(scale))
+    entry = f"short_attention_{head_dim}"
+    if bias is not None:
+        arguments = (*arguments, bias.data_ptr(), np.int32(positions))
+        entry = f"short_attention_biased_{head_dim}"
+    kernel("short_attention", entry, out.dtype)((num_heads, len(plan) // _WARPS), (32 * _WARPS,), arguments)
+
+
+def plan_capacity(tokens: int, slots: int) -> int:
+    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `slots` sequences."""
+    return _whole_ctas((tokens + (_TILE - 1) * min(slots, tokens)) // _TILE)
+
+
+def plan_items(cu_seqlens: Int32Array, capacity: int) -> Int32Array:
+    """[capacity, 2]: for each warp the first token of its sequence, and length | query tile << 16; zeros: no work.
+
+    cu_seqlens [N+1], on the host; empty sequences are passed over. capacity: `plan_capacity`, of this batch or of the
+    bucket that a CUDA graph was captured for. Sequences that fill a CTA of eight tiles together come first, the longest
+    before the others; what finds no partner follows and may lie across two CTAs.
+    Raises ValueError when a sequence is longer than MAX_SEQLEN, or the capacity is too small or no whole CTAs.
+    """
+    lengths = np.diff(cu_seqlens)
+    tiles = (lengths + _TILE - 1) // _TILE
+    total = int(tiles.sum())
+    if lengths.max(initial=0) > MAX_SEQLEN:
+        raise ValueError(f"a sequence of {lengths.max()} tokens: short attention takes at most {MAX_SEQLEN}")
+    if capacity < total or capacity != _whole_ctas(capacity):
+        raise ValueError(f"capacity {capacity}: the plan needs {total} rows, in multiples of {_WARPS}")
+    order = _order(tiles)
+    counts = tiles[order]
+    sequence = np.repeat(order, counts)
+    tile = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    items = np.zeros((capacity, 2), np.int32)
+    items[:total, 0] = cu_seqlens[sequence]
+    items[:total, 1] = lengths[sequence] | tile << 16
+    return items
+
+
+def _order(tiles: Int32Array) -> npt.NDArray[np.intp]:
+    """Sequences in the order of the plan: those of n tiles each beside one of 8 - n, as long as there are such."""
+    by_size = np.argsort(tiles, kind="stable")
+    rank = np.empty(len(tiles), np.intp)  # among those with as many tiles
+    rank[by_size] = np.arange(len(tiles)) - np.searchsorted(tiles[by_size], tiles[by_size])
+    partners = np.bincount(tiles, minlength=_WARPS + 1)[_WARPS - tiles]
+    alone = (rank >= partners) & (tiles < _WARPS)
+    larger = np.where(alone, tiles, np.maximum(tiles, _WARPS - tiles))
+    digits = (alone, _WARPS - larger, rank, _WARPS - tiles)  # the most significant first
+    return np.ravel_multi_index(digits, (2, _WARPS + 1, len(tiles) + 1, _WARPS + 1)).argsort(kind="stable")
+
+
+def _whole_ctas(items: int) -> int:
+    return -(-items // _WARPS) * _WARPS
