@@ -1,0 +1,53 @@
+"""Relative positions of DeBERTa-v2/v3: which row of the relative embeddings belongs to a distance.
+
+He et al., DeBERTa (ICLR 2021), equation 3, with the logarithmic buckets of its second version. "Content to position"
+reads row clamp(b(i - j) + span) for query i and key j, "position to content" row clamp(-b(j - i) + span); buckets are
+odd in the distance, so both read the same row and one table serves both.
+"""
+
+import numpy as np
+
+from penstock.engine.types import Int32Array
+
+
+def relative_span(position_buckets: int, max_relative_positions: int) -> int:
+    """Half the number of relative embeddings that are used. Arguments as in `relative_rows`."""
+    return position_buckets if position_buckets > 0 else max_relative_positions
+
+
+def relative_rows(reach: int, position_buckets: int, max_relative_positions: int) -> Int32Array:
+    """[2 * reach - 1]: at d + reach - 1 the row of distance d = query - key, as `disentangled_attention` takes it.
+
+    reach: the longest sequence in tokens. position_buckets: as in the checkpoint's config, 0 or less: one row a
+    distance. max_relative_positions: as in the config, and where that is below 1 its max_position_embeddings.
+    Rounded to float32 where transformers rounds. What then decides is the last place of a logarithm, and only for a
+    distance on a bucket's edge: with the published 256 buckets over 512 positions none is within a hundred of them.
+    Raises ValueError when reach is below 1, or the buckets have no room up to max_relative_positions.
+    """
+    if reach < 1:
+        raise ValueError(f"reach must be at least 1 token, not {reach}")
+    distances = np.arange(1 - reach, reach)
+    span = relative_span(position_buckets, max_relative_positions)
+    buckets = _buckets(distances, position_buckets, max_relative_positions) if position_buckets > 0 else distances
+    return np.clip(buckets + span, 0, 2 * span - 1).astype(np.int32)
+
+
+def _buckets(
+    distances: np.ndarray[tuple[int], np.dtype[np.int64]], position_buckets: int, max_relative_positions: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Distances up to half the buckets have one each; beyond, buckets widen with the logarithm of the distance."""
+    middle = position_buckets // 2
+    far = np.abs(distances) > middle
+    if far.any() and not 0 < middle < max_relative_positions - 1:
+        raise ValueError(f"{position_buckets} buckets do not reach {max_relative_positions} positions")
+    ratio = np.abs(distances[far]).astype(np.float32) / np.float32(middle)
+    limit = np.array([(max_relative_positions - 1) / middle], np.float32) if far.any() else np.ones(1, np.float32)
+    fraction = _log(ratio) / _log(limit)
+    buckets = distances.copy()
+    buckets[far] = np.sign(distances[far]) * (np.ceil(fraction * np.float32(middle - 1)) + np.float32(middle))
+    return buckets
+
+
+def _log(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The float32 nearest to the logarithm, on every machine; numpy's own of a float32 may be its neighbour."""
+    return np.log(values.astype(np.float64)).astype(np.float32)
