@@ -8,6 +8,7 @@
   half the speed.
 
 A sequence's way and tile follow from its own length alone, so its result does not depend on its batch mates.
+Attention that knows relative positions is in `engine.attention_bias`.
 """
 
 import math

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.cpu_ops import CpuOps
-from penstock.engine.forward import forward
+from penstock.engine.forward import forward, forward_pre_norm
 from penstock.engine.heads import Head
 from penstock.engine.layout import Layout, sort_by_length
 from penstock.engine.linear import Linear
@@ -57,7 +57,8 @@ class CpuEngine:
             self._encoder.num_heads,
             self._dtype,
         )
-        hidden = forward(self._encoder, ops)
+        run = forward_pre_norm if self._encoder.pre_norm else forward
+        hidden = run(self._encoder, ops)
         rows = self._rows(hidden, layout, batch.options)
         return BatchOutput(rows=rows, device_s=time.perf_counter() - started)
 

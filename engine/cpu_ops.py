@@ -1,15 +1,27 @@
 """The operations of a forward pass on a CPU, in plain torch and oneDNN, for one batch sorted by length."""
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.attention import attend, plan_attention
-from penstock.engine.layout import Layout
+from penstock.engine.attention import Tile, attend, plan_attention
+from penstock.engine.attention_bias import attend_groups, biased, disentangled, rotary
+from penstock.engine.layout import Group, Layout
 from penstock.engine.linear import Linear, make_linear
-from penstock.engine.weights import Attention, Embeddings, Encoder, EncoderWeights, Norm
+from penstock.engine.weights import (
+    Attention,
+    BiasedAttention,
+    DisentangledAttention,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Norm,
+    PlainAttention,
+    RotaryAttention,
+)
 
 
 def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Linear]:
@@ -19,7 +31,7 @@ def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Line
 
 
 class CpuOps:
-    """Implements `penstock.engine.forward.Ops` for one batch."""
+    """Implements `penstock.engine.forward.PreNormOps`, and so `Ops`, for one batch."""
 
     def __init__(
         self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
@@ -30,7 +42,7 @@ class CpuOps:
         self._token_type_ids = token_type_ids
         self._num_heads = num_heads
         self._dtype = dtype
-        self._plan = plan_attention(layout.groups, dtype)
+        self._groups = layout.groups
 
     def embed(self, embeddings: Embeddings) -> Tensor:
         words = F.embedding(self._token_ids, embeddings.words)
@@ -47,7 +59,27 @@ class CpuOps:
         return normalise(dense.plus(x, residual), norm)
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        return attend(qkv, self._plan, self._num_heads)
+        match attention:
+            case PlainAttention():
+                return attend(qkv, self._plain_plan, self._num_heads)
+            case BiasedAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, biased(attention))
+            case DisentangledAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, disentangled(attention))
+            case RotaryAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, rotary(attention))
+            case _:
+                raise RuntimeError(f"no attention for {type(attention).__name__}. This is a bug.")
+
+    @cached_property
+    def _plain_plan(self) -> list[Group | Tile]:
+        return plan_attention(self._groups, self._dtype)
+
+    def project_add(self, x: Tensor, dense: Linear, residual: Tensor) -> Tensor:
+        return dense.plus(x, residual)
+
+    def normalise(self, x: Tensor, norm: Norm) -> Tensor:
+        return normalise(x, norm)
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:

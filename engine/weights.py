@@ -20,6 +20,7 @@ class Dense:
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
     activation: str  # a name that engine.linear.activate knows
+    gated: bool = False  # out = [2I]: activation(first I columns) * last I columns (Shazeer 2020's GeGLU and kin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,16 @@ class DisentangledAttention:
         return 1 + (self.key_positions is not None) + (self.query_positions is not None)
 
 
-Attention = PlainAttention | BiasedAttention | DisentangledAttention
+@dataclass(frozen=True, slots=True)
+class RotaryAttention:
+    """Plain attention of queries and keys turned by their positions (Su et al. 2021), of all tokens or of near ones."""
+
+    cosines: Tensor  # [max_tokens, head_dim / 2]; dimension i is paired with i + head_dim / 2
+    sines: Tensor  # [max_tokens, head_dim / 2]
+    window: int | None  # tokens further apart than this do not see each other; None: all see all
+
+
+Attention = PlainAttention | BiasedAttention | DisentangledAttention | RotaryAttention
 
 D = TypeVar("D")
 E = TypeVar("E")
@@ -80,7 +90,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[D]):
-    """One post-norm transformer layer (Vaswani et al. 2017; Devlin et al. 2019)."""
+    """One transformer layer (Vaswani et al. 2017; Devlin et al. 2019). Each norm follows an addition.
+
+    In a pre-norm encoder `output_norm` is thus the next layer's first norm, or after the last layer the final one.
+    """
 
     qkv: D  # [3H, H]: query, key and value rows in this order; heads contiguous within each
     attention: Attention
@@ -101,6 +114,7 @@ class Encoder(Generic[D]):
     hidden_size: int
     num_heads: int
     max_tokens: int | None  # longest sequence the weights allow; None: any
+    pre_norm: bool = False  # whether what is carried from layer to layer is the sum (true) or the norm of the sum
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -135,6 +149,7 @@ class Encoder(Generic[D]):
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
             max_tokens=self.max_tokens,
+            pre_norm=self.pre_norm,
         )
 
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families import albert, bert, distilbert, electra, readers, roberta
+from penstock.engine.families import (
+    albert,
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    modernbert,
+    mpnet,
+    readers,
+    roberta,
+)
 from penstock.engine.weights import Dense, EncoderWeights, Norm
 
 Classifier = Callable[[Checkpoint], tuple[Dense | Norm, ...]]  # the layers from hidden states to logits
@@ -27,8 +37,11 @@ FAMILIES: dict[str, Family] = {
     "albert": Family(albert.encoder, albert.classifier),
     "bert": _BERT,
     "camembert": _ROBERTA,
+    "deberta-v2": Family(deberta.encoder, deberta.classifier),  # and v3, which shares the name
     "distilbert": Family(distilbert.encoder, distilbert.classifier),
     "electra": Family(electra.encoder, electra.classifier),
+    "modernbert": Family(modernbert.encoder, modernbert.classifier, modernbert.classifier),
+    "mpnet": Family(mpnet.encoder, mpnet.classifier),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

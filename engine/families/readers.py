@@ -17,13 +17,17 @@ def fuse_qkv(weights: Tensors, query: str, key: str, value: str, hidden: int) ->
     )
 
 
-def read_dense(weights: Tensors, name: str, out: int, into: int, activation: str = "identity") -> Dense:
-    """`name`.weight [out, into] and `name`.bias [out]; -1 accepts any size."""
-    return Dense(weights.take(name + ".weight", out, into), weights.take(name + ".bias", out), activation)
+def read_dense(
+    weights: Tensors, name: str, out: int, into: int, activation: str = "identity", *, bias: bool = True
+) -> Dense:
+    """`name`.weight [out, into] and, where the family has one, `name`.bias [out]; -1 accepts any size."""
+    weight = weights.take(name + ".weight", out, into)
+    return Dense(weight, weights.take(name + ".bias", out) if bias else None, activation)
 
 
-def read_norm(weights: Tensors, name: str, hidden: int, eps: float) -> Norm:
-    return Norm(weights.take(name + ".weight", hidden), weights.take(name + ".bias", hidden), eps)
+def read_norm(weights: Tensors, name: str, hidden: int, eps: float, *, bias: bool = True) -> Norm:
+    weight = weights.take(name + ".weight", hidden)
+    return Norm(weight, weights.take(name + ".bias", hidden) if bias else None, eps)
 
 
 def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:

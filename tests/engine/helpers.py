@@ -23,6 +23,15 @@ _SIZE: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
 }
+_DEBERTA_V3: dict[str, Any] = {  # as microsoft/deberta-v3-base has it, with fewer buckets
+    "relative_attention": True,
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 _DISTIL_SIZE: dict[str, Any] = {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96}
 CONFIGS: dict[str, Any] = {
     "bert": lambda **more: transformers.BertConfig(**_SIZE, max_position_embeddings=MAX_TOKENS, **more),
@@ -43,6 +52,17 @@ CONFIGS: dict[str, Any] = {
     ),
     "electra": lambda **more: transformers.ElectraConfig(
         **_SIZE, embedding_size=24, max_position_embeddings=MAX_TOKENS, **more
+    ),
+    "mpnet": lambda **more: transformers.MPNetConfig(**_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, **more),
+    "deberta-v2": lambda **more: transformers.DebertaV2Config(
+        **_SIZE, max_position_embeddings=MAX_TOKENS, **(_DEBERTA_V3 | more)
+    ),
+    "modernbert": lambda **more: transformers.ModernBertConfig(
+        **_SIZE | {"num_hidden_layers": 4},
+        max_position_embeddings=MAX_TOKENS,
+        local_attention=32,
+        pad_token_id=0,
+        **more,
     ),
 }
 FAMILIES = tuple(CONFIGS)

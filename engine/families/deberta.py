@@ -1,0 +1,162 @@
+"""DeBERTa-v2 and v3 (He et al. 2021, 2023): content and relative position attend to each other. Not DeBERTa v1."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.checkpoint import Checkpoint
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
+from penstock.engine.weights import (
+    Attention,
+    Dense,
+    DisentangledAttention,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Layer,
+    PlainAttention,
+)
+
+_PREFIXES = ("", "deberta.")
+_PROBE = "embeddings.word_embeddings.weight"
+
+
+def encoder(checkpoint: Checkpoint) -> EncoderWeights:
+    """The encoder of a DeBERTa-v2 or v3 checkpoint.
+
+    Without a position table (v3) nothing in the weights limits a sequence; what config.json says does.
+    """
+    config = checkpoint.config
+    refuse_variants(checkpoint)
+    _refuse(checkpoint)
+    prefix = checkpoint.weights.prefix(_PREFIXES, _PROBE)
+    relative = _relative_embeddings(checkpoint, prefix)
+    return Encoder(
+        embeddings=_embeddings(checkpoint, prefix + "embeddings."),
+        projection=None,
+        layers=tuple(
+            _read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", relative)
+            for i in range(require_int(config, "num_hidden_layers"))
+        ),
+        hidden_size=require_int(config, "hidden_size"),
+        num_heads=require_int(config, "num_attention_heads"),
+        max_tokens=require_int(config, "max_position_embeddings"),
+    )
+
+
+def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
+    """DebertaV2ForSequenceClassification: the context pooler, then the classifier."""
+    activation = str(checkpoint.config.get("pooler_hidden_act", "gelu"))
+    return (
+        read_dense(checkpoint.weights, "pooler.dense", -1, -1, activation),
+        read_dense(checkpoint.weights, "classifier", -1, -1),
+    )
+
+
+def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
+    """Narrow embeddings are widened before their norm, by a matrix without bias: the tables are, once, here."""
+    config, weights = checkpoint.config, checkpoint.weights
+    hidden = require_int(config, "hidden_size")
+    width = hidden if config.get("embedding_size") is None else require_int(config, "embedding_size")
+    widening = weights.take(prefix + "embed_proj.weight", hidden, width) if width != hidden else None
+
+    def table(name: str) -> Tensor:
+        narrow = weights.take(f"{prefix}{name}.weight", -1, width)
+        return narrow if widening is None else F.linear(narrow, widening)
+
+    return Embeddings(
+        words=table("word_embeddings"),
+        positions=table("position_embeddings") if config.get("position_biased_input", True) else None,
+        token_types=table("token_type_embeddings") if config.get("type_vocab_size") else None,
+        norm=read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)),
+    )
+
+
+def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
+    """[2 * span, H], normalised where the model says so; None where attention is plain."""
+    config, weights = checkpoint.config, checkpoint.weights
+    if not config.get("relative_attention") or not _terms(checkpoint):
+        return None
+    hidden = require_int(config, "hidden_size")
+    span = _num_buckets(checkpoint) if _num_buckets(checkpoint) > 0 else _max_distance(checkpoint)
+    table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * span, hidden)
+    if "layer_norm" not in str(config.get("norm_rel_ebd", "none")).lower():
+        return table
+    norm = read_norm(weights, prefix + "encoder.LayerNorm", hidden, _eps(checkpoint))
+    return F.layer_norm(table, (hidden,), norm.weight, norm.bias, norm.eps)
+
+
+def _read_layer(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> Layer[Dense]:
+    weights, config, eps = checkpoint.weights, checkpoint.config, _eps(checkpoint)
+    hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
+    attention = prefix + "attention."
+    names = (attention + "self.query_proj", attention + "self.key_proj", attention + "self.value_proj")
+    activation = str(config.get("hidden_act", "gelu"))
+    return Layer(
+        qkv=fuse_qkv(weights, *names, hidden),
+        attention=_attention(checkpoint, attention + "self.", relative),
+        attention_output=read_dense(weights, attention + "output.dense", hidden, hidden),
+        attention_norm=read_norm(weights, attention + "output.LayerNorm", hidden, eps),
+        up=read_dense(weights, prefix + "intermediate.dense", intermediate, hidden, activation),
+        down=read_dense(weights, prefix + "output.dense", hidden, intermediate),
+        output_norm=read_norm(weights, prefix + "output.LayerNorm", hidden, eps),
+    )
+
+
+def _attention(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> Attention:
+    """Relative embeddings go through the layer's own key and query matrices (share_att_key), or through others."""
+    if relative is None:
+        return PlainAttention()
+    shared = bool(checkpoint.config.get("share_att_key", False))
+    key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+    hidden = relative.shape[1]
+
+    def projected(name: str) -> Tensor:
+        dense = read_dense(checkpoint.weights, prefix + name, hidden, hidden)
+        return F.linear(relative, dense.weight, dense.bias)
+
+    terms = _terms(checkpoint)
+    return DisentangledAttention(
+        key_positions=projected(key) if "c2p" in terms else None,
+        query_positions=projected(query) if "p2c" in terms else None,
+        num_buckets=_num_buckets(checkpoint),
+        max_distance=_max_distance(checkpoint),
+    )
+
+
+def _terms(checkpoint: Checkpoint) -> set[str]:
+    """Of "c2p" and "p2c"; config.json holds a list, or a string with bars."""
+    stated = checkpoint.config.get("pos_att_type") or []
+    names = stated.lower().split("|") if isinstance(stated, str) else stated
+    return {str(name).strip() for name in names} - {""}
+
+
+def _num_buckets(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.config.get("position_buckets", -1))
+
+
+def _max_distance(checkpoint: Checkpoint) -> int:
+    stated = int(checkpoint.config.get("max_relative_positions", -1))
+    return stated if stated > 0 else require_int(checkpoint.config, "max_position_embeddings")
+
+
+def _eps(checkpoint: Checkpoint) -> float:
+    return float(checkpoint.config.get("layer_norm_eps", 1e-7))
+
+
+def _refuse(checkpoint: Checkpoint) -> None:
+    config = checkpoint.config
+    if int(config.get("conv_kernel_size") or 0) > 0:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a convolution after the first layer (conv_kernel_size "
+            f"{config['conv_kernel_size']}, as in deberta-v2-xlarge) is not implemented."
+        )
+    if unknown := _terms(checkpoint) - {"c2p", "p2c"}:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: pos_att_type {sorted(unknown)} is not implemented.")
+    if _terms(checkpoint) and not config.get("relative_attention"):
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: pos_att_type without relative_attention is not implemented."
+        )
+    heads, hidden = require_int(config, "num_attention_heads"), require_int(config, "hidden_size")
+    if config.get("attention_head_size", hidden // heads) != hidden // heads:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: attention_head_size is not implemented.")

@@ -1,0 +1,105 @@
+"""ModernBERT (Warner et al. 2024): pre-norm, rotary positions, gated MLPs, and windows in most layers."""
+
+import torch
+
+from penstock.engine.checkpoint import Checkpoint, Config
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.families.readers import read_dense, read_norm, require_int
+from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
+
+_PREFIXES = ("", "model.")
+_PROBE = "embeddings.tok_embeddings.weight"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_THETAS = {_FULL: ("global_rope_theta", 160_000.0), _SLIDING: ("local_rope_theta", 10_000.0)}
+
+
+def encoder(checkpoint: Checkpoint) -> EncoderWeights:
+    """The encoder of a ModernBERT checkpoint."""
+    config, weights = checkpoint.config, checkpoint.weights
+    prefix = weights.prefix(_PREFIXES, _PROBE)
+    hidden, num_layers = require_int(config, "hidden_size"), require_int(config, "num_hidden_layers")
+    kinds = _layer_kinds(config, num_layers)
+    attentions = {kind: _attention(checkpoint, kind) for kind in sorted(set(kinds))}
+    return Encoder(
+        embeddings=Embeddings(
+            words=weights.take(prefix + _PROBE, -1, hidden),
+            positions=None,
+            token_types=None,
+            norm=_norm(checkpoint, prefix + "embeddings.norm"),
+        ),
+        projection=None,
+        layers=tuple(
+            _read_layer(checkpoint, prefix, i, attentions[kind], is_last=i + 1 == num_layers)
+            for i, kind in enumerate(kinds)
+        ),
+        hidden_size=hidden,
+        num_heads=require_int(config, "num_attention_heads"),
+        max_tokens=require_int(config, "max_position_embeddings"),
+        pre_norm=True,
+    )
+
+
+def classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
+    """ModernBertForSequenceClassification, and ...ForTokenClassification: dense, activation, norm, classifier."""
+    config, weights = checkpoint.config, checkpoint.weights
+    activation, bias = str(config.get("classifier_activation", "gelu")), bool(config.get("classifier_bias", False))
+    return (
+        read_dense(weights, "head.dense", -1, -1, activation, bias=bias),
+        _norm(checkpoint, "head.norm"),
+        read_dense(weights, "classifier", -1, -1),
+    )
+
+
+def _read_layer(
+    checkpoint: Checkpoint, prefix: str, index: int, attention: RotaryAttention, *, is_last: bool
+) -> Layer[Dense]:
+    """The norm that follows a layer's second addition is the next layer's first, or the model's final one."""
+    config, weights, name = checkpoint.config, checkpoint.weights, f"{prefix}layers.{index}."
+    hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
+    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    up = read_dense(weights, name + "mlp.Wi", 2 * intermediate, hidden, bias=mlp_bias)
+    following = "final_norm" if is_last else f"layers.{index + 1}.attn_norm"
+    return Layer(
+        qkv=read_dense(weights, name + "attn.Wqkv", 3 * hidden, hidden, bias=attention_bias),
+        attention=attention,
+        attention_output=read_dense(weights, name + "attn.Wo", hidden, hidden, bias=attention_bias),
+        attention_norm=_norm(checkpoint, name + "mlp_norm"),
+        up=Dense(up.weight, up.bias, str(config.get("hidden_activation", "gelu")), gated=True),
+        down=read_dense(weights, name + "mlp.Wo", hidden, intermediate, bias=mlp_bias),
+        output_norm=_norm(checkpoint, prefix + following),
+    )
+
+
+def _norm(checkpoint: Checkpoint, name: str) -> Norm:
+    config = checkpoint.config
+    hidden, eps = require_int(config, "hidden_size"), float(config.get("norm_eps", 1e-5))
+    return read_norm(checkpoint.weights, name, hidden, eps, bias=bool(config.get("norm_bias", False)))
+
+
+def _layer_kinds(config: Config, num_layers: int) -> list[str]:
+    """config.json lists them, or says every how many layers attention is full."""
+    every = int(config.get("global_attn_every_n_layers", 3))
+    kinds = config.get("layer_types") or [_SLIDING if i % every else _FULL for i in range(num_layers)]
+    if len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types must name {num_layers} layers, each {_FULL!r} or {_SLIDING!r}."
+        )
+    return [str(kind) for kind in kinds]
+
+
+def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
+    config = checkpoint.config
+    head_dim = require_int(config, "hidden_size") // require_int(config, "num_attention_heads")
+    frequencies = 1.0 / (_theta(checkpoint, kind) ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+    angles = torch.arange(require_int(config, "max_position_embeddings")).float()[:, None] * frequencies
+    window = int(config.get("local_attention", 128)) // 2 if kind == _SLIDING else None
+    return RotaryAttention(angles.cos(), angles.sin(), window)
+
+
+def _theta(checkpoint: Checkpoint, kind: str) -> float:
+    """The base of the angles, under the name that new or old versions of transformers write."""
+    old_name, default = _THETAS[kind]
+    parameters = (checkpoint.config.get("rope_parameters") or {}).get(kind) or {}
+    if parameters.get("rope_type", "default") != "default" or checkpoint.config.get("rope_scaling"):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: rotary positions that are scaled are not implemented.")
+    return float(parameters.get("rope_theta") or checkpoint.config.get(old_name) or default)
