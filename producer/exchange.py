@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Iterator
 
-from penstock.producer.errors import Expired, InvalidRequest, PenstockError, ShuttingDown
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError, ShuttingDown
 from penstock.producer.headers import content_key, partition_for, request_headers
 from penstock.producer.inbox import Answer, Inbox
 from penstock.producer.kafka import ensure_topics
 from penstock.producer.messages import ErrorReply, Reply, Request
-from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.outbox import REFUSED, Outbox, OutRecord
 from penstock.producer.settings import ClientSettings
 from penstock.producer.topics import request_topic
 from penstock.producer.wire import encode_request
@@ -108,9 +108,9 @@ class Exchange:
         def sent(error: Exception | None) -> None:
             place.leave()
             if error is not None:
-                inbox.fail(
-                    correlation_id, InvalidRequest(f"Kafka refused the request record of {len(value):,} bytes: {error}")
-                )
+                reason = f"The request record of {len(value):,} bytes was not sent: {error}"
+                is_refused = isinstance(error, REFUSED)
+                inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
         key = content_key(value)

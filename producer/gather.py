@@ -44,8 +44,11 @@ class Gatherer:
             return call.results
         records = self._place(call, (task, options, kind, timeout_s))
         try:
+            if not self._share:
+                await self._answer(records[-1])  # nobody else's, so it needs no task of its own
             await call.finished
         except asyncio.CancelledError:
+            call.finished.cancel()
             for record in records:
                 record.abandon()
             raise
@@ -54,8 +57,10 @@ class Gatherer:
     def _place(self, call: "_Call", key: tuple[str, Options, Kind, float]) -> list["_Record"]:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
-        at_most = self._at_most.get((task, options), self._sequences_per_record)
-        record = self._open.get(key)
+        at_most = self._sequences_per_record
+        if self._at_most:
+            at_most = self._at_most.get((task, options), at_most)
+        record = at_first = self._open.get(key)
         records: list[_Record] = []
         for index, sequence in enumerate(call.sequences):
             if isinstance(sequence, PenstockError):
@@ -69,12 +74,10 @@ class Gatherer:
                 records.append(record)
             record.rows.append((call, index))
             record.num_bytes += size
-        if not self._share:
-            self._send(records[-1])
-            return records
-        if not self._open:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._open[key] = records[-1]
+        if self._share and record is not None and record is not at_first:
+            if not self._open:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._open[key] = record
         return records
 
     def _flush(self) -> None:
@@ -105,7 +108,11 @@ class Gatherer:
                 continue
             answers: Sequence[Result]
             try:
-                answers = await self._ask_rows(record, rows)
+                sequences = [call.sequences[index] for call, index in rows]
+                answers = await self._ask(record.task, record.options, sequences, record.deadline)
+                if len(answers) != len(rows):
+                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
+                largest = max(largest, len(rows))
             except PenstockError as error:
                 at_fault = {position: own for position, own in error.rows.items() if position in range(len(rows))}
                 if at_fault:
@@ -123,20 +130,10 @@ class Gatherer:
                         trips.clear()
                     refusal = ""
                 answers = list(at_fault.values()) or [copy.copy(error) for _ in rows]
-            else:
-                largest = max(largest, len(rows))
             for (call, index), answer in zip(rows, answers, strict=True):
                 call.settle(index, answer)
         if refusal and largest:
             self._at_most[record.task, record.options] = largest
-
-    async def _ask_rows(self, record: "_Record", rows: list["_Place"]) -> Sequence[Row]:
-        answers = await self._ask(
-            record.task, record.options, [call.sequences[index] for call, index in rows], record.deadline
-        )
-        if len(answers) != len(rows):
-            raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
-        return answers
 
 
 class _Call:

@@ -1,5 +1,6 @@
 """The Kafka record headers around the wire format: who to answer, by when. Names agree with Spring's request-reply."""
 
+import functools
 import hashlib
 import re
 import struct
@@ -43,14 +44,15 @@ def request_headers(
     correlation_id: bytes, reply_topic: str, reply_partition: int, deadline_ms: int | None
 ) -> list[tuple[str, bytes]]:
     """Headers of a request record; `deadline_ms` is Unix time in milliseconds."""
-    headers = [
-        (CORRELATION_ID, correlation_id),
-        (REPLY_TOPIC, reply_topic.encode()),
-        (REPLY_PARTITION, struct.pack(">i", reply_partition)),
-    ]
+    headers = [(CORRELATION_ID, correlation_id), *_reply_to(reply_topic, reply_partition)]
     if deadline_ms is not None:
-        headers.append((DEADLINE_MS, str(deadline_ms).encode()))
+        headers.append((DEADLINE_MS, b"%d" % deadline_ms))
     return headers
+
+
+@functools.lru_cache(maxsize=64)  # a client has one
+def _reply_to(topic: str, partition: int) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
+    return (REPLY_TOPIC, topic.encode()), (REPLY_PARTITION, struct.pack(">i", partition))
 
 
 def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:

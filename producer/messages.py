@@ -1,5 +1,7 @@
 """What travels, as plain data: requests, replies and error replies. `wire` turns them into bytes and back."""
 
+import contextlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,15 +132,18 @@ def token_ids(sequence: npt.ArrayLike, index: int) -> Uint32Array:
         EmptyInput: there are zero ids.
         InvalidRequest: it is no list, or an id is negative, not an integer or over 32 bits.
     """
+    if type(sequence) is list and sequence:
+        with contextlib.suppress(TypeError, OverflowError):  # what is wrong with it is said below
+            return np.frombuffer(array("I", sequence), np.uint32)  # several times faster than by way of int64
     try:
-        array = np.asarray(sequence)
+        given = np.asarray(sequence)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"Sequence {index} must be a list of token ids: {error}") from error
-    if array.size == 0 and array.ndim:
+    if given.size == 0 and given.ndim:
         raise EmptyInput(f"Sequence {index} has zero ids.")
-    if array.ndim != 1 or not _fits_uint32(array):
+    if given.ndim != 1 or not _fits_uint32(given):
         raise InvalidRequest(f"Sequence {index} must be a list of token ids, each an integer of 32 bits, unsigned.")
-    return array.astype(np.uint32)
+    return given.astype(np.uint32)
 
 
 def _fits_uint32(array: npt.NDArray[Any]) -> bool:

@@ -41,7 +41,7 @@ Done = Callable[[KafkaError | None], None]
 Destination = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # and not frozen, which would double the price of making one
 class OutRecord:
     """One record to send.
 

@@ -4,6 +4,7 @@ Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accep
 `InvalidRequest`, nothing else. Sizes are bounded before anything is allocated from them.
 """
 
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
@@ -35,6 +36,7 @@ MAX_LABELS = 65_536  # of one row, in a reply with all labels
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+_UINT32 = np.dtype("<u4")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
 _SMALL_BYTES = 64 * 1024  # nothing this short takes much memory, whatever it holds
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
@@ -51,8 +53,9 @@ def encode_request(request: Request) -> bytes:
     """
     body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
     if request.tokens is not None:
-        body["ids"] = request.tokens.ids.astype("<u4", copy=False).tobytes()
-        body["lens"] = np.asarray(request.tokens.lens, dtype="<u4").tobytes()
+        lens = request.tokens.lens
+        body["ids"] = request.tokens.ids.astype(_UINT32, copy=False).tobytes()
+        body["lens"] = struct.pack(f"<{len(lens)}I", *lens)
     else:
         body["text"] = request.text
     if request.options != _NO_OPTIONS:
@@ -222,14 +225,14 @@ def _decode_tokens(body: Mapping[str, Any]) -> Tokens | None:
         raise InvalidRequest("`ids` and `lens` must both be bytes of little-endian uint32.")
     if len(lens) > 4 * MAX_SEQUENCES:
         raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(lens) // 4}")
-    lengths = np.frombuffer(lens, dtype="<u4").tolist()
+    lengths = np.frombuffer(lens, dtype=_UINT32).tolist()
     if not lengths:
         raise EmptyInput("`lens` is empty: the request holds no sequence.")
     if 0 in lengths:
         raise EmptyInput(f"Sequence {lengths.index(0)} has zero ids.")
     if sum(lengths) * 4 != len(ids):
         raise InvalidRequest(f"`lens` add up to {sum(lengths)}, but `ids` holds {len(ids) // 4} ids.")
-    return Tokens(np.frombuffer(ids, dtype="<u4"), tuple(lengths))
+    return Tokens(np.frombuffer(ids, dtype=_UINT32), tuple(lengths))
 
 
 def _decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:
