@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu_ops import CpuOps
-from penstock.engine.forward import forward, forward_pre_norm
+from penstock.engine.cpu_ops import encode_on_cpu
 from penstock.engine.heads import Head
 from penstock.engine.layout import Layout, sort_by_length
 from penstock.engine.linear import Linear
@@ -49,16 +48,7 @@ class CpuEngine:
             torch.set_num_threads(self._threads)
         started = time.perf_counter()
         layout = sort_by_length(batch.cu_seqlens)
-        types = batch.token_type_ids
-        ops = CpuOps(
-            layout,
-            torch.from_numpy(batch.token_ids[layout.tokens]),
-            None if types is None else torch.from_numpy(types[layout.tokens]),
-            self._encoder.num_heads,
-            self._dtype,
-        )
-        run = forward_pre_norm if self._encoder.pre_norm else forward
-        hidden = run(self._encoder, ops)
+        hidden = encode_on_cpu(self._encoder, batch, layout, self._dtype)
         rows = self._rows(hidden, layout, batch.options)
         return BatchOutput(rows=rows, device_s=time.perf_counter() - started)
 

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from penstock.engine.attention import Tile, attend, plan_attention
 from penstock.engine.attention_bias import attend_groups, biased, disentangled, rotary
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.forward import forward, forward_pre_norm
 from penstock.engine.layout import Group, Layout
 from penstock.engine.linear import Linear, make_linear
+from penstock.engine.types import PackedBatch
 from penstock.engine.weights import (
     Attention,
     BiasedAttention,
@@ -23,11 +26,35 @@ from penstock.engine.weights import (
     RotaryAttention,
 )
 
+CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Linear]:
     """Matrices of `dtype`, laid out for the processor; tables and norms stay float32."""
     encoder = weights.prepared(lambda dense: make_linear(dense, dtype), lambda table: table)
     return replace(encoder, embeddings=_type_0_folded(encoder.embeddings))
+
+
+def cpu_precision(dtype: str) -> str:
+    """What "auto" means here. Raises UnsupportedDevice for a precision that a CPU does not run."""
+    if dtype == "auto":
+        return "bfloat16" if _multiplies_bfloat16() else "float32"
+    if dtype not in CPU_DTYPES:
+        raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
+    return dtype
+
+
+def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Hidden states [R, H] of a batch, sorted as `layout` says."""
+    types = batch.token_type_ids
+    ops = CpuOps(
+        layout,
+        torch.from_numpy(batch.token_ids[layout.tokens]),
+        None if types is None else torch.from_numpy(types[layout.tokens]),
+        encoder.num_heads,
+        dtype,
+    )
+    return forward_pre_norm(encoder, ops) if encoder.pre_norm else forward(encoder, ops)
 
 
 class CpuOps:
@@ -85,6 +112,11 @@ class CpuOps:
 def normalise(x: Tensor, norm: Norm) -> Tensor:
     """LayerNorm over the last dimension; statistics in float32 whatever x's type."""
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has AMX or AVX512-BF16; elsewhere bfloat16 is emulated, and slower than float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

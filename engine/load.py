@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-import torch
-
 from penstock.engine.checkpoint import read_checkpoint, resolve_model, revision_of
 from penstock.engine.cpu import CpuEngine
-from penstock.engine.cpu_ops import prepare_for_cpu
+from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.heads import checkpoint_heads, linear_head
 from penstock.engine.modules import embedding_tail
 from penstock.engine.types import ModelInfo
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_engine(
@@ -35,7 +31,7 @@ def load_engine(
     """
     if device not in ("auto", "cpu"):
         raise UnsupportedDevice(f"device {device!r} is not available; use auto or cpu.")
-    precision = _choose_dtype(dtype)
+    precision = cpu_precision(dtype)
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
     tail = embedding_tail(checkpoint)
@@ -53,21 +49,6 @@ def load_engine(
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
     )
-    arithmetic = _DTYPES[precision]
+    arithmetic = CPU_DTYPES[precision]
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
-
-
-def _choose_dtype(dtype: str) -> str:
-    match dtype:
-        case "float32" | "bfloat16":
-            return dtype
-        case "auto":
-            return "bfloat16" if _multiplies_bfloat16() else "float32"
-        case _:
-            raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has AMX or AVX512-BF16; elsewhere bfloat16 is emulated, and slower than float32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

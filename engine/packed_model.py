@@ -1,0 +1,119 @@
+"""The runtime alone: a transformers model that is already in memory, run without padding.
+
+fast = from_torch(model)
+hidden = fast(input_ids, attention_mask)          # [B, S, H], as model(...).last_hidden_state, zero at padding
+hidden = fast.packed(token_ids, cu_seqlens)       # [T, H]
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.checkpoint import memory_checkpoint
+from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.families import family_of
+from penstock.engine.layout import sort_by_length
+from penstock.engine.types import Int32Array, PackedBatch
+from penstock.engine.weights import EncoderWeights
+
+Encode = Callable[[PackedBatch], Tensor]  # hidden states [T, H] in the order of the batch's tokens; ignores its options
+
+
+def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "PackedModel":
+    """A copy of a transformers model's encoder, with or without a head, on this runtime.
+
+    hf_model: a `PreTrainedModel` of a supported family, on any device; it is not changed, and later changes to it are
+        not seen.
+    dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
+    Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
+    """
+    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in hf_model.state_dict().items()}
+    checkpoint = memory_checkpoint(type(hf_model).__name__, hf_model.config.to_dict(), state)
+    weights = family_of(checkpoint).encoder(checkpoint)
+    return PackedModel(_encode_on(device, dtype, weights), weights, hf_model.dtype)
+
+
+class PackedModel:
+    """Calls are checked, and end where they began: results lie on the device of the token ids."""
+
+    def __init__(self, encode: Encode, weights: EncoderWeights, dtype: torch.dtype) -> None:
+        types = weights.embeddings.token_types
+        self._encode = encode
+        self._dtype = dtype
+        self._vocab_size = weights.vocab_size
+        self._max_tokens = weights.max_tokens
+        self._num_types = None if types is None else len(types)
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Last hidden state [B, S, H] of `input_ids` [B, S]; zero where `attention_mask` is.
+
+        Raises ValueError where padding is anywhere but on the right, or an id or a length is beyond the model's.
+        """
+        own = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        own = own.cpu()
+        lengths = own.sum(dim=1)
+        if not torch.equal(own, torch.arange(own.shape[1]) < lengths[:, None]):
+            raise ValueError("attention_mask has zeros before ones. Pad on the right (padding_side='right').")
+        present = lengths[lengths > 0]
+        cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), present.cumsum(dim=0)))
+        types = None if token_type_ids is None else token_type_ids.cpu()[own]
+        hidden = self.packed(input_ids.cpu()[own], cu_seqlens, types).to(input_ids.device)
+        padded = hidden.new_zeros(*input_ids.shape, hidden.shape[1])
+        padded[own.to(input_ids.device)] = hidden
+        return padded
+
+    @torch.no_grad()
+    def packed(self, token_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Last hidden states [T, H] of sequences end to end; sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i+1]].
+
+        Raises ValueError where ids, types, bounds or lengths are beyond the model's.
+        """
+        bounds, ids = _int32(cu_seqlens), _int32(token_ids)
+        lengths = np.diff(bounds)
+        if len(lengths) == 0 or bounds[0] != 0 or bounds[-1] != len(ids) or lengths.min() < 1:
+            raise ValueError(f"cu_seqlens must increase from 0 to {len(ids)}, the number of tokens.")
+        if self._max_tokens is not None and lengths.max() > self._max_tokens:
+            raise ValueError(f"the longest sequence has {lengths.max()} tokens; the model takes {self._max_tokens}.")
+        _check_range("token ids", ids, self._vocab_size)
+        types = None
+        if token_type_ids is not None and self._num_types is not None:
+            types = _int32(token_type_ids)
+            _check_range("token_type_ids", types, self._num_types)
+        hidden = self._encode(PackedBatch(ids, bounds, int(lengths.max()), types, options=()))
+        return hidden.to(token_ids.device, self._dtype)
+
+
+def _encode_on(device: str, dtype: str, weights: EncoderWeights) -> Encode:
+    match device:
+        case "auto" | "cpu":
+            return _cpu_encode(weights, CPU_DTYPES[cpu_precision(dtype)])
+        case _:
+            raise UnsupportedDevice(f"device {device!r} is not available; use auto or cpu.")
+
+
+def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
+    encoder = prepare_for_cpu(weights, dtype)
+
+    def encode(batch: PackedBatch) -> Tensor:
+        layout = sort_by_length(batch.cu_seqlens)
+        in_order = encode_on_cpu(encoder, batch, layout, dtype)[: layout.num_tokens]
+        hidden = torch.empty_like(in_order)
+        hidden[torch.from_numpy(layout.tokens[: layout.num_tokens])] = in_order
+        return hidden
+
+    return encode
+
+
+def _int32(tensor: Tensor) -> Int32Array:
+    return tensor.detach().cpu().numpy().astype(np.int32)
+
+
+def _check_range(name: str, values: Int32Array, size: int) -> None:
+    if values.min() < 0 or values.max() >= size:
+        raise ValueError(f"{name} must lie in [0, {size}); found {values.min()} to {values.max()}.")
