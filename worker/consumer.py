@@ -20,7 +20,6 @@ from penstock.worker.inflight import KafkaRecord
 from penstock.worker.offsets import Source
 
 _RETRY_S = 1.0
-_STOP_S = 10.0
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
 _FETCH_BYTES = 2 * 1024 * 1024
 
@@ -60,11 +59,11 @@ class Consumer:
         self._consumer = await connect(self._make_consumer)
         self._consumer.subscribe([self._topic], listener=_Listener(self._on_revoked, self._on_assigned))
 
-    async def stop(self) -> None:
-        """Leave the group. What should be committed must have been."""
+    async def stop(self, timeout_s: float) -> None:
+        """Leave the group, within `timeout_s`. What should be committed must have been."""
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
-            await disconnect(consumer, _STOP_S)
+            await disconnect(consumer, timeout_s)
 
     async def poll(self, timeout_ms: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
         """Everything that was fetched. Must be called all the time, also while paused: it keeps the membership.

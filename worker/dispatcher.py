@@ -85,11 +85,6 @@ class Dispatcher:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def num_rows(self) -> int:
-        """Rows whose computation has not ended, followers of a flight not counted."""
-        return len(self._flights)
-
     def add(self, rows: Sequence[Row]) -> None:
         """Queue rows; a row equal to one in flight waits for that one's result instead."""
         now = self._clock()

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -28,7 +28,7 @@ from penstock.worker.held import Held
 from penstock.worker.inflight import KafkaRecord, Row
 from penstock.worker.intake import Intake
 from penstock.worker.metrics import Metrics
-from penstock.worker.offsets import OffsetTracker, Source
+from penstock.worker.offsets import OffsetTracker
 from penstock.worker.replies import make_reply
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.writeback import WriteBack
@@ -39,9 +39,13 @@ _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 _SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
 _SLICE_BYTES = 64 * 1024  # the same for values: 256 small records, or as few as hold some 32,000 texts of one letter
 _COMMIT_S = 0.5
-_LAST_COMMIT_S = 5.0
+_LAST_COMMIT_S = 3.0
+_DISCONNECT_S = 2.0
+_LEAVE_S = _LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the most that stopping takes without a broker
 
 log = structlog.get_logger("penstock.worker")
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -104,6 +108,7 @@ class Worker:
         self._answered = 0
         self._committing = asyncio.Lock()
         self._stopping = asyncio.Event()
+        self._stop_asked: float | None = None  # monotonic seconds
         self._nothing_unfinished = asyncio.Event()
         self._broken: BaseException | None = None
 
@@ -113,13 +118,15 @@ class Worker:
         return self._metrics
 
     def stop(self) -> None:
-        """Ask `run` to drain and return. Called on the event loop, any number of times."""
+        """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
+        if self._stop_asked is None:
+            self._stop_asked = time.monotonic()
         self._stopping.set()
 
     async def run(self) -> int:
         """Serve until `stop`, or with `once` up to the current end of the topic. Returns the process's exit code."""
         if not await self._start_unless_stopped():
-            await self._outbox.stop()
+            await self._outbox.stop(0.0)
             return 0
         committer = asyncio.create_task(self._commit_regularly())
         try:
@@ -150,7 +157,7 @@ class Worker:
             starting.result()
             return True
         starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.wait((starting,), timeout=_LEAVE_S)
         log.info("stopped", answered=0)
         return False
 
@@ -162,8 +169,8 @@ class Worker:
         """Up to where the assigned partitions end now, then return."""
         while not self._consumer.assigned.is_set() and not self._stopping.is_set():
             await self._poll()
-        ends = await self._consumer.end_offsets()
-        while not self._stopping.is_set() and not await self._consumer.reached(ends):
+        ends = await self._unless_stopped(self._consumer.end_offsets()) or {}
+        while not await self._unless_stopped(self._consumer.reached(ends)) and not self._stopping.is_set():
             await self._poll()
         log.info("end_reached", partitions=len(ends), unfinished=self._held.records)
         self._consumer.pause()
@@ -181,7 +188,8 @@ class Worker:
 
     async def _turn(self) -> None:
         """Poll, and start on its way as much of what has arrived as may be held."""
-        polled = await self._poll_or_stop(_PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS)
+        timeout_ms = _PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS
+        polled = await self._unless_stopped(self._consumer.poll(timeout_ms)) or {}
         for records in polled.values():
             for record in records:
                 self._held.take(record)
@@ -190,17 +198,17 @@ class Worker:
             await self._admit(self._next_slice())
             await asyncio.sleep(0)
 
-    async def _poll_or_stop(self, timeout_ms: int) -> Mapping[Source, list[KafkaRecord]]:
-        """One poll, given up when `stop` is asked for: during a rebalance aiokafka heeds no timeout."""
-        poll = asyncio.create_task(self._consumer.poll(timeout_ms))
+    async def _unless_stopped(self, asked: Coroutine[Any, Any, T]) -> T | None:
+        """What the consumer says, or None once `stop` is asked for: aiokafka may wait for a broker without end."""
+        answer = asyncio.create_task(asked)
         stop = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait((poll, stop), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answer, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        if poll.done():
-            return poll.result()
-        poll.cancel()
-        await asyncio.gather(poll, return_exceptions=True)
-        return {}
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        return None
 
     def _next_slice(self) -> list[KafkaRecord]:
         """Some of what was polled. From here on these records are this worker's to answer."""
@@ -319,29 +327,31 @@ class Worker:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish what is in flight, inside the bound; what is not finished will be read again by its new owner."""
-        await self._drain()
+        await self._drain(until=time.monotonic() + self._settings.drain_s)
         await self._commit_now()
         self._offsets.forget(sources)
         self._dispatcher.resume()
 
-    async def _drain(self) -> None:
+    async def _drain(self, until: float) -> None:
         started = time.monotonic()
         self._leave_polled()
         self._dispatcher.drain()
         if self._offsets.num_unfinished and self._broken is None:
             try:
-                await asyncio.wait_for(self._nothing_unfinished.wait(), self._settings.drain_s)
+                await asyncio.wait_for(self._nothing_unfinished.wait(), max(0.0, until - started))
             except TimeoutError:
                 log.warning("drain_incomplete", unfinished=self._offsets.num_unfinished)
         log.info("drained", unfinished=self._offsets.num_unfinished, seconds=round(time.monotonic() - started, 3))
 
     async def _shut_down(self) -> None:
+        """Every step has what the earlier ones left of one deadline: `drain_s` and `_LEAVE_S` after `stop`."""
+        drain_until = (self._stop_asked or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._offsets.num_unfinished)
-        await self._drain()
+        await self._drain(drain_until)
         await self._commit_now()
         self._dispatcher.close()
-        await self._consumer.stop()
-        await self._outbox.stop()
+        left_s = max(_DISCONNECT_S, drain_until + _LEAVE_S - time.monotonic())
+        await asyncio.gather(self._consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._write_back is not None:
             await self._write_back.close()
         log.info("stopped", answered=self._answered)

@@ -67,7 +67,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
             await first.start()
             await take(first, 4)
             assert await first.commit({(topic, partition): 1 for partition in range(4)})
-            await first.stop()
+            await first.stop(10.0)
         await send([b"a", b"b"])
         reader = consumer()
         await reader.start()
@@ -77,14 +77,15 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
         faults += ["later"] * 3
         await take(reader, 16 if has_committed else 12)
         assert not faults
-        await reader.stop()
+        await reader.stop(10.0)
     assert sorted(taken) == [(partition, offset) for partition in range(4) for offset in range(3 + has_committed)]
 
 
 async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
     kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str]
 ) -> None:
-    topic, taken = unique("requests"), set()
+    topic = unique("requests")
+    taken: set[int] = set()
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
 
     async def revoked(_: Any) -> None: ...
@@ -100,5 +101,5 @@ async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
         async with asyncio.timeout(30):
             while len(taken) < 3:
                 taken |= {source.partition for source in await reader.poll(100)}
-        await reader.stop()
+        await reader.stop(10.0)
     assert taken == {0, 2, 3}

@@ -1,0 +1,56 @@
+"""SIGTERM ends a worker within one bound, `drain_s` and 5 s, whatever its broker does meanwhile."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+
+DRAIN_S, LEAVE_S = 1.0, 5.0
+EXIT_S = 2.0  # of the process: the batch that is running, the interpreter's end, on a busy machine
+
+
+@pytest.fixture
+def broker() -> Iterator[KafkaBroker]:
+    """A broker of the test's own."""
+    own = KafkaBroker(num_partitions=4)
+    own.start()
+    try:
+        yield own
+    finally:
+        own.kill()
+        own.close()
+
+
+def freeze(broker: KafkaBroker) -> None:
+    """Connections stand, and nothing is ever answered: the worst that a broker can do."""
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("lose", [freeze, KafkaBroker.kill, lambda _: None], ids=["frozen", "killed", "well"])
+async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
+    broker: KafkaBroker, start_worker: Callable[..., Any], lose: Callable[[KafkaBroker], None]
+) -> None:
+    slow = {"echo_batch_s": 0.2, "max_batch_sequences": 1, "lanes": 1}  # never through with 100 rows in DRAIN_S
+    worker = start_worker(broker, served_name="m", drain_s=DRAIN_S, **slow)
+    await worker.ready()
+    async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
+        calls = [asyncio.create_task(client.embed(ids=[[n + 1, 2]])) for n in range(100)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.to_thread(lose, broker)
+    worker.process.terminate()
+    started = time.monotonic()
+    assert await worker.exit_code() == 0
+    assert time.monotonic() - started < DRAIN_S + LEAVE_S + EXIT_S
+    assert [event["event"] for event in worker.events() if event["event"] in ("drain_incomplete", "stopped")] == [
+        "drain_incomplete",
+        "stopped",
+    ]
