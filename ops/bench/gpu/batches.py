@@ -1,0 +1,67 @@
+"""Requests of random tokens, and the ways to batch them: packed by a budget of tokens, or padded by a count."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.engine import PackedBatch, TaskOptions
+from penstock.engine.types import Int32Array
+from penstock.ops.bench.gpu.lengths import Lengths
+
+_FIRST_ID = 1000  # below it are BERT's special and unused tokens
+_OPTIONS = TaskOptions("embed")
+_PAD_MULTIPLE = 8  # what tensor cores like, and transformers recommends
+
+
+def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
+    """Token ids of one request for each length."""
+    ids = np.random.default_rng(seed).integers(_FIRST_ID, vocab_size, int(lengths.sum()), dtype=np.int32)
+    return np.split(ids, np.cumsum(lengths)[:-1])
+
+
+def pack(requests: Sequence[Int32Array]) -> PackedBatch:
+    """The engine's view of some requests."""
+    lengths = [len(request) for request in requests]
+    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    return PackedBatch(np.concatenate(requests), cu_seqlens, max(lengths), None, [_OPTIONS] * len(lengths))
+
+
+def by_budget(requests: Sequence[Int32Array], max_tokens: int) -> list[list[Int32Array]]:
+    """Batches in the given order, each filled up to `max_tokens`; a longer request is a batch of its own."""
+    batches: list[list[Int32Array]] = []
+    tokens = 0
+    for request in requests:
+        tokens += len(request)
+        if not batches or tokens > max_tokens:
+            batches.append([])
+            tokens = len(request)
+        batches[-1].append(request)
+    return batches
+
+
+def by_count(requests: Sequence[Int32Array], count: int) -> list[Sequence[Int32Array]]:
+    """Batches of `count` requests in the given order."""
+    return [requests[start : start + count] for start in range(0, len(requests), count)]
+
+
+def by_length(requests: Sequence[Int32Array]) -> list[Int32Array]:
+    """The requests, shortest first."""
+    return sorted(requests, key=len)
+
+
+def padded_width(longest: int) -> int:
+    """Columns of a padded batch."""
+    return -(-longest // _PAD_MULTIPLE) * _PAD_MULTIPLE
+
+
+def pad(requests: Sequence[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
+    """ids [B, L] and mask [B, L], 1 for a token. A single request is neither padded nor masked."""
+    if len(requests) == 1:
+        return requests[0][None, :], None
+    ids = np.zeros((len(requests), padded_width(max(map(len, requests)))), np.int32)
+    mask = np.zeros_like(ids)
+    for row, request in enumerate(requests):
+        ids[row, : len(request)] = request
+        mask[row, : len(request)] = 1
+    return ids, mask

@@ -1,0 +1,55 @@
+"""The GEMM floor: the four linear layers of each encoder layer in one CUDA graph, and nothing else."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.ops.bench.gpu.timing import Recorder, interleaved_ms
+
+_TRIALS = 5
+
+
+def gemm_flops(tokens: int, hidden: int, intermediate: int, layers: int) -> int:
+    """Multiplications and additions of the four products of every layer."""
+    return 2 * tokens * layers * (4 * hidden * hidden + 2 * hidden * intermediate)
+
+
+class GemmFloor:
+    """Random weights of an encoder's shapes, every layer with its own, as a forward pass meets them."""
+
+    def __init__(self, hidden: int, intermediate: int, layers: int, max_tokens: int, recorder: Recorder) -> None:
+        self._recorder = recorder
+        shapes = ((3 * hidden, hidden), (hidden, hidden), (intermediate, hidden), (hidden, intermediate))
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*size, device="cuda", generator=generator).half()
+
+        stored = [[normal(*shape) * 0.02 for shape in shapes] for _ in range(layers)]
+        # Two layouts in memory, [out, in] and [in, out]; cuBLAS prefers one or the other by the size.
+        self._weights = {
+            "out, in": [[weight.t() for weight in layer] for layer in stored],
+            "in, out": [[weight.t().contiguous() for weight in layer] for layer in stored],
+        }
+        self._x, self._context = normal(max_tokens, hidden), normal(max_tokens, hidden)
+        self._qkv, self._attended = normal(max_tokens, 3 * hidden), normal(max_tokens, hidden)
+        self._inner = normal(max_tokens, intermediate)
+
+    def graph(self, tokens: int) -> Callable[[], object]:
+        """A replay of the products for so many tokens, in the faster of the two layouts."""
+        replays = {
+            name: self._recorder.capture(lambda weights=weights: self._products(weights, tokens))
+            for name, weights in self._weights.items()
+        }
+        milliseconds = interleaved_ms(replays, _TRIALS)
+        return replays[min(milliseconds, key=milliseconds.__getitem__)]
+
+    def _products(self, weights: list[list[Tensor]], tokens: int) -> None:
+        x, context, attended = self._x[:tokens], self._context[:tokens], self._attended[:tokens]
+        qkv, inner = self._qkv[:tokens], self._inner[:tokens]
+        for to_qkv, to_output, up, down in weights:
+            torch.mm(x, to_qkv, out=qkv)
+            torch.mm(context, to_output, out=attended)
+            torch.mm(attended, up, out=inner)
+            torch.mm(inner, down, out=x)

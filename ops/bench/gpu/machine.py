@@ -1,0 +1,44 @@
+"""Which GPU, driver and libraries a run had. Needs the GPU."""
+
+import platform
+import subprocess
+from importlib import metadata
+from typing import Any
+
+import torch
+
+_QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
+_PACKAGES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "triton", "transformers", "numpy")
+
+
+def describe_gpu() -> dict[str, Any]:
+    """As the result file carries it. Clocks are those of the moment."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": properties.L2_cache_size,
+        "cuda": torch.version.cuda,
+        "nvidia_smi": nvidia_smi(),
+        "kernel": platform.release(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    }
+
+
+def nvidia_smi() -> dict[str, str]:
+    """Driver, clocks, power limit and temperature; empty where nvidia-smi does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(_QUERY.split(","), [value.strip() for value in answer.strip().split(",")], strict=False))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,138 @@
+"""Random models in the shapes of real ones, and each as transformers, as plain torch and as the engine runs it."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+
+from penstock.engine.forward import forward
+from penstock.engine.from_torch import weights_of
+from penstock.engine.gpu import GpuEncoder
+from penstock.engine.gpu.inputs import Staging, exact_shape, views
+from penstock.engine.gpu.kernels import GpuDense, prepare_for_gpu
+from penstock.engine.types import Int32Array, PackedBatch
+from penstock.engine.weights import Encoder, EncoderWeights
+from penstock.ops.bench.gpu.batches import pack, pad
+from penstock.ops.bench.gpu.timing import Recorder, Work
+from penstock.ops.bench.gpu.torch_ops import Choices, Padding, TorchOps
+
+DTYPE = torch.float16
+MAX_POSITIONS = 1024  # ByteTransformer's grid goes up to it
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One random model, as itself and as the engine's weights."""
+
+    reference: nn.Module  # float32, on the CPU
+    weights: EncoderWeights
+    intermediate_size: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weights.vocab_size
+
+    def on_device(self, attention: str, dtype: torch.dtype = DTYPE) -> nn.Module:
+        """A copy for transformers to run; attention: "eager" or "sdpa"."""
+        model: Any = copy.deepcopy(self.reference)
+        model.set_attn_implementation(attention)
+        module: nn.Module = model.to("cuda", dtype)
+        return module
+
+    def prepared(self) -> Encoder[GpuDense]:
+        """The weights on the device, as the engine's own kernels and the plain torch forward take them."""
+        return prepare_for_gpu(self.weights, DTYPE, torch.device("cuda"))
+
+    def encoder(self, graphs: bool = True) -> GpuEncoder:
+        return GpuEncoder(self.weights, DTYPE, graphs=graphs)
+
+
+def bert_base(seed: int) -> Model:
+    """BERT-base (12 layers of 768, 12 heads, erf GELU) with 1,024 positions."""
+    torch.manual_seed(seed)
+    config = BertConfig(max_position_embeddings=MAX_POSITIONS)
+    return _model(BertModel(config, add_pooling_layer=False), config.intermediate_size)
+
+
+def deberta_v3_base(seed: int) -> Model:
+    """DeBERTa-v3-base: the values of its published config.json."""
+    torch.manual_seed(seed)
+    config = DebertaV2Config(
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        relative_attention=True,
+        position_buckets=256,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type="p2c|c2p",
+        max_relative_positions=-1,
+        position_biased_input=False,
+        type_vocab_size=0,
+    )
+    return _model(DebertaV2Model(config), config.intermediate_size)
+
+
+def _model(reference: Any, intermediate_size: int) -> Model:
+    module: nn.Module = reference.eval().requires_grad_(False)
+    return Model(module, weights_of(module), intermediate_size)
+
+
+def padded_inputs(requests: Sequence[Int32Array]) -> dict[str, Tensor]:
+    """What a transformers model is called with, on the device."""
+    ids, mask = pad(requests)
+    inputs = {"input_ids": torch.from_numpy(ids).long().cuda(non_blocking=True)}
+    if mask is not None:
+        inputs["attention_mask"] = torch.from_numpy(mask).long().cuda(non_blocking=True)
+    return inputs
+
+
+def transformers_work(model: Callable[..., Any], requests: Sequence[Int32Array]) -> Work:
+    """One forward of a transformers model; the inputs are on the device already."""
+    inputs = padded_inputs(requests)
+    return lambda: model(**inputs).last_hidden_state
+
+
+def torch_work(encoder: Encoder[GpuDense], requests: Sequence[Int32Array], choices: Choices) -> Work:
+    """One forward in plain torch; the inputs are on the device already."""
+    ops = torch_ops(encoder, pack(requests), choices)
+    return lambda: forward(encoder, ops)
+
+
+def torch_ops(encoder: Encoder[GpuDense], batch: PackedBatch, choices: Choices) -> TorchOps:
+    """Plain torch's operations for one batch, uploaded to memory of its own."""
+    shape = exact_shape(batch)
+    memory = torch.empty(shape.num_values, dtype=torch.int32, device="cuda")
+    Staging(1).upload(batch, shape, memory)
+    padding = None if choices.attention != "padded" else Padding.upload(batch, DTYPE)
+    return TorchOps(views(memory, shape), padding, encoder.num_heads, choices)
+
+
+def packed_torch_graph(
+    encoder: Encoder[GpuDense], requests: Sequence[Int32Array], choices: Choices, recorder: Recorder
+) -> Work:
+    """`torch_work` in one CUDA graph made for exactly this batch."""
+    return recorder.capture(torch_work(encoder, requests, choices))
+
+
+class NestedEncoder:
+    """torch's nn.TransformerEncoder of BERT-base's shape, which turns a padding mask into nested tensors.
+
+    Layers only: its input is hidden states, so the embedding is not in its time.
+    """
+
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, dropout=0.0)
+        self._encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=True).eval().to("cuda", DTYPE)
+
+    def work(self, requests: Sequence[Int32Array]) -> Work:
+        """One forward; the inputs are on the device already."""
+        ids, mask = pad(requests)
+        x = torch.randn(*ids.shape, 768, device="cuda", dtype=DTYPE)
+        padding = None if mask is None else torch.from_numpy(mask == 0).cuda()
+        return lambda: self._encoder(x, src_key_padding_mask=padding)

@@ -1,0 +1,112 @@
+"""The plots of a result file, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from penstock.ops.bench.gpu.arithmetic import FLOOR, contestants, geomean, over_floor, requests_per_s
+
+Result = Mapping[str, Any]
+
+
+def draw(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """One file for each plot that the record has figures for."""
+    written = []
+    for name, plot in _PLOTS.items():
+        result = record["parts"].get(name, {}).get("result")
+        if result is None:
+            continue
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        plot(figure.subplots(), result)
+        figure.suptitle(f"{record['machine'].get('gpu', '')}, commit {record['commit'] or 'not given'}", fontsize=8)
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=120)
+        written.append(path)
+    return written
+
+
+def _grid(axes: Axes, part: Result) -> None:
+    points = part["points"]
+    sizes = sorted({point["max_tokens"] for point in points})
+    for name in contestants(points):
+        if name != FLOOR:
+            ratios = [geomean(over_floor([p for p in points if p["max_tokens"] == size], name)) for size in sizes]
+            axes.plot(sizes, ratios, marker="o", label=name)
+    axes.axhline(1, color="black", linewidth=0.8, label="GEMM floor")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="maximum length, tokens",
+        ylabel="time / floor, geomean over batches 1, 8, 16",
+    )
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_title("BERT-base fp16, mean length 0.6 of the maximum")
+    axes.legend(fontsize=8)
+
+
+def _fill(axes: Axes, part: Result) -> None:
+    points = part["points"]
+    for name in contestants(points):
+        have = [point for point in points if name in point["ms"]]
+        style = {"color": "black", "linestyle": "--"} if name == FLOOR else {"marker": "o"}
+        axes.plot([p["ratio"] for p in have], [p["ms"][name] for p in have], label=name, **style)  # type: ignore[arg-type]  # a style's values
+    axes.set(xlabel="mean length / maximum", ylabel="ms", ylim=(0, None))
+    axes.set_title(f"BERT-base fp16, batch {part['batch']}, maximum {part['max_tokens']}")
+    axes.legend(fontsize=8)
+
+
+def _ablation(axes: Axes, part: Result) -> None:
+    sizes = [point["max_tokens"] for point in part["points"]]
+    width = 0.8 / len(part["steps"])
+    for index, step in enumerate(part["steps"]):
+        heights = [
+            point["ms"]["plain"] / point["ms"][step] if {"plain", step} <= point["ms"].keys() else 0.0
+            for point in part["points"]
+        ]
+        axes.bar([place + index * width for place in range(len(sizes))], heights, width, label=step)
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], [f"16 x {size}" for size in sizes])
+    axes.set(ylabel="times as fast as the plain forward")
+    axes.set_title("What each step adds")
+    axes.legend(fontsize=8)
+
+
+def _backlog(axes: Axes, part: Result) -> None:
+    names = list(dict.fromkeys(name for workload in part["workloads"] for name in workload["seconds"] if name != FLOOR))
+    width = 0.8 / max(1, len(names))
+    for index, name in enumerate(names):
+        heights = []
+        for workload in part["workloads"]:
+            rates = requests_per_s(workload)
+            heights.append(rates[name] / rates[FLOOR] if {name, FLOOR} <= rates.keys() else 0.0)
+        axes.bar([place + index * width for place in range(len(heights))], heights, width, label=name)
+    places = range(len(part["workloads"]))
+    axes.set_xticks([place + 0.4 - width / 2 for place in places], [w["name"] for w in part["workloads"]])
+    axes.set(ylabel="share of the GEMM floor's requests per second", ylim=(0, 1))
+    axes.set_title("Backlogs, host work included")
+    axes.legend(fontsize=8)
+
+
+def _kernels(axes: Axes, part: Result) -> None:
+    for kernel in dict.fromkeys(row["kernel"] for row in part["rows"]):
+        rows = [row for row in part["rows"] if row["kernel"] == kernel]
+        axes.plot(
+            [row["tokens"] for row in rows], [row["bytes"] / row["us"] / 1e3 for row in rows], marker="o", label=kernel
+        )
+    axes.axhline(part["copy_bytes_per_s"] / 1e9, color="black", linewidth=0.8, label="copy ceiling")
+    axes.set(xscale="log", xlabel="tokens", ylabel="GB/s", ylim=(0, None))
+    sizes = sorted({row["tokens"] for row in part["rows"]})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_title(f"Kernels, hidden size {part['hidden']}")
+    axes.legend(fontsize=8)
+
+
+_PLOTS: dict[str, Callable[[Axes, Result], None]] = {
+    "grid": _grid,
+    "fill": _fill,
+    "ablation": _ablation,
+    "backlog": _backlog,
+    "kernels": _kernels,
+}

@@ -1,0 +1,114 @@
+"""Time on the device: events, medians, and contestants that take turns."""
+
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+
+REPEATS = 20
+WARM_UPS = 4  # the engine captures a shape's graph when the shape comes for the second time
+_GRAPH_REPLAYS = 25
+_AGAIN_S = 5.0  # a library may have swallowed the exception
+
+Work = Callable[[], object]
+
+
+class DeadlinePassed(Exception):
+    """A part used more than its share of the run's time."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raises DeadlinePassed in the main thread after `seconds`, and again until the end; only between Python instructions."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise DeadlinePassed(f"not finished after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interleaved_ms(contestants: Mapping[str, Work], repeats: int = REPEATS) -> dict[str, float]:
+    """Median milliseconds of each, by events around a single call on an idle device.
+
+    The first event passes before the call's host work begins, so whatever the device waits for is in the figure.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, work in contestants.items():
+            samples[name].append(once_ms(work))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def once_ms(work: Work) -> float:
+    """Milliseconds from before the call until the device is idle again."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def wall_s(work: Work) -> float:
+    """Seconds of the host's clock, from before the call until the device is idle again."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+class Recorder:
+    """Captures CUDA graphs. One side stream for all, so that cuBLAS has one workspace, made before any capture."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, work: Work) -> Work:
+        """A function that replays `work`, which must only depend on memory that stays where it is."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):
+                work()
+            torch.cuda.synchronize()
+            # Not torch.cuda.graph: it empties the allocator's cache at every capture.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay
+
+    def kernel_us(self, work_on: Callable[[int], object], num_sets: int) -> float:
+        """Median microseconds of one launch, within a graph of one launch on each of `num_sets` sets of buffers.
+
+        The sets together should exceed the L2 cache, so that every launch finds its input in memory.
+        """
+
+        def round_trip() -> None:
+            for index in range(num_sets):
+                work_on(index)
+
+        replay = self.capture(round_trip)
+        for _ in range(3):
+            replay()
+        return statistics.median(once_ms(replay) for _ in range(_GRAPH_REPLAYS)) * 1e3 / num_sets
+
+
+def num_sets(bytes_per_set: int) -> int:
+    """How many sets of buffers exceed the L2 cache four times; at least 4."""
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    return min(128, max(4, -(-4 * l2_bytes // bytes_per_set)))
