@@ -1,67 +1,52 @@
-// Self-attention of short packed sequences: out_i = softmax_j(scale q_i k_j + bias_ij) v_j within each sequence and head.
+// Self-attention of short packed sequences, out_i = sum_j softmax_j(scale q_i k_j + bias_ij) v_j per sequence and head.
 // FlashAttention-2's arithmetic (Dao 2023, algorithm 1: unnormalised output, one division at the end), for sequences of
-// at most 128 tokens, where time goes into latency and half-empty tiles rather than flops.
+// at most 128 tokens, where time goes into latency and half-empty tiles rather than into flops.
 //
-// Layout. qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned; bias [heads, S, S] or none,
-// S even. plan [gridDim.y * WARPS] of {first token of the sequence, length | query tile << 16}; length 0 means no work.
+// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned; bias [heads, S, S] or null,
+//   S even. plan [gridDim.y * WARPS] of {first token of the sequence, length | query tile << 16}; length 0: no work.
 //
-// Thread mapping. One warp owns one item: 16 queries of one sequence, one head (blockIdx.x). It walks over that
-// sequence's keys in tiles of 16, so its work follows the length. There is no shared memory and no barrier: the plan
-// puts the warps of one sequence into one CTA as far as it can, and L1 is what they share. The walk starts at the warp's
-// own tile and wraps around: at first the warps of a sequence fetch different tiles of it, all at once, and then find in
-// L1 what the others fetched. The order depends on the sequence alone, and so do the result's bits. The next tile's keys
-// are fetched as soon as the scores are made, its values as soon as this tile's are used.
+// Threads: one warp owns one item, 16 queries of one sequence and one head (blockIdx.x), and walks over that sequence's
+//   keys in tiles of 16, so that its work follows the length. There is no shared memory and no barrier: the plan puts
+//   the warps of a sequence into one CTA as far as it can, and L1 is what they share. The walk starts at the warp's own
+//   tile and wraps around: at first the warps of a sequence fetch different tiles, all at once, and then find in L1
+//   what the others fetched. The order depends on the sequence alone, and so do the result's bits. The next tile's
+//   keys are fetched as soon as the scores are made, its values as soon as this tile's are used.
 //
 // Fragments of mma.m16n8k16 (g = lane / 4, t = lane % 4): A holds rows g, g + 8 and B column g, both at k = 2t, 2t + 1,
-// 2t + 8, 2t + 9; C holds rows g, g + 8 at columns 2t, 2t + 1. The order of k is free as long as A and B agree, and so
-// is the order of the columns. Both freedoms serve to load every operand from global memory, 16 bytes of a row a time:
-// - q k': k runs over the head. Lane t takes d = 32s + 8t .. + 7 of its row: two steps of k for one load, 8 rows x 64 B.
-// - p v: k runs over keys, and C of the scores is A of this product as it stands. Column g of product n is
-//   d = chunk(g) + n (+ 64 s): lane (g, t) loads chunk(g) of keys 2t, 2t + 1, 2t + 8, 2t + 9, 4 rows x 128 B, and one
-//   byte permutation makes each pair of keys. chunk(2t) = 8t, chunk(2t + 1) = 8t + 32: a lane's outputs are pieces of 16
-//   bytes, and the four lanes of a row store 64 bytes together. (D = 32: pieces of 4 elements, chunk(g) = 4g.)
+//   2t + 8, 2t + 9; C holds rows g, g + 8 at columns 2t, 2t + 1. The order of k is free as long as A and B agree, and
+//   so is the order of columns. Both freedoms serve to load every operand from global memory, 16 bytes of a row a time:
+//   - q k': k runs over the head. Lane t takes d = 32s + 8t .. + 7 of its row: one load, two steps of k; 8 rows x 64 B.
+//   - p v: k runs over keys, and C of the scores is A of this product as it stands. Column g of product n is
+//     d = chunk(g) + n (+ 64s): lane (g, t) loads chunk(g) of keys 2t, 2t + 1, 2t + 8, 2t + 9, 4 rows x 128 B, and a
+//     byte permutation makes each pair of keys. chunk(2t) = 8t and chunk(2t + 1) = 8t + 32: a lane's outputs are whole
+//     pieces of 16 bytes, and the lanes of a row store 64 bytes together. (D = 32: pieces of 8 bytes, chunk(g) = 4g.)
 //
-// Softmax. fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent: weights up
-// to 256 are as exact in half precision as weights up to 1, and the output is rescaled once instead of at each tile.
-// Queries and keys after a sequence's end stand for its last row, so nothing of a neighbour's can leak in.
+// Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent: weights
+//   up to 256 are as exact in half precision as weights up to 1, and the output is rescaled once, not at each tile.
+//   Queries and keys after a sequence's end stand for its last row, so nothing of a neighbour's can leak in.
 //
-// Registers (ptxas 12.9, sm_80 and sm_90, both types): D = 32: 80; 64: at most 128, two CTAs an SM; 128: at most 240.
+// Registers (ptxas 12.9 and NVRTC 13.2, sm_80 and sm_90, no spills): D = 32: 80; D = 64: 126 to 128, two CTAs an SM;
+//   D = 128: 204 to 243, one CTA. An iteration of D = 64 is some 115 instructions, 16 of them mma.
 //
-// Version ladder. v1: this. To be measured against it: 32 queries a warp (half the loads, twice the accumulators); keys
-// and values through cp.async and ldmatrix (no byte permutations, more bytes in flight, but barriers).
+// Versions: 1. this. To try: 32 queries a warp (half the loads and permutations a product, 168 registers); keys and
+//   values through cp.async and ldmatrix (no permutations, more bytes in flight, but barriers).
 
 constexpr int TILE = 16;
 constexpr int WARPS = 8;
-constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
 constexpr float LOWEST = -1e30f;  // finite: -inf less -inf would be NaN
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-struct alignas(4) Pair {
-    scalar first, second;
-};
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-template <typename T>
-constexpr bool IS_HALF = false;
-template <>
-constexpr bool IS_HALF<__half> = true;
+template <typename T> constexpr bool IS_HALF = false;
+template <> constexpr bool IS_HALF<__half> = true;
 
 __device__ __forceinline__ unsigned pack(float low, float high) {
-    unsigned packed;
-    if constexpr (IS_HALF<scalar>)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
+    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
+    return reinterpret_cast<const unsigned&>(pair);
 }
 
+// c += a b on the tensor cores; fragments as the header says.
 __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     if constexpr (IS_HALF<scalar>)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -76,8 +61,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
 }
 
 // Pieces of 16 bytes (of 8 where there are but two words), `spacing` bytes apart.
-template <int WORDS>
-__device__ __forceinline__ void load(unsigned (&words)[WORDS], const char* from, int spacing) {
+template <int WORDS> __device__ __forceinline__ void load(unsigned (&words)[WORDS], const char* from, int spacing) {
     if constexpr (WORDS == 2) {
         const uint2 piece = __ldg(reinterpret_cast<const uint2*>(from));
         words[0] = piece.x;
@@ -95,8 +79,8 @@ __device__ __forceinline__ void load(unsigned (&words)[WORDS], const char* from,
 }
 
 // One row of the output: half 0 is row g of the accumulators, half 1 row g + 8.
-template <int D>
-__device__ __forceinline__ void store_row(scalar* row, const float (&o)[D / 8][4], int half, float factor, int t) {
+template <int D> __device__ __forceinline__ void store_row(
+    scalar* row, const float (&o)[D / 8][4], int half, float factor, int t) {
     constexpr int SPAN = D == 32 ? 4 : 8;  // products whose columns lie side by side in a row
 #pragma unroll
     for (int n = 0; n < D / 8; n += SPAN) {
@@ -113,8 +97,7 @@ __device__ __forceinline__ void store_row(scalar* row, const float (&o)[D / 8][4
 }
 
 // s[n][2 * half + e]: the score of query row g + 8 * half with key 16 * tile + 8n + 2t + e, before scale.
-template <int D>
-__device__ __forceinline__ void score(
+template <int D> __device__ __forceinline__ void score(
     float (&s)[2][4], const unsigned (&q)[2][D / 8], const unsigned (&k)[2][D / 8]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -127,8 +110,7 @@ __device__ __forceinline__ void score(
     }
 }
 
-template <int D>
-__device__ __forceinline__ void accumulate(
+template <int D> __device__ __forceinline__ void accumulate(
     float (&o)[D / 8][4], const float (&p)[2][4], const unsigned (&v)[4][D / 16]) {
     const unsigned a[4] = {
         pack(p[0][0], p[0][1]), pack(p[0][2], p[0][3]), pack(p[1][0], p[1][1]), pack(p[1][2], p[1][3])};
@@ -140,22 +122,21 @@ __device__ __forceinline__ void accumulate(
     }
 }
 
-// s: scores before scale in, weights 2^(log2_scale s - reference) out. total: each lane's share of a row's sum of weights.
-template <int D>
-__device__ __forceinline__ void exponentiate(
+// s: scores before scale in, weights 2^(log2_scale s - reference) out. total: a lane's share of its rows' sums.
+template <int D> __device__ __forceinline__ void exponentiate(
     float (&s)[2][4], float (&reference)[2], float (&total)[2], float (&o)[D / 8][4], float log2_scale) {
     float peak[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         peak[h] = fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1]));
     const float excess = fmaxf(fmaf(peak[0], log2_scale, -reference[0]), fmaf(peak[1], log2_scale, -reference[1]));
-    if (__any_sync(FULL_WARP, excess > LARGEST_LOG2_WEIGHT)) {
+    if (__any_sync(FULL_MASK, excess > LARGEST_LOG2_WEIGHT)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            peak[h] = fmaxf(peak[h], __shfl_xor_sync(FULL_WARP, peak[h], 1));
-            peak[h] = fmaxf(peak[h], __shfl_xor_sync(FULL_WARP, peak[h], 2));
+            peak[h] = fmaxf(peak[h], __shfl_xor_sync(FULL_MASK, peak[h], 1));
+            peak[h] = fmaxf(peak[h], __shfl_xor_sync(FULL_MASK, peak[h], 2));
             const float raised = fmaxf(peak[h] * log2_scale, reference[h]);
-            const float shrink = power_of_two(reference[h] - raised);
+            const float shrink = exp2_approx(reference[h] - raised);
             reference[h] = raised;
             total[h] *= shrink;
 #pragma unroll
@@ -170,13 +151,13 @@ __device__ __forceinline__ void exponentiate(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float& weight = s[i / 2][2 * h + i % 2];
-            weight = power_of_two(fmaf(weight, log2_scale, -reference[h]));
+            weight = exp2_approx(fmaf(weight, log2_scale, -reference[h]));
             total[h] += weight;
         }
     }
 }
 
-// The address of lane-constant data in a row of the packed batch, never beyond the sequence.
+// Where a lane's data lies in a row of its sequence, never beyond the last one.
 __device__ __forceinline__ const char* at_row(const char* base, unsigned row_bytes, int row, int last) {
     return base + static_cast<unsigned long long>(row_bytes) * static_cast<unsigned>(min(row, last));
 }
@@ -189,20 +170,39 @@ __device__ __forceinline__ void add_bias(
     for (int i = 0; i < 4; ++i) {
         const int n = i / 2, h = i % 2;
         const int at = min(row[h], last) * positions + min(key + 8 * n, last & ~1);
-        const Pair pair = *reinterpret_cast<const Pair*>(head + at);
-        s[n][2 * h] += static_cast<float>(pair.first) * inverse_scale;
-        s[n][2 * h + 1] += static_cast<float>(pair.second) * inverse_scale;
+        const float2 pair = to_float2(*reinterpret_cast<const scalar2*>(head + at));
+        s[n][2 * h] += pair.x * inverse_scale;
+        s[n][2 * h + 1] += pair.y * inverse_scale;
     }
 }
 
-template <int D, bool BIASED>
-__device__ __forceinline__ void attend(
+// Keys from `key` on that come after the last one get no weight.
+__device__ __forceinline__ void mask_keys(float (&s)[2][4], int key, int last) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (key + 8 * (i / 4) + i % 2 > last) s[i / 4][i % 4] = MINUS_INFINITY;
+}
+
+// out: this head of the sequence's first token.
+template <int D> __device__ __forceinline__ void store_rows(
+    scalar* out, const float (&o)[D / 8][4], float (&total)[2], const int (&row)[2], int last, int hidden) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        total[h] += __shfl_xor_sync(FULL_MASK, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL_MASK, total[h], 2);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        if (row[h] <= last) store_row<D>(out + row[h] * hidden, o, h, __fdividef(1.0f, total[h]), threadIdx.x % 4);
+}
+
+template <int D, bool BIASED> __device__ __forceinline__ void attend(
     scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) {
-    const int2 item = __ldg(plan + blockIdx.y * WARPS + threadIdx.x / 32);
+    const int2 item = __ldg(plan + blockIdx.y * WARPS + threadIdx.x / WARP);
     const int length = item.y & 0xffff;
     if (length == 0) return;
     const int query_tile = item.y >> 16, last = length - 1;
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const int hidden = gridDim.x * D;
     const unsigned row_bytes = 3 * hidden * sizeof(scalar);
     const int chunk = D == 32 ? 4 * g : 8 * (g / 2) + 32 * (g % 2);
@@ -234,40 +234,25 @@ __device__ __forceinline__ void attend(
         if (--tiles) load_keys(next);
         const int key = first + 2 * t;
         if constexpr (BIASED) add_bias(s, bias, positions, __fdividef(1.0f, scale), row, key, last);
-        if (first + TILE > length) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (key + 8 * (i / 4) + i % 2 > last) s[i / 4][i % 4] = MINUS_INFINITY;
-        }
+        if (first + TILE > length) mask_keys(s, key, last);
         exponentiate<D>(s, reference, total, o, scale * LOG2_E);
         accumulate<D>(o, s, v);
         if (!tiles) break;
         load_values(next);
         first = next;
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
-        total[h] += __shfl_xor_sync(FULL_WARP, total[h], 2);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-        if (row[h] < length)
-            store_row<D>(
-                out + static_cast<size_t>(item.x + row[h]) * hidden + blockIdx.x * D, o, h,
-                __fdividef(1.0f, total[h]), t);
+    store_rows<D>(out + static_cast<size_t>(item.x) * hidden + blockIdx.x * D, o, total, row, last, hidden);
 }
 
-#define SHORT_ATTENTION(D, CTAS)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS) short_attention_##D(                             \
-        scalar* out, const scalar* qkv, const int2* plan, float scale) {                                            \
-        attend<D, false>(out, qkv, plan, scale, nullptr, 0);                                                        \
-    }                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS) short_attention_biased_##D(                      \
-        scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) {         \
-        attend<D, true>(out, qkv, plan, scale, bias, positions);                                                    \
+#define SHORT_ATTENTION(ENTRY, D, BIASED, CTAS)                                                             \
+    extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) ENTRY(                                 \
+        scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) { \
+        attend<D, BIASED>(out, qkv, plan, scale, bias, positions);                                          \
     }
 
-SHORT_ATTENTION(32, 3)
-SHORT_ATTENTION(64, 2)
-SHORT_ATTENTION(128, 1)
+SHORT_ATTENTION(short_attention_32, 32, false, 3)
+SHORT_ATTENTION(short_attention_64, 64, false, 2)
+SHORT_ATTENTION(short_attention_128, 128, false, 1)
+SHORT_ATTENTION(short_attention_biased_32, 32, true, 3)
+SHORT_ATTENTION(short_attention_biased_64, 64, true, 2)
+SHORT_ATTENTION(short_attention_biased_128, 128, true, 1)

@@ -5,11 +5,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel
+from penstock.engine.kernels.library import kernel, pointer, pointer_or_null
 from penstock.engine.types import Int32Array
 
 MAX_SEQLEN = 128
 _HEAD_DIMS = (32, 64, 128)
+_WARP = 32
 _TILE = 16  # queries of a warp, as in short_attention.cu
 _WARPS = 8  # of a CTA, as in short_attention.cu: with eight, the longest sequence fits into one
 
@@ -29,32 +30,28 @@ def short_attention(
     bias [num_heads, S, S], of the same type, by position of query and key; S even, at least the longest sequence.
     Raises ValueError when shapes, types or alignment are other than that.
     """
-    rows, hidden = out.shape
+    (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
     head_dim = hidden // num_heads
     if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
         raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
-    if qkv.shape != (rows, 3 * hidden) or qkv.dtype != out.dtype:
-        raise ValueError(f"qkv must be {out.dtype} {(rows, 3 * hidden)}, not {qkv.dtype} {tuple(qkv.shape)}")
-    if plan.dtype != torch.int32 or plan.dim() != 2 or plan.shape[1] != 2 or len(plan) % _WARPS:
-        raise ValueError(f"plan must be int32 [multiple of {_WARPS}, 2], not {plan.dtype} {tuple(plan.shape)}")
+    if items % _WARPS or plan.data_ptr() % 8:
+        raise ValueError(f"plan must have a multiple of {_WARPS} rows, not {items}, and begin on an 8-byte boundary")
     if not scale > 0:
         raise ValueError(f"scale must be positive, not {scale}")
     positions = 0 if bias is None else bias.shape[-1]
-    if bias is not None and (
-        bias.shape != (num_heads, positions, positions) or positions % 2 or bias.dtype != out.dtype
-    ):
-        raise ValueError(f"bias must be {out.dtype} [{num_heads}, S, S], S even, not {bias.dtype} {tuple(bias.shape)}")
-    tensors = [tensor for tensor in (out, qkv, plan, bias) if tensor is not None]
-    if any(tensor.data_ptr() % 16 or not tensor.is_contiguous() for tensor in tensors):
-        raise ValueError("out, qkv, plan and bias must be contiguous and aligned to 16 bytes")
-    if len(plan) == 0:
-        return
-    arguments = (out.data_ptr(), qkv.data_ptr(), plan.data_ptr(), np.float32(scale))
-    entry = f"short_attention_{head_dim}"
-    if bias is not None:
-        arguments = (*arguments, bias.data_ptr(), np.int32(positions))
-        entry = f"short_attention_biased_{head_dim}"
-    kernel("short_attention", entry, out.dtype)((num_heads, len(plan) // _WARPS), (32 * _WARPS,), arguments)
+    if positions % 2:
+        raise ValueError(f"bias must be for an even number of positions, not {positions}")
+    args = (
+        pointer("out", out, dtype, (rows, hidden)),
+        pointer("qkv", qkv, dtype, (rows, 3 * hidden)),
+        pointer("plan", plan, torch.int32, (items, 2)),
+        np.float32(scale),
+        pointer_or_null("bias", bias, dtype, (num_heads, positions, positions)),
+        np.int32(positions),
+    )
+    entry = f"short_attention_{head_dim}" if bias is None else f"short_attention_biased_{head_dim}"
+    if items:
+        kernel("short_attention", entry, dtype)((num_heads, items // _WARPS), (_WARP * _WARPS,), args)
 
 
 def plan_capacity(tokens: int, slots: int) -> int:

@@ -79,7 +79,7 @@ def test_each_sequence_is_at_most_twice_as_far_from_float64_as_torch(
 @pytest.mark.parametrize("seed", range(100))
 def test_random_packs(seed: int) -> None:
     random = np.random.default_rng(seed)
-    lengths = random.integers(0, 129, random.integers(1, 40))
+    lengths = random.integers(0, 129, random.integers(1, 40)).tolist()
     lengths[0] = 1 + seed
     head_dim, dtype, heads = (32, 64, 128)[seed % 3], HALVES[seed % 2], int(random.integers(1, 5))
     qkv, cu_seqlens = make(lengths, heads, head_dim, dtype, seed)
@@ -147,7 +147,7 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
     with torch.cuda.graph(graph):
         short_attention(out, qkv, plan, heads, 0.125)
     for seed in range(5):
-        lengths = np.random.default_rng(seed).integers(0, 22, slots)
+        lengths = np.random.default_rng(seed).integers(0, 22, slots).tolist()
         fresh, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed)
         total = int(cu_seqlens[-1])
         qkv[:total] = fresh[:total]
@@ -161,7 +161,19 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
 
 def test_a_backlog_of_16384_tokens() -> None:
     heads, head_dim = 12, 64
-    lengths = np.random.default_rng(0).integers(2, 101, 328)
+    lengths = np.random.default_rng(0).integers(2, 101, 328).tolist()
     qkv, cu_seqlens = make(lengths, heads, head_dim, torch.float16, seed=0)
     ours, theirs = errors(run(qkv, cu_seqlens, heads), qkv, cu_seqlens, heads).max(axis=0)
     assert ours <= 2 * theirs
+
+
+def test_wrong_types_and_shapes_are_refused() -> None:
+    out, qkv = (torch.zeros(4, width, dtype=torch.float16, device="cuda") for width in (256, 768))
+    plan = torch.zeros(8, 2, dtype=torch.int32, device="cuda")
+    for wrong in (qkv.bfloat16(), qkv[:, :767], qkv.repeat(1, 2)[:, :768]):
+        with pytest.raises(ValueError, match="qkv must be"):
+            short_attention(out, wrong, plan, 4, 0.125)
+    with pytest.raises(ValueError, match="plan must be"):
+        short_attention(out, qkv, plan.long(), 4, 0.125)
+    with pytest.raises(ValueError, match="bias must be"):
+        short_attention(out, qkv, plan, 4, 0.125, torch.zeros(4, 8, 8, device="cuda"))
