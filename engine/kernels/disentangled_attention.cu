@@ -32,13 +32,17 @@
 //     next: 32 queries a warp (a quarter fewer shared-memory wavefronts, p2c 12 instead of 16 mma a block; about 220
 //         registers); 128 queries a CTA (half the L2 reads); wgmma for content and values.
 
-namespace disentangled {
+constexpr int THREADS = 128;
+constexpr int QUERIES = 64;  // of a CTA
+constexpr int KEYS = 32;     // of a tile
+constexpr int RING = 128;    // distances staged: a window of 96, and the 32 that the next tile adds
+constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
+#define MINUS_INFINITY __int_as_float(0xff800000)
 
-constexpr int kThreads = 128;
-constexpr int kQueries = 64;  // a CTA
-constexpr int kKeys = 32;     // a tile
-constexpr int kRing = 128;    // distances staged: a window of 96 and the 32 that the next tile adds
-constexpr unsigned kWarp = 0xffffffffu;
+template <typename T>
+constexpr bool IS_HALF = false;
+template <>
+constexpr bool IS_HALF<__half> = true;
 
 // Instructions
 
@@ -48,61 +52,44 @@ __device__ __forceinline__ unsigned shared_address(const scalar* pointer) {
 
 // Copies 16 bytes, or writes 16 zero bytes when `valid` is false.
 __device__ __forceinline__ void copy_async(scalar* to, const scalar* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)), "l"(from),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;\n" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], const scalar* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row))
                  : "memory");
 }
 
 __device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4], const scalar* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row))
                  : "memory");
 }
 
-#define PENSTOCK_MMA(TYPE)                                                                                      \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                         \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"                        \
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-
-// sum [16, 8] += a [16, 16] b [16, 8]; the last argument only names the operands' type.
-__device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
-    PENSTOCK_MMA("f16");
+// sum [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (IS_HALF<scalar>)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
-                                         __nv_bfloat16) {
-    PENSTOCK_MMA("bf16");
-}
-
-#undef PENSTOCK_MMA
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ unsigned pair(float low, float high, __half) {
-    __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<unsigned*>(&both);
-}
-
-__device__ __forceinline__ unsigned pair(float low, float high, __nv_bfloat16) {
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<unsigned*>(&both);
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
+    return reinterpret_cast<const unsigned&>(pair);
 }
 
 // Shared memory
@@ -110,91 +97,82 @@ __device__ __forceinline__ unsigned pair(float low, float high, __nv_bfloat16) {
 // Offset of a row's 16-byte chunk; the swizzle spreads the eight rows that ldmatrix reads at once over all banks.
 template <int D>
 __device__ __forceinline__ int place(int row, int chunk) {
-    constexpr int kChunks = D / 8;
-    int swizzle = kChunks >= 8 ? row & 7 : (row / (8 / kChunks)) & (kChunks - 1);
+    constexpr int CHUNKS = D / 8;
+    int swizzle = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
     return row * D + (chunk ^ swizzle) * 8;
 }
 
 template <int D, bool C2P, bool P2C>
 struct Shared {
-    scalar keys[2][kKeys * D];
-    scalar values[2][kKeys * D];
-    scalar kr[C2P ? kRing * D : 8];
-    scalar qr[P2C ? kRing * D : 8];
-};
-
-struct Problem {
-    scalar* out;
-    const scalar* qkv;
-    const scalar* kr;
-    const scalar* qr;
-    const int* table;
-    int reach;
-    float scale;  // times log2(e)
+    scalar keys[2][KEYS * D];
+    scalar values[2][KEYS * D];
+    scalar kr[C2P ? RING * D : 8];
+    scalar qr[P2C ? RING * D : 8];
 };
 
 // What a CTA works on. Pointers are at the sequence's first row and the head's first column.
 struct Item {
+    scalar* out;
     const scalar* qkv;
     const scalar* kr;
     const scalar* qr;
+    const int* table;  // at distance zero
+    int reach;
     int hidden;
     int length;
     int first_query;
+    float scale_log2e;
 };
 
-// Stages the relative embeddings of `count` distances, from slot z of the ring on: slot z holds distance 15 - z.
+// Stages the relative embeddings of `count` distances, from slot z of the ring on: slot z holds distance 15 - z. What
+// lies beyond the table is of no pair in the sequence; any row stands in for it.
 template <int D, bool C2P, bool P2C>
-__device__ __forceinline__ void stage_distances(Shared<D, C2P, P2C>& shared, const Problem& problem, const Item& item,
-                                                int z, int count) {
-    constexpr int kChunks = D / 8;
-    int chunk = threadIdx.x % kChunks;
-    for (int row = threadIdx.x / kChunks; row < count; row += kThreads / kChunks) {
-        int distance = min(max(15 - (z + row), 1 - problem.reach), problem.reach - 1);
-        int from = __ldg(problem.table + distance + problem.reach - 1) * item.hidden + chunk * 8;
-        int to = place<D>((z + row) & (kRing - 1), chunk);
+__device__ __forceinline__ void stage_distances(Shared<D, C2P, P2C>& shared, const Item& item, int z, int count) {
+    constexpr int CHUNKS = D / 8;
+    const int chunk = threadIdx.x % CHUNKS;
+    for (int row = threadIdx.x / CHUNKS; row < count; row += THREADS / CHUNKS) {
+        const int distance = min(max(15 - (z + row), 1 - item.reach), item.reach - 1);
+        const int from = __ldg(item.table + distance) * item.hidden + chunk * 8;
+        const int to = place<D>((z + row) & (RING - 1), chunk);
         if (C2P) copy_async(shared.kr + to, item.kr + from, true);
         if (P2C) copy_async(shared.qr + to, item.qr + from, true);
     }
 }
 
-// Stages a key tile: keys, values (zeros beyond the sequence: a neighbour's rows may hold anything) and new distances.
+// Stages a tile: keys and values (zeros beyond the sequence: a neighbour's rows may hold anything), and new distances.
 template <int D, bool C2P, bool P2C>
-__device__ __forceinline__ void stage_tile(Shared<D, C2P, P2C>& shared, const Problem& problem, const Item& item,
-                                           int tile) {
-    constexpr int kChunks = D / 8;
-    int chunk = threadIdx.x % kChunks;
+__device__ __forceinline__ void stage_tile(Shared<D, C2P, P2C>& shared, const Item& item, int tile) {
+    constexpr int CHUNKS = D / 8;
+    const int chunk = threadIdx.x % CHUNKS;
 #pragma unroll
-    for (int pass = 0; pass < kKeys * kChunks / kThreads; ++pass) {
-        int row = threadIdx.x / kChunks + pass * (kThreads / kChunks);
-        int key = tile * kKeys + row;
-        bool valid = key < item.length;
+    for (int pass = 0; pass < KEYS * CHUNKS / THREADS; ++pass) {
+        const int row = threadIdx.x / CHUNKS + pass * (THREADS / CHUNKS);
+        const int key = tile * KEYS + row;
+        const bool valid = key < item.length;
         const scalar* from = item.qkv + (valid ? key : 0) * 3 * item.hidden + item.hidden + chunk * 8;
         copy_async(shared.keys[tile & 1] + place<D>(row, chunk), from, valid);
         copy_async(shared.values[tile & 1] + place<D>(row, chunk), from + item.hidden, valid);
     }
-    stage_distances(shared, problem, item, tile * kKeys - item.first_query + 16, kKeys);
-    commit_copies();
+    stage_distances(shared, item, tile * KEYS - item.first_query + 16, KEYS);
 }
 
-// The skew, as each lane sees it
-
-// Element (row, column) = (g + 8m, 8n + 2t + u) of a block, lane = 4g + t, needs e = 8(n + 1 - m) + v with
-// v = 2t + u + 7 - g: tile n + 1 - m, or the next one when v >= 8 ("carry"), at offset v & 7.
+// The skew, as each lane sees it. Element (row, column) = (g + 8m, 8n + 2t + u) of a block, lane = 4g + t, needs distance
+// e = 8(n + 1 - m) + v with v = 2t + u + 7 - g: eight distances from 8(n + 1 - m) on, or the next eight ("carry") when
+// v >= 8, and of them number v & 7.
 struct Skew {
-    int c2p_lane[2];      // by u: the lane that holds this lane's element of C
-    int p2c_lane[2];      // by u: and of P
-    bool c2p_carry[2];    // by u: whether the element this lane gives away is its reader's second tile
-    bool p2c_carry[2];
-    bool even_row;        // the two columns a lane holds go to its readers in the opposite order
+    int c2p_lane[2];    // by u: the lane that holds this lane's element of C
+    int p2c_lane[2];    // and of P
+    bool c2p_carry[2];  // by u: whether the reader of this lane's element of C has a carry
+    bool p2c_carry[2];  // and of P
+    bool even_row;      // the two columns of C that a lane holds go to its readers in the opposite order
 };
 
 __device__ __forceinline__ Skew make_skew() {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     Skew skew;
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-        int rotation = (u + 7 - g) / 2;  // of a quad, for rows of C
+        const int rotation = (u + 7 - g) / 2;  // of a quad
         skew.c2p_lane[u] = g * 4 + ((t + rotation) & 3);
         skew.c2p_carry[u] = t < rotation;
         skew.p2c_lane[u] = ((2 * t + u + 7 - g) & 7) * 4 + t;
@@ -204,296 +182,292 @@ __device__ __forceinline__ Skew make_skew() {
     return skew;
 }
 
-// Sixteen distances of C, each lane's pairs in the order its readers want: block[tile][2m + u].
-template <int D>
+// block[i][2m + u]: rows g + 8m of C at eight distances, each lane's two in the order of its readers.
 __device__ __forceinline__ void order_pairs(float (&block)[2][4], const Skew& skew) {
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            float first = block[tile][2 * m], second = block[tile][2 * m + 1];
-            block[tile][2 * m] = skew.even_row ? second : first;
-            block[tile][2 * m + 1] = skew.even_row ? first : second;
+            const float first = block[i][2 * m], second = block[i][2 * m + 1];
+            block[i][2 * m] = skew.even_row ? second : first;
+            block[i][2 * m + 1] = skew.even_row ? first : second;
         }
     }
 }
 
-__device__ __forceinline__ void add_c2p(float (&scores)[2][4], const float (&left)[2][4], const float (&right)[2][4],
-                                        const Skew& skew) {
+// near and far: sixteen distances each, as order_pairs leaves them.
+__device__ __forceinline__ void add_c2p(
+    float (&scores)[2][4], const float (&near)[2][4], const float (&far)[2][4], const Skew& skew) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            int m = r / 2, u = r % 2, tile = n + 1 - m;
-            float near = tile < 2 ? left[tile & 1][r] : right[tile & 1][r];
-            float far = tile + 1 < 2 ? left[(tile + 1) & 1][r] : right[(tile + 1) & 1][r];
-            scores[n][r] += __shfl_sync(kWarp, skew.c2p_carry[u] ? far : near, skew.c2p_lane[u]);
+            const int m = r / 2, u = r % 2, i = n + 1 - m;
+            const float plain = i < 2 ? near[i % 2][r] : far[i % 2][r];
+            const float carry = i < 1 ? near[1][r] : far[(i + 1) % 2][r];
+            scores[n][r] += __shfl_sync(FULL_MASK, skew.c2p_carry[u] ? carry : plain, skew.c2p_lane[u]);
         }
     }
 }
 
-// P as accumulators: position[e / 16][key tile], rows e % 16.
+// position[i][n]: sixteen distances and eight keys of P.
 __device__ __forceinline__ void add_p2c(float (&scores)[2][4], const float (&position)[2][2][4], const Skew& skew) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            int m = r / 2, u = r % 2, tile = n + 1 - m;
-            float near = position[tile / 2][n][tile % 2 * 2 + u];
-            float far = position[(tile + 1) / 2][n][(tile + 1) % 2 * 2 + u];
-            scores[n][r] += __shfl_sync(kWarp, skew.p2c_carry[u] ? far : near, skew.p2c_lane[u]);
+            const int m = r / 2, u = r % 2, i = n + 1 - m;
+            const float plain = position[i / 2][n][i % 2 * 2 + u];
+            const float carry = position[(i + 1) / 2][n][(i + 1) % 2 * 2 + u];
+            scores[n][r] += __shfl_sync(FULL_MASK, skew.p2c_carry[u] ? carry : plain, skew.p2c_lane[u]);
         }
     }
 }
 
-// The attention of one warp: 16 queries
-
+// One warp's attention: sixteen queries, `row` the first of them in the sequence.
 template <int D, bool C2P, bool P2C>
-struct Warp {
-    static constexpr int kSteps = D / 16;
-    unsigned query[kSteps][4];
-    float context[D / 8][4];
-    float maximum[2];           // of rows g and g + 8, unscaled
-    float denominator[2];       // this lane's part
-    float left[2][4];           // C of the block's first 16 distances, in order
-    unsigned near[kSteps][4];   // Qr's fragments of the block's first 16 distances
-    Skew skew;
+struct Attention {
+    static constexpr int STEPS = D / 16;
 
-    __device__ __forceinline__ void load_queries(const Item& item, int row) {
-        int lane = threadIdx.x % 32;
+    const Shared<D, C2P, P2C>& shared;
+    const Item& item;
+    const int row;
+    const int lane;
+    const Skew skew;
+    unsigned query[STEPS][4];
+    unsigned position_query[STEPS][4];  // Qr at the first 16 distances of the next block
+    float content[2][4];                // C at the first 16 distances of the next block
+    float context[D / 8][4];            // unnormalised
+    float reference[2];                 // of rows g and g + 8: what scores are taken relative to, unscaled
+    float total[2];                     // of the weights, this lane's part
+
+    __device__ __forceinline__ Attention(const Shared<D, C2P, P2C>& staged, const Item& work)
+        : shared(staged),
+          item(work),
+          row(work.first_query + threadIdx.x / WARP * 16),
+          lane(threadIdx.x % WARP),
+          skew(make_skew()),
+          content{},
+          context{},
+          reference{MINUS_INFINITY, MINUS_INFINITY},
+          total{} {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                int query_row = row + lane / 4 + r % 2 * 8;
-                int column = step * 16 + lane % 4 * 2 + r / 2 * 8;
+                const int query_row = row + lane / 4 + r % 2 * 8;
+                const int column = step * 16 + lane % 4 * 2 + r / 2 * 8;
                 const scalar* from = item.qkv + query_row * 3 * item.hidden + column;
                 query[step][r] = query_row < item.length ? *reinterpret_cast<const unsigned*>(from) : 0u;
             }
         }
     }
 
-    // C of the 16 distances from slot z on, in order.
-    __device__ __forceinline__ void relate(float (&block)[2][4], const Shared<D, C2P, P2C>& shared, int z) {
-        int lane = threadIdx.x % 32;
-        int row = (z + lane / 16 * 8 + lane % 8) & (kRing - 1);
+    // The operands of 16 rows of a row-major matrix in shared memory, as the second factor transposed: columns n = row.
+    __device__ __forceinline__ void load_columns(unsigned (&b)[4], const scalar* matrix, int first, int step) {
+        load_matrices(b, matrix + place<D>(first + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+    }
+
+    __device__ __forceinline__ void load_position_queries(unsigned (&a)[4], int z, int step) {
+        load_matrices(a, shared.qr + place<D>((z & (RING - 1)) + lane % 16, step * 2 + lane / 16));
+    }
+
+    // C at the 16 distances from slot z on.
+    __device__ __forceinline__ void relate(float (&block)[2][4], int z) {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < STEPS; ++step) {
             unsigned b[4];
-            load_matrices(b, shared.kr + place<D>(row, step * 2 + lane / 8 % 2));
-            multiply(block[0], query[step], b[0], b[1], scalar());
-            multiply(block[1], query[step], b[2], b[3], scalar());
+            load_columns(b, shared.kr, z & (RING - 1), step);
+            multiply_add(block[0], query[step], b[0], b[1]);
+            multiply_add(block[1], query[step], b[2], b[3]);
         }
-        order_pairs<D>(block, skew);
+        order_pairs(block, skew);
     }
 
-    __device__ __forceinline__ void load_relative_queries(unsigned (&to)[4], const Shared<D, C2P, P2C>& shared, int z,
-                                                          int step) {
-        int lane = threadIdx.x % 32;
-        load_matrices(to, shared.qr + place<D>((z + lane % 16) & (kRing - 1), step * 2 + lane / 16));
-    }
-
-    __device__ __forceinline__ void start(const Shared<D, C2P, P2C>& shared, const Item& item, int row) {
-        skew = make_skew();
-        load_queries(item, row);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-#pragma unroll
-            for (int r = 0; r < 4; ++r) context[n][r] = 0.0f;
-        }
-        maximum[0] = maximum[1] = -INFINITY;
-        denominator[0] = denominator[1] = 0.0f;
-        if (C2P) {
-#pragma unroll
-            for (int r = 0; r < 8; ++r) left[r / 4][r % 4] = 0.0f;
-            relate(left, shared, -row);
-        }
+    // What the first block finds of the block before it. The first distances have landed.
+    __device__ __forceinline__ void begin() {
+        if (C2P) relate(content, -row);
         if (P2C) {
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) load_relative_queries(near[step], shared, -row, step);
+            for (int step = 0; step < STEPS; ++step) load_position_queries(position_query[step], -row, step);
         }
     }
 
-    // Unscaled scores of 16 keys, the `key`-th of the buffer on; z is the ring slot of the block's first distance.
-    __device__ __forceinline__ void score(float (&scores)[2][4], const Shared<D, C2P, P2C>& shared, const scalar* keys,
-                                          int key, int z) {
-        int lane = threadIdx.x % 32;
-        if (C2P) {
-            float right[2][4] = {};
-            relate(right, shared, z + 16);
-            add_c2p(scores, left, right, skew);
+    // Adds the c2p terms of a block, whose first distance is in slot z.
+    __device__ __forceinline__ void add_content_to_position(float (&scores)[2][4], int z) {
+        float next[2][4] = {};
+        relate(next, z + 16);
+        add_c2p(scores, content, next, skew);
 #pragma unroll
-            for (int r = 0; r < 8; ++r) left[r / 4][r % 4] = right[r / 4][r % 4];
-        }
+        for (int r = 0; r < 8; ++r) content[r / 4][r % 4] = next[r / 4][r % 4];
+    }
+
+    // Adds the other terms: content with content, and p2c with the same fragments of the keys.
+    __device__ __forceinline__ void add_key_terms(float (&scores)[2][4], const scalar* keys, int key, int z) {
         float position[2][2][4] = {};
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            unsigned b[4];
-            load_matrices(b, keys + place<D>(key + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
-            multiply(scores[0], query[step], b[0], b[1], scalar());
-            multiply(scores[1], query[step], b[2], b[3], scalar());
+        for (int step = 0; step < STEPS; ++step) {
+            unsigned b[4], next[4];
+            load_columns(b, keys, key, step);
+            multiply_add(scores[0], query[step], b[0], b[1]);
+            multiply_add(scores[1], query[step], b[2], b[3]);
             if (P2C) {
-                unsigned far[4];
-                load_relative_queries(far, shared, z + 16, step);
-                multiply(position[0][0], near[step], b[0], b[1], scalar());
-                multiply(position[0][1], near[step], b[2], b[3], scalar());
-                multiply(position[1][0], far, b[0], b[1], scalar());
-                multiply(position[1][1], far, b[2], b[3], scalar());
+                load_position_queries(next, z + 16, step);
+                multiply_add(position[0][0], position_query[step], b[0], b[1]);
+                multiply_add(position[0][1], position_query[step], b[2], b[3]);
+                multiply_add(position[1][0], next, b[0], b[1]);
+                multiply_add(position[1][1], next, b[2], b[3]);
 #pragma unroll
-                for (int r = 0; r < 4; ++r) near[step][r] = far[r];
+                for (int r = 0; r < 4; ++r) position_query[step][r] = next[r];
             }
         }
         if (P2C) add_p2c(scores, position, skew);
     }
 
-    // Online softmax: scores become weights, and what was summed before is brought to the new maximum.
-    __device__ __forceinline__ void weigh(float (&scores)[kKeys / 8][4], float scale) {
-        float before[2] = {maximum[0], maximum[1]};
+    // The reference moves, and what was summed with it, when a score of the warp exceeds it by too much.
+    __device__ __forceinline__ void move_reference(const float (&scores)[KEYS / 8][4]) {
+        float largest[2] = {reference[0], reference[1]};
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) {
+        for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
-            for (int r = 0; r < 4; ++r) maximum[r / 2] = fmaxf(maximum[r / 2], scores[n][r]);
+            for (int r = 0; r < 4; ++r) largest[r / 2] = fmaxf(largest[r / 2], scores[n][r]);
         }
+        bool exceeds = false;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            maximum[m] = fmaxf(maximum[m], __shfl_xor_sync(kWarp, maximum[m], 1));
-            maximum[m] = fmaxf(maximum[m], __shfl_xor_sync(kWarp, maximum[m], 2));
+            largest[m] = fmaxf(largest[m], __shfl_xor_sync(FULL_MASK, largest[m], 1));
+            largest[m] = fmaxf(largest[m], __shfl_xor_sync(FULL_MASK, largest[m], 2));
+            exceeds = exceeds || (largest[m] - reference[m]) * item.scale_log2e > LARGEST_LOG2_WEIGHT;
         }
-        if (__any_sync(kWarp, maximum[0] > before[0] || maximum[1] > before[1])) {
-            float factor[2];
+        if (!__any_sync(FULL_MASK, exceeds)) return;
+        float factor[2];
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                factor[m] = power_of_two((before[m] - maximum[m]) * scale);
-                denominator[m] *= factor[m];
-            }
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-#pragma unroll
-                for (int r = 0; r < 4; ++r) context[n][r] *= factor[r / 2];
-            }
+        for (int m = 0; m < 2; ++m) {
+            factor[m] = exp2_approx((reference[m] - largest[m]) * item.scale_log2e);
+            total[m] *= factor[m];
+            reference[m] = largest[m];
         }
-        float offset[2] = {maximum[0] * scale, maximum[1] * scale};
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) {
+        for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) context[n][r] *= factor[r / 2];
+        }
+    }
+
+    // Scores become weights.
+    __device__ __forceinline__ void weigh(float (&scores)[KEYS / 8][4]) {
+        const float offset[2] = {reference[0] * item.scale_log2e, reference[1] * item.scale_log2e};
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                scores[n][r] = power_of_two(fmaf(scores[n][r], scale, -offset[r / 2]));
-                denominator[r / 2] += scores[n][r];
+                scores[n][r] = exp2_approx(fmaf(scores[n][r], item.scale_log2e, -offset[r / 2]));
+                total[r / 2] += scores[n][r];
             }
         }
     }
 
-    __device__ __forceinline__ void accumulate(const float (&weights)[kKeys / 8][4], const scalar* values) {
-        int lane = threadIdx.x % 32;
+    __device__ __forceinline__ void accumulate(const float (&weights)[KEYS / 8][4], const scalar* values) {
 #pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) {
-            unsigned a[4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const float(&tile)[4] = weights[step * 2 + r / 2];
-                a[r] = pair(tile[r % 2 * 2], tile[r % 2 * 2 + 1], scalar());
-            }
+        for (int step = 0; step < KEYS / 16; ++step) {
+            const float(&left)[4] = weights[step * 2], (&right)[4] = weights[step * 2 + 1];
+            const unsigned a[4] = {
+                pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]), pack(right[2], right[3])};
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
                 unsigned b[4];
                 load_matrices_transposed(b, values + place<D>(step * 16 + lane % 16, n * 2 + lane / 16));
-                multiply(context[n * 2], a, b[0], b[1], scalar());
-                multiply(context[n * 2 + 1], a, b[2], b[3], scalar());
+                multiply_add(context[n * 2], a, b[0], b[1]);
+                multiply_add(context[n * 2 + 1], a, b[2], b[3]);
             }
         }
     }
 
-    __device__ __forceinline__ void attend(const Shared<D, C2P, P2C>& shared, const Problem& problem, const Item& item,
-                                           int row, int tile) {
-        int first_key = tile * kKeys, column = first_key + threadIdx.x % 4 * 2;
-        float scores[kKeys / 8][4] = {};
+    // The tile has landed.
+    __device__ __forceinline__ void attend(int tile) {
+        const int first_key = tile * KEYS, column = first_key + lane % 4 * 2;
+        float scores[KEYS / 8][4] = {};
 #pragma unroll
-        for (int block = 0; block < kKeys / 16; ++block) {
-            float(&pairs)[2][4] = *reinterpret_cast<float(*)[2][4]>(&scores[block * 2]);
-            score(pairs, shared, shared.keys[tile & 1], block * 16, first_key + block * 16 - row);
+        for (int block = 0; block < KEYS / 16; ++block) {
+            float(&of_block)[2][4] = reinterpret_cast<float(&)[2][4]>(scores[block * 2]);
+            const int z = first_key + block * 16 - row;
+            if (C2P) add_content_to_position(of_block, z);
+            add_key_terms(of_block, shared.keys[tile & 1], block * 16, z);
         }
-        if (first_key + kKeys > item.length) {
+        if (first_key + KEYS > item.length) {
 #pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n) {
+            for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
-                    if (column + n * 8 + r % 2 >= item.length) scores[n][r] = -INFINITY;
+                    if (column + n * 8 + r % 2 >= item.length) scores[n][r] = MINUS_INFINITY;
                 }
             }
         }
-        weigh(scores, problem.scale);
+        move_reference(scores);
+        weigh(scores);
         accumulate(scores, shared.values[tile & 1]);
     }
 
-    __device__ __forceinline__ void store(scalar* out, const Item& item, int row) {
-        int lane = threadIdx.x % 32;
+    __device__ __forceinline__ void store() {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            float total = denominator[m] + __shfl_xor_sync(kWarp, denominator[m], 1);
-            total += __shfl_xor_sync(kWarp, total, 2);
-            float inverse = 1.0f / total;
-            int query_row = row + lane / 4 + m * 8;
-            if (query_row >= item.length) continue;
-            scalar* to = out + query_row * item.hidden + lane % 4 * 2;
+            total[m] += __shfl_xor_sync(FULL_MASK, total[m], 1);
+            total[m] += __shfl_xor_sync(FULL_MASK, total[m], 2);
+        }
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                unsigned both = pair(context[n][m * 2] * inverse, context[n][m * 2 + 1] * inverse, scalar());
-                *reinterpret_cast<unsigned*>(to + n * 8) = both;
+        for (int m = 0; m < 2; ++m) {
+            const int query_row = row + lane / 4 + m * 8;
+            const float factor = 1.0f / total[m];
+            scalar* to = item.out + query_row * item.hidden + lane % 4 * 2;
+            if (query_row < item.length) {
+#pragma unroll
+                for (int n = 0; n < D / 8; ++n) {
+                    const unsigned pair = pack(context[n][m * 2] * factor, context[n][m * 2 + 1] * factor);
+                    *reinterpret_cast<unsigned*>(to + n * 8) = pair;
+                }
             }
         }
     }
 };
 
 template <int D, bool C2P, bool P2C>
-__device__ __forceinline__ void run(const Problem& problem, const int* cu_seqlens) {
+__device__ __forceinline__ void run(const Item& item) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<D, C2P, P2C>*>(memory);
 
-    int start = cu_seqlens[blockIdx.z];
-    int hidden = gridDim.y * D, head_column = blockIdx.y * D;
-    Item item;
-    item.length = cu_seqlens[blockIdx.z + 1] - start;
-    item.first_query = blockIdx.x * kQueries;
-    if (item.first_query >= item.length) return;
-    item.hidden = hidden;
-    item.qkv = problem.qkv + start * 3LL * hidden + head_column;
-    item.kr = problem.kr + head_column;
-    item.qr = problem.qr + head_column;
-
-    int row = item.first_query + threadIdx.x / 32 * 16;
-    bool active = row < item.length;  // the same for a whole warp
-    int tiles = (item.length + kKeys - 1) / kKeys;
-    Warp<D, C2P, P2C> warp;
-
-    stage_distances(shared, problem, item, -item.first_query - 48, 64);
-    stage_tile(shared, problem, item, 0);
+    stage_distances(shared, item, -item.first_query - 48, 64);
+    stage_tile(shared, item, 0);
+    Attention<D, C2P, P2C> warp(shared, item);
+    const bool active = warp.row < item.length;  // the same for all lanes
+    const int tiles = (item.length + KEYS - 1) / KEYS;
     for (int tile = 0; tile < tiles; ++tile) {
         wait_for_copies();
-        __syncthreads();  // this tile has landed, and the buffers of the one before are free
-        if (tile + 1 < tiles) stage_tile(shared, problem, item, tile + 1);
+        __syncthreads();  // this tile has landed, and the buffers of the one before it are free
+        if (tile + 1 < tiles) stage_tile(shared, item, tile + 1);
         if (!active) continue;
-        if (tile == 0) warp.start(shared, item, row);
-        warp.attend(shared, problem, item, row, tile);
+        if (tile == 0) warp.begin();
+        warp.attend(tile);
     }
-    if (active) warp.store(problem.out + static_cast<long long>(start) * hidden + head_column, item, row);
+    if (active) warp.store();
 }
 
-}  // namespace disentangled
-
 // CTAS: how many should fit on a multiprocessor, which bounds the registers.
-#define PENSTOCK_DISENTANGLED(NAME, D, C2P, P2C, CTAS)                                                              \
-    extern "C" __global__ void __launch_bounds__(disentangled::kThreads, CTAS) disentangled_attention_##NAME##_##D( \
+#define DISENTANGLED_ATTENTION(TERMS, D, C2P, P2C, CTAS)                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, CTAS) disentangled_attention_##TERMS##_##D(                \
         scalar* out, const scalar* qkv, const int* cu_seqlens, const scalar* kr, const scalar* qr, const int* table, \
-        int reach, float scale_log2e) {                                                                             \
-        disentangled::Problem problem{out, qkv, kr, qr, table, reach, scale_log2e};                                 \
-        disentangled::run<D, C2P, P2C>(problem, cu_seqlens);                                                        \
+        int reach, float scale_log2e) {                                                                              \
+        const int hidden = gridDim.y * D, column = blockIdx.y * D, first_query = blockIdx.x * QUERIES;               \
+        const long long start = cu_seqlens[blockIdx.z];                                                              \
+        const int length = cu_seqlens[blockIdx.z + 1] - static_cast<int>(start);                                     \
+        if (first_query >= length) return;                                                                           \
+        run<D, C2P, P2C>(                                                                                            \
+            {out + start * hidden + column, qkv + start * 3 * hidden + column, kr + column, qr + column,             \
+             table + reach - 1, reach, hidden, length, first_query, scale_log2e});                                   \
     }
 
-PENSTOCK_DISENTANGLED(c2p_p2c, 32, true, true, 3)
-PENSTOCK_DISENTANGLED(c2p_p2c, 64, true, true, 3)
-PENSTOCK_DISENTANGLED(c2p, 32, true, false, 3)
-PENSTOCK_DISENTANGLED(c2p, 64, true, false, 3)
-PENSTOCK_DISENTANGLED(p2c, 32, false, true, 3)
-PENSTOCK_DISENTANGLED(p2c, 64, false, true, 3)
-
-#undef PENSTOCK_DISENTANGLED
+DISENTANGLED_ATTENTION(c2p_p2c, 32, true, true, 3)
+DISENTANGLED_ATTENTION(c2p_p2c, 64, true, true, 3)
+DISENTANGLED_ATTENTION(c2p, 32, true, false, 3)
+DISENTANGLED_ATTENTION(c2p, 64, true, false, 3)
+DISENTANGLED_ATTENTION(p2c, 32, false, true, 3)
+DISENTANGLED_ATTENTION(p2c, 64, false, true, 3)
