@@ -92,8 +92,10 @@ class Client:
     ) -> Vector:
         """Vectors of texts, or of sequences of token ids (special tokens included).
 
+        Many texts are split over several records; calls made at the same moment share one (setting `gather`).
+
         Returns:
-            [n, dim]; for a single text (not in a list) [dim]. Many texts are split over several records.
+            [n, dim]; for a single text (not in a list) [dim]. May be read-only: it lies in the answer's own memory.
 
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.

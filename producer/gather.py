@@ -106,34 +106,46 @@ class Gatherer:
             rows = [(call, index) for call, index in trips.pop() if not call.finished.done()]
             if not rows:
                 continue
-            answers: Sequence[Result]
             try:
-                sequences = [call.sequences[index] for call, index in rows]
-                answers = await self._ask(record.task, record.options, sequences, record.deadline)
-                if len(answers) != len(rows):
-                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
-                largest = max(largest, len(rows))
+                answers = await self._ask_rows(record, rows)
             except PenstockError as error:
-                at_fault = {position: own for position, own in error.rows.items() if position in range(len(rows))}
-                if at_fault:
-                    trips.append([row for position, row in enumerate(rows) if position not in at_fault])
-                    rows = [rows[position] for position in at_fault]
-                elif type(error) is InvalidRequest and len(rows) > 1:
+                if not error.rows and type(error) is InvalidRequest and len(rows) > 1:
                     # None of them is at fault, so there are too many of them: for a record, or for its reply.
-                    refusal = error.message
                     half = (len(rows) + 1) // 2
                     trips += [rows[half:], rows[:half]]
+                    refusal = error.message
                     continue
-                else:
+                if len(rows) == 1 and not error.rows:
                     if error.message == refusal:  # alone as well: it never was the number of them
                         rows += [row for trip in trips for row in trip]
                         trips.clear()
-                    refusal = ""
-                answers = list(at_fault.values()) or [copy.copy(error) for _ in rows]
-            for (call, index), answer in zip(rows, answers, strict=True):
-                call.settle(index, answer)
+                    refusal = ""  # and nothing is learned from it
+                trips.append(_settle_faults(rows, error))
+            else:
+                largest = max(largest, len(rows))
+                for (call, index), answer in zip(rows, answers, strict=True):
+                    call.settle(index, answer)
         if refusal and largest:
             self._at_most[record.task, record.options] = largest
+
+    async def _ask_rows(self, record: "_Record", rows: list["_Place"]) -> Sequence[Row]:
+        sequences = [call.sequences[index] for call, index in rows]
+        answers = await self._ask(record.task, record.options, sequences, record.deadline)
+        if len(answers) != len(rows):
+            raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
+        return answers
+
+
+def _settle_faults(rows: list["_Place"], error: PenstockError) -> list["_Place"]:
+    """Give the rows at fault their own error, or all of them the record's; returns the others, to be sent again."""
+    faults = {position: own for position, own in error.rows.items() if position in range(len(rows))}
+    if not faults:
+        # Each its own copy: callers raise it, and a traceback grows with every raise.
+        faults = {position: copy.copy(error) for position in range(len(rows))}
+    for position, fault in faults.items():
+        call, index = rows[position]
+        call.settle(index, fault)
+    return [row for position, row in enumerate(rows) if position not in faults]
 
 
 class _Call:

@@ -132,7 +132,7 @@ def token_ids(sequence: npt.ArrayLike, index: int) -> Uint32Array:
         EmptyInput: there are zero ids.
         InvalidRequest: it is no list, or an id is negative, not an integer or over 32 bits.
     """
-    if type(sequence) is list and sequence:
+    if isinstance(sequence, list) and sequence:
         with contextlib.suppress(TypeError, OverflowError):  # what is wrong with it is said below
             return np.frombuffer(array("I", sequence), np.uint32)  # several times faster than by way of int64
     try:

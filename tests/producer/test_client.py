@@ -388,6 +388,20 @@ async def test_a_refusal_that_smaller_records_meet_too_is_every_rows(monkeypatch
             await client.embed(ids=[[1], [2]])
 
 
+async def test_a_sequence_too_large_for_kafka_fails_alone_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply | PenstockError:
+        assert request.tokens is not None
+        num_bytes = request.tokens.ids.nbytes
+        return InvalidRequest(f"{num_bytes} bytes were refused") if num_bytes > 1000 else first_ids(request)
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        rows = await client.map("embed", ids=[[1] * 1000, [2]])
+        assert [type(row) for row in rows] == [InvalidRequest, np.ndarray]
+        loop.requests.clear()
+        await client.embed(ids=[[3], [4]])
+        assert len(loop.requests) == 1
+
+
 async def test_a_worker_that_takes_fewer_sequences_is_sent_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: Request) -> Reply | PenstockError:
         n = request.num_sequences

@@ -193,7 +193,8 @@ def test_every_caller_gets_what_it_would_get_alone(turns: list[Turn], sequences_
 
     async def together() -> list[list[object]]:
         gathering = gatherer(worker, sequences_per_record=sequences_per_record)
-        stay, leave = [], []
+        stay: list[asyncio.Task[list[Result]]] = []
+        leave: list[asyncio.Task[list[Result]]] = []
         for number, turn in enumerate(turns):
             for timeout_s, half, leaves, ids in turn:
                 task = asyncio.create_task(ask(gathering, ids, dtype=_dtype(half), timeout_s=timeout_s))
