@@ -1,0 +1,157 @@
+// Common to all kernels; put before each of them as text. `scalar` is __half or __nv_bfloat16.
+//
+// Values are read and written sixteen bytes (eight scalars, a "vector") at a time, and computed with in float.
+// Pointers that may be null say so where they are declared. Compiled with -ftz=true: subnormal floats count as zero.
+
+constexpr int WARP = 32;
+constexpr int VECTOR = 8;
+constexpr unsigned FULL_MASK = 0xffffffffu;
+
+template <typename T> struct PairOf;
+template <> struct PairOf<__half> { using type = __half2; };
+template <> struct PairOf<__nv_bfloat16> { using type = __nv_bfloat162; };
+using scalar2 = typename PairOf<scalar>::type;
+
+__device__ __forceinline__ float2 to_float2(__half2 v) { return __half22float2(v); }
+__device__ __forceinline__ float2 to_float2(__nv_bfloat162 v) { return __bfloat1622float2(v); }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T> __device__ __forceinline__ T from_float2(float2 v);
+template <> __device__ __forceinline__ __half2 from_float2<__half2>(float2 v) { return __float22half2_rn(v); }
+template <> __device__ __forceinline__ __nv_bfloat162 from_float2<__nv_bfloat162>(float2 v) {
+    return __float22bfloat162_rn(v);
+}
+
+// p is aligned to sixteen bytes.
+__device__ __forceinline__ uint4 load_vector(const scalar* p) { return *reinterpret_cast<const uint4*>(p); }
+__device__ __forceinline__ void store_vector(scalar* p, uint4 v) { *reinterpret_cast<uint4*>(p) = v; }
+
+// For data that is read once: it should not push out of L1 what every row needs.
+__device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void unpack_vector(uint4 v, float (&values)[VECTOR]) {
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = to_float2(reinterpret_cast<const scalar2&>(words[i]));
+        values[2 * i] = pair.x;
+        values[2 * i + 1] = pair.y;
+    }
+}
+
+__device__ __forceinline__ uint4 pack_vector(const float (&values)[VECTOR]) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const scalar2 pair = from_float2<scalar2>(make_float2(values[2 * i], values[2 * i + 1]));
+        words[i] = reinterpret_cast<const unsigned&>(pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ __forceinline__ void add_vector(float (&values)[VECTOR], uint4 v) {
+    float more[VECTOR];
+    unpack_vector(v, more);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) values[i] += more[i];
+}
+
+// fmaxf and fminf drop NaN; these keep it.
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// 2^x, relative error below 2^-22.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// All lanes of the warp take part and get the result.
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(FULL_MASK, v, offset);
+    return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v = max_nan(v, __shfl_xor_sync(FULL_MASK, v, offset));
+    return v;
+}
+
+// Sum over a group of WARPS warps, in an order that depends on nothing else. A group of one is a warp; a larger one is
+// the whole block.
+template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
+    v = warp_sum(v);
+    if constexpr (WARPS > 1) {
+        __shared__ float of_warp[WARPS];
+        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = v;
+        __syncthreads();
+        v = 0.f;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) v += of_warp[i];
+        __syncthreads();
+    }
+    return v;
+}
+
+// LayerNorm of a row that a group of WARPS warps holds in registers: vector `i` of thread `lane` of the group is columns
+// 8 * (lane + i * 32 * WARPS) and on, and zero where that is beyond `hidden`. The variance is that of the differences
+// from the mean. The mean is a division, not a product, so that constant rows have no variance at all.
+template <int WARPS, int PER_THREAD>
+__device__ __forceinline__ void normalize_row(
+    scalar* out,  // [hidden]
+    float (&values)[PER_THREAD][VECTOR],
+    const scalar* gamma,  // [hidden]
+    const scalar* beta,   // [hidden] or null
+    int hidden, float eps) {
+    const int lane = threadIdx.x % (WARP * WARPS);
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i)
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) sum += values[i][j];
+    const float mean = group_sum<WARPS>(sum) / hidden;
+
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        if ((lane + i * WARP * WARPS) * VECTOR < hidden) {
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) {
+                values[i][j] -= mean;
+                squares = fmaf(values[i][j], values[i][j], squares);
+            }
+        }
+    }
+    const float scale = rsqrtf(group_sum<WARPS>(squares) / hidden + eps);
+
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const int column = (lane + i * WARP * WARPS) * VECTOR;
+        if (column < hidden) {
+            float factor[VECTOR], result[VECTOR];
+            unpack_vector(load_vector(gamma + column), factor);
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) result[j] = values[i][j] * scale * factor[j];
+            if (beta != nullptr) add_vector(result, load_vector(beta + column));
+            store_vector(out + column, pack_vector(result));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+"""Kernels from source to launch: compiled by CuPy at first use, cached on disk, launched on torch's current stream."""
+
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.engine.errors import UnsupportedDevice
+
+OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy starts the compiler once for each, even when the result is cached
+_SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+_FREE_SHARED_BYTES = 48 * 1024  # beyond it a kernel must ask
+_WARP, _VECTOR = 32, 8
+_VECTORS_PER_THREAD = 4
+_WIDE_WARPS = 8
+
+
+def source_text(source: str, dtype: torch.dtype) -> str:
+    """The whole translation unit of `source`.cu for `dtype`. Nothing of ours is #included: a cache sees it all."""
+    folder = resources.files("penstock.engine.kernels")
+    return "\n".join(
+        (
+            "#include <cuda_fp16.h>",
+            "#include <cuda_bf16.h>",
+            f"using scalar = {_scalar(dtype)};",
+            (folder / "common.cuh").read_text("utf-8"),
+            (folder / f"{source}.cu").read_text("utf-8"),
+        )
+    )
+
+
+class Kernel:
+    """An entry point on one device. Launches may be captured in a CUDA graph, but not the making of this object."""
+
+    def __init__(self, entry: Any, device: int) -> None:
+        """entry: a cupy.RawKernel, whose code is loaded to `device` here."""
+        self._entry = entry
+        self._function = entry.kernel
+        self._device = device
+        self._shared_bytes = _FREE_SHARED_BYTES
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
+    ) -> None:
+        """Launch on torch's current stream of the device, without waiting for anything.
+
+        args: pointers and long long as int, 0 for null; int as numpy.int32 and float as numpy.float32.
+        shared_bytes: dynamic shared memory of a block.
+        """
+        if shared_bytes > self._shared_bytes:
+            self._entry.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
+        # What torch.cuda.current_stream().cuda_stream returns, at a fifth of the time.
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        self._function(grid, block, args, shared_bytes, _stream_at(stream))
+
+
+def kernel(source: str, entry: str, dtype: torch.dtype) -> Kernel:
+    """`entry` of `source`.cu for `dtype`, on the current device; compiled when first asked for.
+
+    source: the file's name without its ending. Raises UnsupportedDevice without CuPy, ValueError for a `dtype` without
+    kernels.
+    """
+    return _kernel(source, entry, dtype, torch.cuda.current_device())
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """How many streaming multiprocessors CUDA device `device` has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class RowGeometry(NamedTuple):
+    """How kernels that hold a whole row in registers are launched."""
+
+    entry: str  # suffix of the entry point: warps a row, and vectors of eight a thread
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def row_geometry(rows: int, hidden: int) -> RowGeometry:
+    """A warp a row while its registers suffice, else a block of eight warps. ValueError when neither holds a row."""
+    warps = 1 if hidden <= _WARP * _VECTORS_PER_THREAD * _VECTOR else _WIDE_WARPS
+    vectors = -(-hidden // (warps * _WARP * _VECTOR))
+    if hidden % _VECTOR or not 1 <= vectors <= _VECTORS_PER_THREAD:
+        largest = _WIDE_WARPS * _WARP * _VECTORS_PER_THREAD * _VECTOR
+        raise ValueError(f"hidden size {hidden}: must be a positive multiple of {_VECTOR}, at most {largest}")
+    rows_per_block = 4 if warps == 1 else 1
+    return RowGeometry(f"w{warps}_v{vectors}", (-(-rows // rows_per_block),), (_WARP * warps * rows_per_block,))
+
+
+def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Where the tensor's data begins. ValueError unless it is contiguous, of that type and shape, and on a 16-byte
+    boundary (4 bytes for one dimension of integers)."""
+    if tensor.dtype is not dtype or tensor.shape != shape:
+        raise ValueError(f"{name} must be {dtype} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}")
+    address = tensor.data_ptr()
+    alignment = 16 if dtype.is_floating_point else tensor.element_size()
+    if address % alignment or not tensor.is_contiguous() or not tensor.is_cuda:
+        raise ValueError(f"{name} must be contiguous, aligned to {alignment} bytes and on a CUDA device")
+    return address
+
+
+def pointer_or_null(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """As `pointer`; 0 for None."""
+    return 0 if tensor is None else pointer(name, tensor, dtype, shape)
+
+
+@lru_cache(maxsize=256)
+def _stream_at(address: int) -> Any:
+    """CuPy's name for a stream: the address, and nothing that could outlive the stream."""
+    import cupy
+
+    return cupy.cuda.ExternalStream(address)
+
+
+@cache
+def _kernel(source: str, entry: str, dtype: torch.dtype, device: int) -> Kernel:
+    return Kernel(_module(source, dtype).get_function(entry), device)
+
+
+@cache
+def _module(source: str, dtype: torch.dtype) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise UnsupportedDevice(
+            "The kernels need CuPy: pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]' (CUDA 13)."
+        ) from error
+    return cupy.RawModule(code=source_text(source, dtype), options=OPTIONS)
+
+
+def _scalar(dtype: torch.dtype) -> str:
+    if dtype not in _SCALARS:
+        raise ValueError(f"no kernels for {dtype}, only for {', '.join(map(str, _SCALARS))}")
+    return _SCALARS[dtype]

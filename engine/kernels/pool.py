@@ -1,0 +1,39 @@
+"""One vector a sequence: the launch."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.library import kernel, pointer
+
+KINDS = ("cls", "mean", "max", "last")
+L2_EPS = 1e-12  # torch.nn.functional.normalize's
+_WARP, _VECTOR, _THREADS, _MAX_ACROSS = 32, 8, 512, 128
+_MAX_HIDDEN = 8192  # one row in shared memory, beside 16 KiB of shares, without asking for more than 48 KiB
+
+
+def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: bool) -> None:
+    """out[i] = pooled rows cu_seqlens[i] to cu_seqlens[i + 1] of `hidden`, then L2-normalised if asked.
+
+    out float32 [N, H]; hidden [R, H], float16 or bfloat16, H a multiple of 8 up to 8,192; cu_seqlens int32 [N + 1], on
+    the device, last at most R. kind: one of KINDS. An empty sequence gives zeros. float32 arithmetic in an order that
+    depends on the sequence's length and H alone. One launch. Raises ValueError for anything else.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"pooling {kind!r} is not one of {', '.join(KINDS)}")
+    count, width = out.shape
+    if width % _VECTOR or not 0 < width <= _MAX_HIDDEN:
+        raise ValueError(f"hidden size {width}: must be a positive multiple of {_VECTOR}, at most {_MAX_HIDDEN}")
+    across = min(_MAX_ACROSS, -(-width // (_VECTOR * _WARP)) * _WARP)
+    down = _THREADS // across
+    args = (
+        pointer("out", out, torch.float32, (count, width)),
+        pointer("hidden", hidden, hidden.dtype, (len(hidden), width)),
+        pointer("cu_seqlens", cu_seqlens, torch.int32, (count + 1,)),
+        np.int32(width),
+        np.int32(normalize),
+        np.float32(L2_EPS),
+    )
+    if count:
+        shared_bytes = 4 * (_VECTOR * across * down + width)
+        kernel("pool", f"pool_{kind}", hidden.dtype)((count,), (across, down), args, shared_bytes)

@@ -1,0 +1,88 @@
+"""The CUDA compilers without a GPU: source to PTX by NVRTC, PTX to machine code by ptxas, from their wheels."""
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(\w+)'.*?"
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+    r"Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What ptxas says of a kernel."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+
+
+class CompileError(Exception):
+    """The compiler's log."""
+
+
+def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Path) -> list[Entry]:
+    """Compile for sm_`arch`. Raises CompileError for errors and warnings. `folder` is for temporary files."""
+    ptx = folder / "kernel.ptx"
+    ptx.write_bytes(_to_ptx(source, (*options, "-ftz=true", f"-arch=compute_{arch}")))
+    ptxas = _wheel("cuda_nvcc") / "bin" / "ptxas"
+    command = [ptxas, "--verbose", f"--gpu-name=sm_{arch}", ptx, "--output-file", folder / "kernel.cubin"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise CompileError(ran.stderr)
+    return [
+        Entry(name, int(registers), int(stores) + int(loads))
+        for name, _, stores, loads, registers in _ENTRY.findall(ran.stderr)
+    ]
+
+
+def _to_ptx(source: str, options: tuple[str, ...]) -> bytes:
+    nvrtc = _nvrtc()
+    include = f"-I{_wheel('cuda_runtime') / 'include'}"
+    encoded = [option.encode() for option in (*options, include)]
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode()
+        if failed or log.strip():
+            raise CompileError(log)
+        return _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(size_of: Callable[..., int], read: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer))
+    return buffer.value
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"NVRTC returned {status}")
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    return ctypes.CDLL(str(next((_wheel("cuda_nvrtc") / "lib").glob("libnvrtc.so.*"))))
+
+
+def _wheel(name: str) -> Path:
+    spec = find_spec(f"nvidia.{name}") if find_spec("nvidia") else None
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"needs the CUDA compiler wheels, here nvidia-{name.replace('_', '-')}-cu12 (extra: dev)")
+    return Path(next(iter(spec.submodule_search_locations)))

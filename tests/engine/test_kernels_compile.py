@@ -1,0 +1,67 @@
+"""Every kernel compiles for every device and type we support, within its registers. No GPU is needed."""
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.engine.kernels import activation, heads, pool
+from penstock.engine.kernels.library import OPTIONS, row_geometry, source_text
+from tests.engine.nvrtc import compile_entries
+
+SOURCES = sorted(
+    Path(file.name).stem for file in resources.files("penstock.engine.kernels").iterdir() if file.name.endswith(".cu")
+)
+DTYPES = (torch.float16, torch.bfloat16)
+ARCHITECTURES = (80, 90)
+HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles_without_spills(
+    source: str, dtype: torch.dtype, arch: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    entries = compile_entries(source_text(source, dtype), arch, OPTIONS, tmp_path)
+    assert entries
+    for entry in entries:
+        record_property(entry.name, entry.registers)
+        print(f"sm_{arch} {dtype} {entry.name}: {entry.registers} registers")
+    assert {entry.name: entry.spill_bytes for entry in entries if entry.spill_bytes} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "launched"),
+    [
+        ("residual_norm", {f"residual_norm_{row_geometry(1, hidden).entry}" for hidden in HIDDEN_SIZES}),
+        ("embed_norm", {f"embed_norm_{row_geometry(1, hidden).entry}" for hidden in HIDDEN_SIZES}),
+        ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
+        ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+        ("heads", {"gather_rows"} | {f"scores_{kind}" for kind in heads.SCORES}),
+        (
+            "pack",
+            {f"{name}_{i}" for name in ("count_tokens", "pack", "unpack", "pack_ids") for i in ("int32", "int64")}
+            | {"prefix_sum"},
+        ),
+    ],
+)
+def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:
+    entries = compile_entries(source_text(source, torch.float16), 90, OPTIONS, tmp_path)
+    assert launched <= {entry.name for entry in entries}
+
+
+def test_rows_fit_their_threads() -> None:
+    for hidden in range(8, 8193, 8):
+        geometry = row_geometry(5, hidden)
+        warps, vectors = (int(part[1:]) for part in geometry.entry.split("_"))
+        assert 8 * 32 * warps * (vectors - 1) < hidden <= 8 * 32 * warps * vectors
+        assert geometry.grid[0] * geometry.block[0] // (32 * warps) >= 5
+
+
+@pytest.mark.parametrize("hidden", [0, 4, 12, 8200])
+def test_hidden_sizes_without_a_kernel_are_refused(hidden: int) -> None:
+    with pytest.raises(ValueError, match=f"hidden size {hidden}"):
+        row_geometry(5, hidden)
