@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.layout import Group
+from penstock.engine.relative import relative_rows
 from penstock.engine.weights import BiasedAttention, DisentangledAttention, RotaryAttention
 
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value [heads, n, L, d] to context, alike
@@ -50,12 +51,11 @@ def disentangled(kind: DisentangledAttention) -> GroupAttention:
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         length, head_dim = query.shape[-2:]
         scores = _products(query, key)
-        if (table := kind.key_positions) is not None:
-            rows = _table_rows(length, len(table), kind.num_buckets, kind.max_distance)
-            scores += _diagonals(query, table[rows.flip(0)])
-        if (table := kind.query_positions) is not None:
-            rows = _table_rows(length, len(table), kind.num_buckets, kind.max_distance)
-            scores += _diagonals(key, table[rows]).transpose(-1, -2)
+        rows = _table_rows(length, kind.num_buckets, kind.max_distance)
+        if kind.key_positions is not None:
+            scores += _diagonals(query, kind.key_positions[rows.flip(0)])
+        if kind.query_positions is not None:
+            scores += _diagonals(key, kind.query_positions[rows]).transpose(-1, -2)
         return _weighted(scores / math.sqrt(kind.num_terms * head_dim), value)
 
     return attention
@@ -93,24 +93,9 @@ def _diagonals(rows: Tensor, table: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _table_rows(length: int, table_size: int, num_buckets: int, max_distance: int) -> Tensor:
+def _table_rows(length: int, num_buckets: int, max_distance: int) -> Tensor:
     """[2L - 1] int64: the row of a relative table for each distance i - j from -(L - 1) to L - 1."""
-    distances = torch.arange(1 - length, length)
-    if num_buckets > 0:
-        distances = _buckets(distances, num_buckets, max_distance)
-    return (distances + table_size // 2).clamp(0, table_size - 1)
-
-
-def _buckets(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """One bucket a distance up to num_buckets / 2, logarithmic ones beyond, up to max_distance. Odd in its argument.
-
-    In float32 and in the reference's order of operations: a ceiling is taken of it.
-    """
-    middle = num_buckets // 2
-    far = distances.abs().clamp(min=middle)
-    steps = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle)) * (middle - 1)
-    logarithmic = (torch.ceil(steps) + middle).long() * distances.sign()
-    return torch.where(distances.abs() <= middle, distances, logarithmic)
+    return torch.from_numpy(relative_rows(length, num_buckets, max_distance)).long()
 
 
 def _weighted(scores: Tensor, value: Tensor) -> Tensor:

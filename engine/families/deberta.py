@@ -4,8 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.checkpoint import Checkpoint
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
+from penstock.engine.relative import relative_rows, relative_span
 from penstock.engine.weights import (
     Attention,
     Dense,
@@ -78,8 +79,12 @@ def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     if not config.get("relative_attention") or not _terms(checkpoint):
         return None
     hidden = require_int(config, "hidden_size")
-    span = _num_buckets(checkpoint) if _num_buckets(checkpoint) > 0 else _max_distance(checkpoint)
-    table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * span, hidden)
+    distances = (_num_buckets(checkpoint), _max_distance(checkpoint))
+    try:
+        relative_rows(require_int(config, "max_position_embeddings"), *distances)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.directory}: config.json: {error}.") from error
+    table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * relative_span(*distances), hidden)
     if "layer_norm" not in str(config.get("norm_rel_ebd", "none")).lower():
         return table
     norm = read_norm(weights, prefix + "encoder.LayerNorm", hidden, _eps(checkpoint))

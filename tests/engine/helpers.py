@@ -22,8 +22,10 @@ _SIZE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 96,
+    "max_position_embeddings": MAX_TOKENS,
 }
-_DEBERTA_V3: dict[str, Any] = {  # as microsoft/deberta-v3-base has it, with fewer buckets
+_ROBERTA = _SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1, "type_vocab_size": 1, "pad_token_id": PAD}
+_DEBERTA_V3 = _SIZE | {  # as microsoft/deberta-v3-base has it, with fewer buckets
     "relative_attention": True,
     "position_buckets": 16,
     "norm_rel_ebd": "layer_norm",
@@ -32,44 +34,42 @@ _DEBERTA_V3: dict[str, Any] = {  # as microsoft/deberta-v3-base has it, with few
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
-_DISTIL_SIZE: dict[str, Any] = {"vocab_size": VOCAB, "dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96}
-CONFIGS: dict[str, Any] = {
-    "bert": lambda **more: transformers.BertConfig(**_SIZE, max_position_embeddings=MAX_TOKENS, **more),
-    "roberta": lambda **more: transformers.RobertaConfig(
-        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
+_CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "bert": (transformers.BertConfig, _SIZE),
+    "roberta": (transformers.RobertaConfig, _ROBERTA),
+    "xlm-roberta": (transformers.XLMRobertaConfig, _ROBERTA),
+    "camembert": (transformers.CamembertConfig, _ROBERTA),
+    "distilbert": (
+        transformers.DistilBertConfig,
+        {
+            "vocab_size": VOCAB,
+            "dim": 48,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 96,
+            "max_position_embeddings": MAX_TOKENS,
+        },
     ),
-    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(
-        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
-    ),
-    "camembert": lambda **more: transformers.CamembertConfig(
-        **_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, type_vocab_size=1, pad_token_id=PAD, **more
-    ),
-    "distilbert": lambda **more: transformers.DistilBertConfig(
-        **_DISTIL_SIZE, max_position_embeddings=MAX_TOKENS, **more
-    ),
-    "albert": lambda **more: transformers.AlbertConfig(
-        **_SIZE, embedding_size=24, max_position_embeddings=MAX_TOKENS, **more
-    ),
-    "electra": lambda **more: transformers.ElectraConfig(
-        **_SIZE, embedding_size=24, max_position_embeddings=MAX_TOKENS, **more
-    ),
-    "mpnet": lambda **more: transformers.MPNetConfig(**_SIZE, max_position_embeddings=MAX_TOKENS + PAD + 1, **more),
-    "deberta-v2": lambda **more: transformers.DebertaV2Config(
-        **_SIZE, max_position_embeddings=MAX_TOKENS, **(_DEBERTA_V3 | more)
-    ),
-    "modernbert": lambda **more: transformers.ModernBertConfig(
-        **_SIZE | {"num_hidden_layers": 4},
-        max_position_embeddings=MAX_TOKENS,
-        local_attention=32,
-        pad_token_id=0,
-        **more,
+    "albert": (transformers.AlbertConfig, _SIZE | {"embedding_size": 24}),
+    "electra": (transformers.ElectraConfig, _SIZE | {"embedding_size": 24}),
+    "mpnet": (transformers.MPNetConfig, _SIZE | {"max_position_embeddings": MAX_TOKENS + PAD + 1}),
+    "deberta-v2": (transformers.DebertaV2Config, _DEBERTA_V3),
+    "modernbert": (
+        transformers.ModernBertConfig,
+        _SIZE | {"num_hidden_layers": 4, "local_attention": 32, "pad_token_id": 0},
     ),
 }
-FAMILIES = tuple(CONFIGS)
+FAMILIES = tuple(_CONFIGS)
 
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
 _AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
 _AUTO_TAGGER: Any = transformers.AutoModelForTokenClassification
+
+
+def config_of(family: str, **changes: Any) -> Any:
+    """A small configuration of a family, as transformers' class."""
+    kind, values = _CONFIGS[family]
+    return kind(**(values | changes))
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
@@ -84,7 +84,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def save_encoder(directory: Path, family: str, **config: Any) -> Any:
     """A random encoder without a head, saved as safetensors; returns the transformers model."""
-    model = _AUTO_MODEL.from_config(CONFIGS[family](**config)).eval()
+    model = _AUTO_MODEL.from_config(config_of(family, **config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model
@@ -92,7 +92,7 @@ def save_encoder(directory: Path, family: str, **config: Any) -> Any:
 
 def save_classifier(directory: Path, family: str, **config: Any) -> Any:
     """A random ...ForSequenceClassification, saved as safetensors; returns the transformers model."""
-    model = _AUTO_CLASSIFIER.from_config(CONFIGS[family](**config)).eval()
+    model = _AUTO_CLASSIFIER.from_config(config_of(family, **config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model
@@ -100,7 +100,7 @@ def save_classifier(directory: Path, family: str, **config: Any) -> Any:
 
 def save_tagger(directory: Path, family: str, **config: Any) -> Any:
     """A random ...ForTokenClassification, saved as safetensors; returns the transformers model."""
-    model = _AUTO_TAGGER.from_config(CONFIGS[family](**config)).eval()
+    model = _AUTO_TAGGER.from_config(config_of(family, **config)).eval()
     randomise(model)
     model.save_pretrained(directory)
     return model
