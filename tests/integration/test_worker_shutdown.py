@@ -11,6 +11,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.messages import Request, join_tokens
 
 DRAIN_S, LEAVE_S = 1.0, 5.0
 EXIT_S = 2.0  # of the process: the batch that is running, the interpreter's end, on a busy machine
@@ -42,7 +43,9 @@ async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
     worker = start_worker(broker, served_name="m", drain_s=DRAIN_S, **slow)
     await worker.ready()
     async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
-        calls = [asyncio.create_task(client.embed(ids=[[n + 1, 2]])) for n in range(100)]
+        calls = [
+            asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n + 1, 2]])))) for n in range(100)
+        ]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.gather(*calls, return_exceptions=True)
     await asyncio.to_thread(lose, broker)
