@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class PackedModel:
         types = weights.embeddings.token_types
         self._encode = encode
         self._dtype = dtype
+        self._hidden_size = weights.hidden_size
         self._vocab_size = weights.vocab_size
         self._max_tokens = weights.max_tokens
         self._num_types = None if types is None else len(types)
@@ -60,6 +62,8 @@ class PackedModel:
         lengths = own.sum(dim=1)
         if not torch.equal(own, torch.arange(own.shape[1]) < lengths[:, None]):
             raise ValueError("attention_mask has zeros before ones. Pad on the right (padding_side='right').")
+        if not own.any():
+            return torch.zeros(*input_ids.shape, self._hidden_size, dtype=self._dtype, device=input_ids.device)
         present = lengths[lengths > 0]
         cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), present.cumsum(dim=0)))
         types = None if token_type_ids is None else token_type_ids.cpu()[own]
@@ -74,18 +78,23 @@ class PackedModel:
 
         Raises ValueError where ids, types, bounds or lengths are beyond the model's.
         """
-        bounds, ids = _int32(cu_seqlens), _int32(token_ids)
+        bounds, ids = cu_seqlens.cpu().numpy(), token_ids.cpu().numpy()
         lengths = np.diff(bounds)
         if len(lengths) == 0 or bounds[0] != 0 or bounds[-1] != len(ids) or lengths.min() < 1:
             raise ValueError(f"cu_seqlens must increase from 0 to {len(ids)}, the number of tokens.")
         if self._max_tokens is not None and lengths.max() > self._max_tokens:
             raise ValueError(f"the longest sequence has {lengths.max()} tokens; the model takes {self._max_tokens}.")
-        _check_range("token ids", ids, self._vocab_size)
         types = None
         if token_type_ids is not None and self._num_types is not None:
-            types = _int32(token_type_ids)
-            _check_range("token_type_ids", types, self._num_types)
-        hidden = self._encode(PackedBatch(ids, bounds, int(lengths.max()), types, options=()))
+            types = _checked("token_type_ids", token_type_ids.cpu().numpy(), self._num_types)
+        batch = PackedBatch(
+            token_ids=_checked("token ids", ids, self._vocab_size),
+            cu_seqlens=bounds.astype(np.int32),
+            max_seqlen=int(lengths.max()),
+            token_type_ids=types,
+            options=(),
+        )
+        hidden = self._encode(batch)
         return hidden.to(token_ids.device, self._dtype)
 
 
@@ -110,10 +119,7 @@ def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
     return encode
 
 
-def _int32(tensor: Tensor) -> Int32Array:
-    return tensor.detach().cpu().numpy().astype(np.int32)
-
-
-def _check_range(name: str, values: Int32Array, size: int) -> None:
+def _checked(name: str, values: npt.NDArray[np.integer[Any]], size: int) -> Int32Array:
     if values.min() < 0 or values.max() >= size:
         raise ValueError(f"{name} must lie in [0, {size}); found {values.min()} to {values.max()}.")
+    return values.astype(np.int32)
