@@ -1,7 +1,7 @@
 """Kernels from source to launch: compiled by CuPy at first use, cached on disk, launched on torch's current stream."""
 
 from functools import cache, lru_cache
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 import torch
@@ -111,9 +111,7 @@ def pointer_or_null(name: str, tensor: Tensor | None, dtype: torch.dtype, shape:
 @lru_cache(maxsize=256)
 def _stream_at(address: int) -> Any:
     """CuPy's name for a stream: the address, and nothing that could outlive the stream."""
-    import cupy
-
-    return cupy.cuda.ExternalStream(address)
+    return _cupy().cuda.ExternalStream(address)
 
 
 @cache
@@ -123,13 +121,16 @@ def _kernel(source: str, entry: str, dtype: torch.dtype, device: int) -> Kernel:
 
 @cache
 def _module(source: str, dtype: torch.dtype) -> Any:
+    return _cupy().RawModule(code=source_text(source, dtype), options=OPTIONS)
+
+
+def _cupy() -> Any:
     try:
-        import cupy
+        return import_module("cupy")
     except ImportError as error:
         raise UnsupportedDevice(
             "The kernels need CuPy: pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]' (CUDA 13)."
         ) from error
-    return cupy.RawModule(code=source_text(source, dtype), options=OPTIONS)
 
 
 def _scalar(dtype: torch.dtype) -> str:

@@ -37,7 +37,14 @@ def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Pa
     ptx = folder / "kernel.ptx"
     ptx.write_bytes(_to_ptx(source, (*options, "-ftz=true", f"-arch=compute_{arch}")))
     ptxas = _wheel("cuda_nvcc") / "bin" / "ptxas"
-    command = [ptxas, "--verbose", f"--gpu-name=sm_{arch}", ptx, "--output-file", folder / "kernel.cubin"]
+    command = [
+        str(ptxas),
+        "--verbose",
+        f"--gpu-name=sm_{arch}",
+        str(ptx),
+        "--output-file",
+        str(folder / "kernel.cubin"),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:
         raise CompileError(ran.stderr)

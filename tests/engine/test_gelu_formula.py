@@ -18,8 +18,9 @@ Float32 = npt.NDArray[np.float32]
 SOURCE = (resources.files("penstock.engine.kernels") / "activation.cu").read_text("utf-8")
 FORMULA = SOURCE[SOURCE.index("struct Gelu {") : SOURCE.index("struct GeluTanh")]
 NUMBER = r"(-?\d+\.\d+(?:e[-+]\d+)?)f"
-COEFFICIENTS = np.float32(
-    re.findall(rf"log2_phi = {NUMBER};", FORMULA) + re.findall(rf"fmaf\(log2_phi, t, {NUMBER}\)", FORMULA)
+COEFFICIENTS: Float32 = np.array(
+    re.findall(rf"log2_phi = {NUMBER};", FORMULA) + re.findall(rf"fmaf\(log2_phi, t, {NUMBER}\)", FORMULA),
+    dtype=np.float32,
 )
 LARGEST_T = np.float32(re.findall(rf"min_nan\(fabsf\(x\), {NUMBER}\)", FORMULA)[0])
 SMALLEST_NORMAL = 2.0**-126
@@ -47,7 +48,8 @@ def gelu(x: Float32, exp2_error: float) -> Float32:
 def exact_gelu(x: Float32) -> npt.NDArray[np.float64]:
     wide = x.astype(np.float64)
     erfc = np.array([math.erfc(value) for value in -wide / math.sqrt(2)])
-    return 0.5 * wide * erfc
+    exact: npt.NDArray[np.float64] = 0.5 * wide * erfc
+    return exact
 
 
 def to_bfloat16(x: Float32) -> npt.NDArray[np.uint16]:
@@ -58,7 +60,8 @@ def to_bfloat16(x: Float32) -> npt.NDArray[np.uint16]:
 def ulps(a: npt.NDArray[np.uint16], b: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
     """How many representable numbers apart: sign and magnitude as integers in order."""
     ordered = [np.where(bits < 0x8000, bits.astype(np.int64), 0x8000 - bits.astype(np.int64)) for bits in (a, b)]
-    return np.abs(ordered[0] - ordered[1])
+    apart: npt.NDArray[np.int64] = np.abs(ordered[0] - ordered[1])
+    return apart
 
 
 def test_the_formula_is_the_sources() -> None:

@@ -1,5 +1,6 @@
 """Every kernel compiles for every device and type we support, within its registers. No GPU is needed."""
 
+import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import activation, heads, pool
-from penstock.engine.kernels.library import OPTIONS, row_geometry, source_text
+from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.nvrtc import compile_entries
 
 SOURCES = sorted(
@@ -65,3 +67,10 @@ def test_rows_fit_their_threads() -> None:
 def test_hidden_sizes_without_a_kernel_are_refused(hidden: int) -> None:
     with pytest.raises(ValueError, match=f"hidden size {hidden}"):
         row_geometry(5, hidden)
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)  # what an import of a missing package finds
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(UnsupportedDevice, match=r"pip install 'penstock\[gpu\]'"):
+        kernel("residual_norm", "residual_norm_w1_v3", torch.float16)

@@ -1,0 +1,50 @@
+"""What the kernels' tests share: data, exact results in float64, and the rule they are judged by."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HALVES = (torch.float16, torch.bfloat16)
+HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
+ROWS = (1, 7, 129, 4097)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return (scale * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
+
+
+def norm_parameters(hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """bias, gamma, beta."""
+    bias = randn(hidden, dtype=dtype, seed=101)
+    return bias, 1 + randn(hidden, dtype=dtype, seed=102, scale=0.1), randn(hidden, dtype=dtype, seed=103)
+
+
+def exact_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm in float64."""
+    return F.layer_norm(x.double(), x.shape[1:], gamma.double(), None if beta is None else beta.double(), eps)
+
+
+def assert_as_exact_as_torch(ours: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """The largest error is at most twice that of plain torch in the same precision; where torch happens to be all but
+    exact, twice what rounding the largest result may cost."""
+    error, plain_error = ((result.double() - exact).abs().max().item() for result in (ours, plain))
+    rounding = torch.finfo(plain.dtype).eps / 2 * exact.abs().max().item()
+    assert error <= 2 * max(plain_error, rounding), (error, plain_error, rounding)  # a NaN fails too
+
+
+def cu_seqlens_of(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+
+
+def replayed(launch: Callable[[], None], restore: Callable[[], None]) -> None:
+    """Capture `launch` in a CUDA graph, `restore` the data that it ran on before, and replay."""
+    launch()  # compiles, which a capture does not allow
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    restore()
+    graph.replay()
+    torch.cuda.synchronize()
