@@ -102,7 +102,7 @@ def _lane(engine: Engine, queue: _Queue) -> None:
 
 
 def _pipeline(engine: PipelinedEngine, queue: _Queue) -> None:
-    """Two batches on the device: the next is queued while one is computed, so that the device never waits for the host."""
+    """Two batches on the device: the next is queued while one is computed, and the device never waits for the host."""
     underway: deque[tuple[_Work, Running]] = deque()
     open_ = True
     while open_ or underway:

@@ -1,15 +1,25 @@
 """From a model's name to an engine on the device that is there."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.engine.checkpoint import read_checkpoint, resolve_model, revision_of
 from penstock.engine.cpu import CpuEngine
 from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
-from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.device import GPU_DTYPES, choose_device, device_name, gpu_precision
 from penstock.engine.families import family_of
-from penstock.engine.heads import checkpoint_heads, linear_head
+from penstock.engine.heads import Head, checkpoint_heads, linear_head
 from penstock.engine.modules import embedding_tail
+from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import ModelInfo
+from penstock.engine.weights import EncoderWeights, with_tables
+
+if TYPE_CHECKING:
+    from penstock.engine.gpu.engine import GpuEngine
+
+L = TypeVar("L")
 
 
 def load_engine(
@@ -20,18 +30,19 @@ def load_engine(
     dtype: str = "auto",
     device: str = "auto",
     threads: int = 1,
-) -> CpuEngine:
+) -> "CpuEngine | GpuEngine":
     """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
 
     name: what requests call the model; the directory's name or the id when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
-    dtype: "float32", "bfloat16", or "auto": bfloat16 where the processor multiplies it natively, else float32.
-    threads: processor threads for one batch; every thread that calls `run` is set to it.
+    dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
+        natively, else float32.
+    device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on.
+    threads: processor threads for one batch on a CPU; every thread that calls `run` is set to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
-    if device not in ("auto", "cpu"):
-        raise UnsupportedDevice(f"device {device!r} is not available; use auto or cpu.")
-    precision = cpu_precision(dtype)
+    on_gpu = choose_device(device) == "cuda"
+    precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
     tail = embedding_tail(checkpoint)
@@ -42,13 +53,31 @@ def load_engine(
         name=name or (directory.resolve().name if Path(model).is_dir() else model),
         revision=revision_of(directory, (Path(head),) if head is not None else ()),
         dtype=precision,
-        device="cpu",
+        device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
         max_tokens=min(filter(None, (checkpoint.max_tokens, weights.max_tokens))),
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
     )
+    if on_gpu:
+        return _on_gpu(info, checkpoint.directory, weights, tail, heads)
     arithmetic = CPU_DTYPES[precision]
     encoder = prepare_for_cpu(weights, arithmetic)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
+
+
+def _on_gpu(
+    info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
+) -> "GpuEngine":
+    from penstock.engine.gpu.encoder import GpuEncoder
+    from penstock.engine.gpu.engine import GpuEngine
+
+    encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
+
+    def moved(layer: L) -> L:
+        return with_tables(layer, lambda tensor: tensor.to(encoder.device))
+
+    tail = replace(tail, dense=tuple(map(moved, tail.dense)))
+    heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
+    return GpuEngine(info, directory, encoder, tail, heads)

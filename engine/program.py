@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from penstock.engine.forward import forward
+from penstock.engine.forward import forward, forward_pre_norm
 from penstock.engine.memory import BufferId, Lifetime, Tape
 from penstock.engine.weights import Attention, Embeddings, Encoder, Norm
 
@@ -20,7 +20,7 @@ X = TypeVar("X")
 class Step:
     """One operation: `kernels[operation](out, *inputs, *arguments)` with buffers for `writes` and `reads`."""
 
-    operation: str  # a method of Ops
+    operation: str  # a method of PreNormOps
     writes: BufferId
     reads: tuple[BufferId, ...]
     arguments: tuple[Any, ...]  # Dense, Norm, Embeddings, Attention: whatever the operation takes beside hidden states
@@ -44,18 +44,18 @@ class Program:
 
 
 def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: int) -> Program:
-    """Write down `forward(encoder, ...)`. `width_of` says how wide a projection's output is.
+    """Write down the forward pass of `encoder`. `width_of` says how wide a projection's output is.
 
     The result is kept for one step more than the forward has: for the pooling that follows it.
     """
     recorder = _Recorder(width_of, bytes_per_value)
-    result = forward(encoder, recorder)
+    result = (forward_pre_norm if encoder.pre_norm else forward)(encoder, recorder)
     recorder.tape.use(result)
     return Program(tuple(recorder.steps), recorder.tape.lifetimes(), tuple(recorder.widths), result)
 
 
 class _Recorder(Generic[D]):
-    """Implements `Ops[BufferId, D]`. What an operation does within its output counts as one step."""
+    """Implements `PreNormOps[BufferId, D]`. What an operation does within its output counts as one step."""
 
     def __init__(self, width_of: Callable[[D], int], bytes_per_value: int) -> None:
         self.tape = Tape()
@@ -72,6 +72,12 @@ class _Recorder(Generic[D]):
 
     def project_add_norm(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> BufferId:
         return self._step("project_add_norm", self._width_of(dense), (x, residual), (dense, norm))
+
+    def project_add(self, x: BufferId, dense: D, residual: BufferId) -> BufferId:
+        return self._step("project_add", self._width_of(dense), (x, residual), (dense,))
+
+    def normalise(self, x: BufferId, norm: Norm) -> BufferId:
+        return self._step("normalise", self.widths[x], (x,), (norm,))
 
     def attend(self, qkv: BufferId, attention: Attention) -> BufferId:
         return self._step("attend", self.widths[qkv] // 3, (qkv,), (attention,))

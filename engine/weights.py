@@ -105,6 +105,15 @@ class Layer(Generic[D]):
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution(Generic[D]):
+    """norm(first layer's output + activation(convolution of the embeddings)): DeBERTa-v2's larger models."""
+
+    dense: D  # [H, kernel_size * H]: the weights for each neighbour in turn, from the furthest before to that after
+    kernel_size: int  # odd
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder(Generic[D]):
     """Embeddings and layers. A model whose layers share their weights (ALBERT) lists one `Layer` many times."""
 
@@ -114,6 +123,7 @@ class Encoder(Generic[D]):
     hidden_size: int
     num_heads: int
     max_tokens: int | None  # longest sequence the weights allow; None: any
+    convolution: Convolution[D] | None = None  # beside the first layer
     pre_norm: bool = False  # whether what is carried from layer to layer is the sum (true) or the norm of the sum
 
     def __post_init__(self) -> None:
@@ -143,12 +153,15 @@ class Encoder(Generic[D]):
             if id(layer) not in layers:
                 layers[id(layer)] = _prepared_layer(layer, dense, table_once)
         return Encoder(
-            embeddings=_with_tables(self.embeddings, table_once),
+            embeddings=with_tables(self.embeddings, table_once),
             projection=None if self.projection is None else dense(self.projection),
             layers=tuple(layers[id(layer)] for layer in self.layers),
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
             max_tokens=self.max_tokens,
+            convolution=None
+            if self.convolution is None
+            else _prepared_convolution(self.convolution, dense, table_once),
             pre_norm=self.pre_norm,
         )
 
@@ -159,22 +172,22 @@ EncoderWeights = Encoder[Dense]
 def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> Layer[E]:
     return Layer(
         qkv=dense(layer.qkv),
-        attention=_with_tables(layer.attention, table),
+        attention=with_tables(layer.attention, table),
         attention_output=dense(layer.attention_output),
-        attention_norm=_with_tables(layer.attention_norm, table),
+        attention_norm=with_tables(layer.attention_norm, table),
         up=dense(layer.up),
         down=dense(layer.down),
-        output_norm=_with_tables(layer.output_norm, table),
+        output_norm=with_tables(layer.output_norm, table),
     )
 
 
-def _with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
-    """A copy of a dataclass with its tensors, and those of its norm, replaced."""
+def with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
+    """A copy of one of these dataclasses with its tensors, and those of its norm, through `table`."""
     changes: dict[str, Any] = {}
     for field in fields(holder):  # type: ignore[arg-type]  # callers pass dataclasses
         value = getattr(holder, field.name)
         if isinstance(value, Tensor):
             changes[field.name] = table(value)
         elif isinstance(value, Norm):
-            changes[field.name] = _with_tables(value, table)
+            changes[field.name] = with_tables(value, table)
     return replace(holder, **changes)  # type: ignore[type-var]  # callers pass dataclasses

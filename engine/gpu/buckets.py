@@ -5,17 +5,18 @@ sequence, which is a host integer inside the attention kernels' launches.
 """
 
 from penstock.engine.gpu.inputs import Shape
+from penstock.engine.kernels.short_attention import supports
 from penstock.engine.types import PackedBatch
 
 GRAPH_ROWS = 4096  # beyond it the device works longer on a batch than the host needs to launch its kernels
 GRAPH_SLOTS = 1024
 
 # Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
-_ROW_STEPS = ((128, 32), (1024, 64), (2048, 128), (GRAPH_ROWS, 256))
+_ROW_STEPS = ((512, 32), (1024, 64), (2048, 128), (GRAPH_ROWS, 256))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 
-def graph_shape(batch: PackedBatch, max_tokens: int) -> Shape | None:
+def graph_shape(batch: PackedBatch, max_tokens: int, head_dim: int) -> Shape | None:
     """The shape whose graph can run this batch; None for batches that are too large for graphs.
 
     max_tokens: longest sequence that the model allows.
@@ -27,7 +28,9 @@ def graph_shape(batch: PackedBatch, max_tokens: int) -> Shape | None:
     rows = _rounded_rows(num_tokens)
     needed = num_sequences + -(-(rows - num_tokens) // max_seqlen)
     slots = max(_MIN_SLOTS, _power_of_two(needed))
-    return None if slots > GRAPH_SLOTS else Shape(rows, slots, max_seqlen, batch.token_type_ids is not None)
+    if slots > GRAPH_SLOTS:
+        return None
+    return Shape(rows, slots, max_seqlen, batch.token_type_ids is not None, supports(head_dim, max_seqlen))
 
 
 def _rounded_rows(num_tokens: int) -> int:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
@@ -40,7 +42,8 @@ class GpuEncoder:
         self.device = torch.device(device)
         self.dtype = dtype
         encoder = prepare_for_gpu(weights, dtype, self.device)
-        self._num_heads = encoder.num_heads
+        self._head_dim = encoder.head_dim
+        self._tables = AttentionTables.of(encoder, self.device)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
         self._staging = Staging()
@@ -56,13 +59,17 @@ class GpuEncoder:
 
     def encode(self, batch: PackedBatch) -> Encoded:
         """As `run`, with what the kernels after the forward need to know of the batch."""
-        shape = graph_shape(batch, self._max_tokens)
-        if self._graphs is not None and shape is not None:
+        shape = graph_shape(batch, self._max_tokens, self._head_dim)
+        if self._graphs is not None and shape is not None and self._may_capture(shape):
             inputs = self._upload(batch, shape, self._room_for_graphs())
             hidden = self._graphs.run(shape, lambda: self._forward(inputs, self._graph_workspace))
             return Encoded(hidden, inputs)
-        inputs = self._upload(batch, shape := exact_shape(batch), self._room_for(shape))
+        inputs = self._upload(batch, shape := exact_shape(batch, self._head_dim), self._room_for(shape))
         return Encoded(self._forward(inputs, self._workspace), inputs)
+
+    def _may_capture(self, shape: Shape) -> bool:
+        """Long sequences with biases are run one by one, which no graph can hold."""
+        return shape.is_short or self._tables.short_bias is None
 
     def trim(self) -> None:
         """Give back memory that recent batches did not need. No work may be underway."""
@@ -70,7 +77,7 @@ class GpuEncoder:
 
     def _upload(self, batch: PackedBatch, shape: Shape, room: Tensor) -> Inputs:
         self._staging.upload(batch, shape, room)
-        return views(room, shape)
+        return views(room, shape, np.diff(batch.cu_seqlens).tolist())
 
     def _room_for(self, shape: Shape) -> Tensor:
         if len(self._inputs) < shape.num_values:
@@ -81,10 +88,10 @@ class GpuEncoder:
         """Made with the first graph, for the largest shape: graphs hold addresses, so it never moves."""
         if len(self._graph_inputs) == 0:
             self._graph_workspace.reserve(GRAPH_ROWS)
-            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True)
+            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, is_short=True)
             self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)
         return self._graph_inputs
 
     def _forward(self, inputs: Inputs, workspace: Workspace) -> Tensor:
-        kernels = GpuKernels(inputs, self._num_heads)
+        kernels = GpuKernels(inputs, self._tables)
         return self._program.run(kernels.by_name(), workspace.buffers(inputs.shape.rows))

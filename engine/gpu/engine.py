@@ -1,9 +1,10 @@
 """The engine on a GPU: batches queued on one stream, one ahead of the other, rows fetched when they are there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from penstock.engine.gpu.encoder import Encoded, GpuEncoder
 from penstock.engine.heads import Head
 from penstock.engine.kernels.pool import pool
 from penstock.engine.pooling import EmbeddingTail
-from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
 
@@ -22,21 +23,22 @@ class _Fetched:
     """One option's results on their way to the host."""
 
     wanted: TaskOptions
-    rows: Tensor  # pinned; filled once the batch's `ended` has come
+    rows: Tensor  # pinned, a row a sequence or a token; filled once the batch's `ended` has come
+    of_tokens: bool
 
 
 class GpuEngine:
     """Implements `penstock.engine.types.PipelinedEngine`. One thread calls it: the only one that uses the device."""
 
     def __init__(
-        self, info: ModelInfo, directory: Path, encoder: GpuEncoder, tail: EmbeddingTail, head: Head | None
+        self, info: ModelInfo, directory: Path, encoder: GpuEncoder, tail: EmbeddingTail, heads: Mapping[str, Head]
     ) -> None:
-        """`tail` and `head` lie on the encoder's device."""
+        """`tail` and `heads` lie on the encoder's device."""
         self.info = info
         self.directory = directory  # tokenizer.json lies here
         self._encoder = encoder
         self._tail = tail
-        self._head = head
+        self._heads = heads
         self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
         self._failure: str | None = None
         self._num_batches = 0
@@ -67,19 +69,29 @@ class GpuEngine:
         started, ended = _event(), _event()
         started.record()
         encoded = self._encoder.encode(batch)
-        fetched = [_fetch(wanted, self._rows(encoded, batch, wanted)) for wanted in dict.fromkeys(batch.options)]
+        fetched = [self._fetch(encoded, batch, wanted) for wanted in dict.fromkeys(batch.options)]
         ended.record()
         return RunningBatch(self, batch, fetched, started, ended)
 
+    def _fetch(self, encoded: Encoded, batch: PackedBatch, wanted: TaskOptions) -> _Fetched:
+        rows = self._rows(encoded, batch, wanted)
+        pinned = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
+        pinned.copy_(rows, non_blocking=True)
+        head = self._heads.get(wanted.task)
+        return _Fetched(wanted, pinned, head is not None and head.reads == "tokens")
+
     def _rows(self, encoded: Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
-        """float32, one row a sequence."""
-        match wanted.task, self._head:
-            case "embed", _:
-                return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
-            case "classify", Head(on_embedding=True) as head:
+        """float32, one row a sequence, or with a head that reads tokens one a token."""
+        if wanted.task == "embed":
+            return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
+        head = self._heads.get(wanted.task)
+        match head:
+            case Head(reads="embedding"):
                 return head(self._embeddings(encoded, batch, None, None))
-            case "classify", Head() as head:
-                return head(self._pooled(encoded, batch, "cls", normalize=False))
+            case Head(reads="cls" | "mean" as pooling):
+                return head(self._pooled(encoded, batch, pooling, normalize=False))
+            case Head(reads="tokens"):
+                return head(encoded.hidden[: len(batch.token_ids)].float())
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
@@ -134,16 +146,14 @@ class RunningBatch:
             self._ended.synchronize()
         except RuntimeError as error:
             raise self._engine._judged(error) from error
-        rows = {fetched.wanted: fetched.rows.numpy().copy() for fetched in self._fetched}
+        rows = {fetched.wanted: self._by_sequence(fetched) for fetched in self._fetched}
         results = [rows[wanted][index] for index, wanted in enumerate(self._batch.options)]
         return BatchOutput(rows=results, device_s=self._started.elapsed_time(self._ended) / 1e3)
+
+    def _by_sequence(self, fetched: _Fetched) -> Sequence[Float32Array]:
+        rows: Float32Array = fetched.rows.numpy().copy()
+        return np.split(rows, self._batch.cu_seqlens[1:-1]) if fetched.of_tokens else list(rows)
 
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
-
-
-def _fetch(wanted: TaskOptions, rows: Tensor) -> _Fetched:
-    pinned = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
-    pinned.copy_(rows, non_blocking=True)
-    return _Fetched(wanted, pinned)

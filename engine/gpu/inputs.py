@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.kernels.short_attention import plan_capacity, plan_items, supports
 from penstock.engine.types import Int32Array, PackedBatch
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
@@ -13,7 +14,7 @@ _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a batch as the device sees it. Everything on the device depends on the batch through this alone.
+    """The shape of a batch as the device sees it: launches depend on the batch through this alone.
 
     `rows` may exceed the batch's tokens, and `slots` its sequences: the rest of the rows are sequences of their own, of
     token 0, so that no kernel ever meets an undefined row; the rest of the slots are empty sequences.
@@ -23,19 +24,24 @@ class Shape:
     slots: int
     max_seqlen: int  # at least that of every sequence
     has_types: bool
+    is_short: bool  # whether the short attention kernel runs it, which needs a plan
 
     @property
     def num_values(self) -> int:
         """int32 values that describe a batch of this shape."""
-        return self._types_start + (_padded(self.rows) if self.has_types else 0)
+        return int(self.sections[-1].stop)
 
     @property
-    def _cu_start(self) -> int:
-        return 2 * _padded(self.rows)
+    def plan_items(self) -> int:
+        """Rows of the attention plan."""
+        return plan_capacity(self.rows, self.slots) if self.is_short else 0
 
     @property
-    def _types_start(self) -> int:
-        return self._cu_start + _padded(self.slots + 1)
+    def sections(self) -> tuple[slice, ...]:
+        """Where among the values the token ids, positions, cu_seqlens, token types and plan lie."""
+        sizes = self.rows, self.rows, self.slots + 1, self.rows if self.has_types else 0, 2 * self.plan_items
+        starts = np.cumsum([0, *(-(-size // _SECTION) * _SECTION for size in sizes)]).tolist()
+        return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +53,48 @@ class Inputs:
     positions: Tensor  # [rows]: of each token in its own sequence
     cu_seqlens: Tensor  # [slots + 1]
     token_types: Tensor | None  # [rows]
+    attention_plan: Tensor  # [shape.plan_items, 2]
+    lengths: list[int]  # of the batch's sequences, on the host: a captured graph must not look at them
 
 
-def exact_shape(batch: PackedBatch) -> Shape:
+def exact_shape(batch: PackedBatch, head_dim: int) -> Shape:
     """No spare rows or slots."""
-    return Shape(len(batch.token_ids), len(batch.cu_seqlens) - 1, batch.max_seqlen, batch.token_type_ids is not None)
+    return Shape(
+        rows=len(batch.token_ids),
+        slots=len(batch.cu_seqlens) - 1,
+        max_seqlen=batch.max_seqlen,
+        has_types=batch.token_type_ids is not None,
+        is_short=supports(head_dim, batch.max_seqlen),
+    )
 
 
 def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     """Write the batch's description, `shape.num_values` values, to `out`. ValueError when it does not fit the shape."""
-    num_tokens, rows = len(batch.token_ids), shape.rows
-    cu_seqlens = _with_spare_sequences(batch.cu_seqlens, shape)
-    lengths = np.diff(cu_seqlens)
-    cu_start, types_start = shape._cu_start, shape._types_start
-    out[:num_tokens] = batch.token_ids
-    out[num_tokens:rows] = 0
-    positions = out[_padded(rows) : _padded(rows) + rows]
-    np.subtract(np.arange(rows, dtype=np.int32), np.repeat(cu_seqlens[:-1], lengths), out=positions)
-    out[cu_start : cu_start + shape.slots + 1] = cu_seqlens
+    num_tokens = len(batch.token_ids)
+    token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in shape.sections)
+    cu_seqlens[:] = _with_spare_sequences(batch.cu_seqlens, shape)
+    token_ids[:num_tokens] = batch.token_ids
+    token_ids[num_tokens:] = 0
+    starts_by_row = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    np.subtract(np.arange(shape.rows, dtype=np.int32), starts_by_row, out=positions)
     if batch.token_type_ids is not None:
-        out[types_start : types_start + num_tokens] = batch.token_type_ids
-        out[types_start + num_tokens : types_start + rows] = 0
+        token_types[:num_tokens] = batch.token_type_ids
+        token_types[num_tokens:] = 0
+    if shape.is_short:
+        plan.reshape(-1, 2)[:] = plan_items(cu_seqlens, shape.plan_items)
 
 
-def views(device: Tensor, shape: Shape) -> Inputs:
+def views(device: Tensor, shape: Shape, lengths: list[int]) -> Inputs:
     """The sections of a description that was copied to `device`, int32 [at least shape.num_values]."""
-    padded, cu_start, types_start = _padded(shape.rows), shape._cu_start, shape._types_start
+    token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in shape.sections)
     return Inputs(
         shape=shape,
-        token_ids=device[: shape.rows],
-        positions=device[padded : padded + shape.rows],
-        cu_seqlens=device[cu_start : cu_start + shape.slots + 1],
-        token_types=device[types_start : types_start + shape.rows] if shape.has_types else None,
+        token_ids=token_ids,
+        positions=positions,
+        cu_seqlens=cu_seqlens,
+        token_types=token_types if shape.has_types else None,
+        attention_plan=plan.view(-1, 2),
+        lengths=lengths,
     )
 
 
@@ -114,7 +130,3 @@ def _with_spare_sequences(cu_seqlens: Int32Array, shape: Shape) -> Int32Array:
     if num_tokens > shape.rows or own > shape.slots or whole[-1] != shape.rows:
         raise ValueError(f"A batch of {own} sequences with {num_tokens} tokens does not fit {shape}. This is a bug.")
     return whole
-
-
-def _padded(count: int) -> int:
-    return -(-count // _SECTION) * _SECTION

@@ -45,8 +45,8 @@ class Workspace:
 
     def trim(self) -> None:
         """Give back what recent batches did not need. No work on the device may be using the workspace."""
-        if self.arena.trim():
-            self._views.cache_clear()
+        self._views.cache_clear()  # or the views would hold the old chunk beside the new one
+        self.arena.trim()
 
     def _make_views(self, rows: int, chunks: tuple[int, ...]) -> list[Tensor]:
         plan = self._planner.plan(rows, 1, chunks)

@@ -97,10 +97,16 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("more", [{"device": "cuda"}, {"dtype": "float8"}])
-def test_devices_and_dtypes_that_are_not_here_are_refused(bert: tuple[Any, Path], more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("more", [{"device": "tpu"}, {"device": "cpu", "dtype": "float8"}])
+def test_devices_and_dtypes_that_do_not_exist_are_refused(bert: tuple[Any, Path], more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedDevice, match="is not available; use auto"):
         load_engine(str(bert[1]), **more)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_named(bert: tuple[Any, Path]) -> None:
+    with pytest.raises(UnsupportedDevice, match="torch sees no CUDA GPU"):
+        load_engine(str(bert[1]), device="cuda")
 
 
 def test_shards_are_read(bert: tuple[Any, Path]) -> None:

@@ -1,0 +1,142 @@
+"""Attention on a GPU: every kind a model may have, and the kernel that each gets. qkv [R, 3H] to context [R, H]."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.gpu.inputs import Inputs
+from penstock.engine.kernels.disentangled_attention import disentangled_attention
+from penstock.engine.kernels.short_attention import MAX_SEQLEN, short_attention
+from penstock.engine.relative import relative_rows
+from penstock.engine.weights import (
+    Attention,
+    BiasedAttention,
+    DisentangledAttention,
+    Encoder,
+    PlainAttention,
+    RotaryAttention,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTables:
+    """What attention needs of a model beside each layer's own weights; the same in every layer."""
+
+    num_heads: int
+    short_bias: Tensor | None  # [num_heads, S, S], S even: the biases among a short sequence's positions
+    relative_rows: Tensor | None  # int32 [2 * max_tokens - 1]: row of DeBERTa's tables for each distance
+
+    @classmethod
+    def of(cls, encoder: Encoder[Any], device: torch.device) -> "AttentionTables":
+        """`encoder`, prepared for the device."""
+        bias, rows = None, None
+        match encoder.layers[0].attention:
+            case BiasedAttention(bias=whole):
+                bias = F.pad(whole, (0, 1, 0, 1))[:, : _even(whole), : _even(whole)].contiguous()
+            case DisentangledAttention() as kind if encoder.max_tokens is not None:
+                table = relative_rows(encoder.max_tokens, kind.num_buckets, kind.max_distance)
+                rows = torch.from_numpy(table).to(device)
+        return cls(encoder.num_heads, bias, rows)
+
+
+def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
+    """The context, in `out` or where a kernel of torch's put it."""
+    match attention:
+        case PlainAttention():
+            return _plain(out, qkv, inputs, tables)
+        case BiasedAttention():
+            return _biased(out, qkv, attention, inputs, tables)
+        case DisentangledAttention():
+            return _disentangled(out, qkv, attention, inputs, tables)
+        case RotaryAttention():
+            return _rotary(qkv, attention, inputs, tables)
+        case _:
+            raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
+
+
+def _plain(out: Tensor, qkv: Tensor, inputs: Inputs, tables: AttentionTables) -> Tensor:
+    scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
+    if inputs.shape.is_short:
+        short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale)
+        return out
+    query, key, value = qkv.view(len(qkv), 3, tables.num_heads, -1).unbind(1)
+    return flash_attention(query, key, value, inputs, scale)
+
+
+def _biased(out: Tensor, qkv: Tensor, attention: BiasedAttention, inputs: Inputs, tables: AttentionTables) -> Tensor:
+    """Long sequences go through torch one by one: no kernel of its takes packed sequences with a bias."""
+    scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
+    if inputs.shape.is_short:
+        short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, tables.short_bias)
+        return out
+    parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), inputs.lengths)
+    for rows, part in zip(torch.split(out, inputs.lengths), parts, strict=True):
+        query, key, value = part.transpose(0, 2).transpose(0, 1)
+        bias = attention.bias[:, : len(part), : len(part)]
+        context = F.scaled_dot_product_attention(query[None], key[None], value[None], bias[None])[0]
+        rows.view(len(part), tables.num_heads, -1).copy_(context.transpose(0, 1))
+    return out
+
+
+def _disentangled(
+    out: Tensor, qkv: Tensor, attention: DisentangledAttention, inputs: Inputs, tables: AttentionTables
+) -> Tensor:
+    if tables.relative_rows is None:
+        raise RuntimeError("no table of relative rows was made for this model. This is a bug.")
+    disentangled_attention(
+        out,
+        qkv,
+        inputs.cu_seqlens,
+        inputs.shape.max_seqlen,
+        tables.num_heads,
+        attention.key_positions,
+        attention.query_positions,
+        tables.relative_rows,
+        1.0 / math.sqrt(attention.num_terms * (out.shape[1] // tables.num_heads)),
+    )
+    return out
+
+
+def _rotary(qkv: Tensor, attention: RotaryAttention, inputs: Inputs, tables: AttentionTables) -> Tensor:
+    view = qkv.view(len(qkv), 3, tables.num_heads, -1)
+    half = view.shape[-1] // 2
+    cosines, sines = (table[inputs.positions][:, None, None, :] for table in (attention.cosines, attention.sines))
+    first, second = view[:, :2, :, :half], view[:, :2, :, half:]
+    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    scale = 1.0 / math.sqrt(2 * half)
+    return flash_attention(turned[:, 0], turned[:, 1], view[:, 2], inputs, scale, attention.window)
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, scale: float, window: int | None = None
+) -> Tensor:
+    """torch's FlashAttention-2 over packed sequences, [R, heads, d] each, to [R, H] that it allocates.
+
+    window: tokens further apart than this do not see each other.
+    """
+    cu_seqlens, longest = inputs.cu_seqlens, inputs.shape.max_seqlen
+    context: Tensor = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        0.0,
+        False,
+        False,
+        scale=scale,
+        window_size_left=window,
+        window_size_right=window,
+    )[0]
+    return context.reshape(len(query), -1)
+
+
+def _even(bias: Tensor) -> int:
+    """Positions of the biases that short sequences need."""
+    return min(MAX_SEQLEN, bias.shape[1] + bias.shape[1] % 2)

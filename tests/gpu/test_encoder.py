@@ -1,0 +1,135 @@
+"""The encoder on the device: against transformers in float32, graph against eager, and nothing leaks between batches."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine import TaskOptions
+from penstock.engine.checkpoint import read_checkpoint
+from penstock.engine.families import family_of
+from penstock.engine.gpu import GpuEncoder
+from penstock.engine.types import Float32Array, Int32Array
+from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, reference_hidden, save_encoder
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 2, 17, 64, 65, 127, 128, 129, 130, 1, 33)
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float16, **more: Any) -> GpuEncoder:
+    checkpoint = read_checkpoint(directory)
+    return GpuEncoder(family_of(checkpoint).encoder(checkpoint), dtype, **more)
+
+
+def hidden(encoder: GpuEncoder, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+    """Hidden states [L, H] of each sequence, as one batch."""
+    batch = pack(sequences)
+    states = encoder.run(batch).float().cpu().numpy()
+    return [np.asarray(states[a:b]) for a, b in itertools.pairwise(batch.cu_seqlens)]
+
+
+def cosine(one: Float32Array, other: Float32Array) -> float:
+    a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_equals_transformers(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+    # Heads of 32 elements: those of the CPU's tests (12) are for no GPU kernel.
+    sizes = {"dim": 128} if family == "distilbert" else {"hidden_size": 128}
+    model = save_encoder(tmp_path, family, **sizes)
+    encoder = load(tmp_path, dtype)
+    sequences = random_sequences(LENGTHS)
+    expected = [reference_hidden(model, sequence) for sequence in sequences]
+    for _ in range(3):  # eager, captured, replayed
+        for got, want in zip(hidden(encoder, sequences), expected, strict=True):
+            assert cosine(got, want) >= (0.9999 if dtype == torch.float16 else 0.998)
+
+
+@pytest.fixture
+def encoders(tmp_path: Path, dtype: torch.dtype) -> tuple[GpuEncoder, GpuEncoder]:
+    """One with graphs and one without, of the same weights."""
+    save_encoder(tmp_path, "bert", hidden_size=128)
+    return load(tmp_path, dtype), load(tmp_path, dtype, graphs=False)
+
+
+def test_a_replayed_graph_equals_the_launches_it_was_captured_from(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+    encoder, _ = encoders
+    rng = np.random.default_rng(0)
+    packs = [random_sequences(rng.integers(1, MAX_TOKENS, rng.integers(1, 30)).tolist(), seed) for seed in range(40)]
+    first = [hidden(encoder, sequences) for sequences in packs]
+    for _ in range(2):
+        for sequences, before in zip(packs, first, strict=True):
+            for got, want in zip(hidden(encoder, sequences), before, strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_a_row_does_not_depend_on_its_batch_mates(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+    rng = np.random.default_rng(1)
+    probe = random_sequences((40,), seed=99)[0]
+    for encoder in encoders:
+        alone = hidden(encoder, [probe])[0]
+        for seed in range(50):
+            mates = random_sequences(rng.integers(1, MAX_TOKENS, rng.integers(1, 40)).tolist(), seed)
+            place = int(rng.integers(0, len(mates) + 1))
+            together = hidden(encoder, [*mates[:place], probe, *mates[place:]])[place]
+            assert cosine(together, alone) >= 0.99999  # cuBLAS may sum in another order for another number of rows
+
+
+def test_a_thousand_random_packs_agree_with_the_launches_of_exact_shape(
+    encoders: tuple[GpuEncoder, GpuEncoder],
+) -> None:
+    with_graphs, eager = encoders
+    rng = np.random.default_rng(2)
+    for seed in range(1000):
+        sequences = random_sequences(rng.integers(1, MAX_TOKENS + 1, rng.integers(1, 24)).tolist(), seed)
+        for got, want in zip(hidden(with_graphs, sequences), hidden(eager, sequences), strict=True):
+            assert cosine(got, want) >= 0.99999
+
+
+def test_poison_in_every_buffer_reaches_no_result(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+    sequences = random_sequences((5, 40, 1, 100))
+    for encoder in encoders:
+        clean = [hidden(encoder, sequences) for _ in range(3)][-1]
+        for workspace in (encoder._graph_workspace, encoder._workspace):
+            for chunk in workspace.arena.buffers:
+                chunk.bytes.fill_(0xFF)  # NaN in float16 and bfloat16
+        for got, want in zip(hidden(encoder, sequences), clean, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_no_device_memory_is_allocated_after_the_first_batches(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+    rng = np.random.default_rng(3)
+    packs = [random_sequences(rng.integers(1, 100, rng.integers(1, 20)).tolist(), seed) for seed in range(100)]
+    largest = random_sequences((100,) * 25)
+    for encoder in encoders:
+        for sequences in (largest, largest, *packs, *packs):
+            hidden(encoder, sequences)
+        before = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_allocated()
+        for sequences in packs:
+            hidden(encoder, sequences)
+        assert (torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_allocated()) == before
+
+
+def test_a_batch_with_token_types(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, "bert", hidden_size=128)
+    encoder = load(tmp_path)
+    sequences = random_sequences((9, 30, 9))
+    types = [np.arange(len(s), dtype=np.int32) // 5 % 2 for s in sequences]
+    batch = pack(sequences, TaskOptions("embed"), types)
+    for _ in range(3):
+        states = encoder.run(batch).float().cpu().numpy()
+        for index, (a, b) in enumerate(itertools.pairwise(batch.cu_seqlens)):
+            assert cosine(states[a:b], reference_hidden(model, sequences[index], types[index])) >= 0.9999
