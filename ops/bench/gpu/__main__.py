@@ -54,6 +54,8 @@ def measure(parts: list[str], folder: Path, header: dict[str, Any], chosen: argp
         undone = [name for name in parts if not (folder / f"{name}.json").exists()]
         if code is None:
             _give_up(folder, undone, "the time limit of the run has passed")
+        elif not (folder / "machine.json").exists():
+            _give_up(folder, undone, f"the process could not start: exit code {code}")
         elif code != DEVICE_IS_SICK:  # it died in the first of them
             _give_up(folder, undone[:1], f"the process ended with exit code {code}")
     return collect(parts, folder, header, chosen.output)
@@ -89,7 +91,7 @@ def _wait(worker: "subprocess.Popen[bytes]", seconds: float, on_poll: Callable[[
 
 def _give_up(folder: Path, parts: Sequence[str], why: str) -> None:
     for name in parts:
-        record = {"error": why, "seconds": None, "failures": {}, "result": None}
+        record: dict[str, Any] = {"error": why, "seconds": None, "failures": {}, "result": None}
         (folder / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
 
 

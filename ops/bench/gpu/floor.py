@@ -1,6 +1,7 @@
 """The GEMM floor: the four linear layers of each encoder layer in one CUDA graph, and nothing else."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class GemmFloor:
     def graph(self, tokens: int) -> Callable[[], object]:
         """A replay of the products for so many tokens, in the faster of the two layouts."""
         replays = {
-            name: self._recorder.capture(lambda weights=weights: self._products(weights, tokens))
+            name: self._recorder.capture(partial(self._products, weights, tokens))
             for name, weights in self._weights.items()
         }
         milliseconds = interleaved_ms(replays, _TRIALS)

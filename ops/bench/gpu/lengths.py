@@ -27,6 +27,14 @@ def around_mean(max_tokens: int, ratio: float, count: int, seed: int) -> Lengths
     return uniform(low, 2 * mean - low, count, seed)
 
 
+def filling(tokens: int, low: int, high: int, seed: int) -> Lengths:
+    """Uniform lengths in [low, high] that add up to `tokens`; the last one is cut."""
+    lengths = uniform(low, high, tokens, seed)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
+    lengths[-1] -= lengths.sum() - tokens
+    return lengths
+
+
 def squad(seed: int) -> Lengths:
     """The 1,414 lengths of the SQuAD slice, in random order: the file's neighbours are windows of one text."""
     text = files("penstock.ops.bench.gpu").joinpath(SQUAD_FILE).read_text(encoding="utf-8")

@@ -6,20 +6,19 @@ are in its time. The floor is the products over all tokens at once, in chunks of
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from penstock.engine.forward import forward
-from penstock.engine.gpu.inputs import Staging, exact_shape, views
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.lengths import Lengths, squad, uniform
-from penstock.ops.bench.gpu.models import padded_inputs
+from penstock.ops.bench.gpu.models import padded_inputs, torch_ops
 from penstock.ops.bench.gpu.timing import Work, wall_s
-from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH, TorchOps
+from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 
 REQUESTS = 4096
 BUDGETS = (8192, 16_384, 32_768)  # tokens a batch
@@ -48,11 +47,12 @@ def _workload(bench: Bench, name: str, lengths: Lengths) -> dict[str, Any]:
     tokens = int(lengths.sum())
     tried: dict[str, dict[str, float]] = {}
     finalists: dict[str, Work] = {}
-    for label, make in {
+    makers: dict[str, Callable[[], dict[str, Work]]] = {
         "ours": lambda: _ours(bench, requests),
         "packed torch": lambda: _packed_torch(bench, requests),
         "floor": lambda: _floor(bench, tokens),
-    }.items():
+    }
+    for label, make in makers.items():
         with bench.guarded(label, f"backlog {name}"):
             works = make()
             tried[label] = _fastest_first(works)
@@ -84,32 +84,32 @@ def _ours(bench: Bench, requests: Requests) -> dict[str, Work]:
             bench.ours.run(pack(batch))
 
     return {
-        f"{order}, {budget} tokens a batch": lambda ordered=ordered, budget=budget: once(ordered, budget)
+        f"{order}, {budget} tokens a batch": partial(once, ordered, budget)
         for order, ordered in (("in order of arrival", lambda requests: requests), ("sorted by length", by_length))
         for budget in BUDGETS
     }
 
 
 def _packed_torch(bench: Bench, requests: Requests) -> dict[str, Work]:
-    """torch's own operators over the engine's way of uploading."""
-    staging, encoder = Staging(), bench.prepared
-    device = torch.empty(4 * max(BUDGETS), dtype=torch.int32, device="cuda")
+    encoder = bench.prepared
 
     def once(budget: int) -> None:
         for group in by_budget(requests, budget):
-            batch = pack(group)
-            shape = exact_shape(batch)
-            staging.upload(batch, shape, device)
-            forward(encoder, TorchOps(views(device, shape), None, encoder.num_heads, PACKED_TORCH))
+            forward(encoder, torch_ops(encoder, pack(group), PACKED_TORCH))
 
-    return {f"{budget} tokens a batch": lambda budget=budget: once(budget) for budget in BUDGETS}
+    return {f"{budget} tokens a batch": partial(once, budget) for budget in BUDGETS}
 
 
 def _floor(bench: Bench, tokens: int) -> dict[str, Work]:
     def of_budget(budget: int) -> Work:
         whole, rest = divmod(tokens, budget)
         replays = [bench.floor.graph(budget)] * whole + ([bench.floor.graph(rest)] if rest else [])
-        return lambda: [replay() for replay in replays]
+
+        def all_of_them() -> None:
+            for replay in replays:
+                replay()
+
+        return all_of_them
 
     return {f"{budget} tokens a product": of_budget(budget) for budget in BUDGETS}
 

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.kernels import flash_attention
 from penstock.engine.kernels import short_attention as short
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.lengths import Lengths, uniform
+from penstock.ops.bench.gpu.lengths import filling
 from penstock.ops.bench.gpu.part_ceilings import copy_bytes_per_s
 from penstock.ops.bench.gpu.timing import num_sets
+from penstock.ops.bench.gpu.torch_ops import flash_varlen
 
 TOKENS = (1024, 4096, 16_384)
 ATTENTION_TOKENS = (1024, 16_384)
@@ -67,22 +67,13 @@ def run(bench: Bench) -> dict[str, Any]:
             attention.append(
                 {
                     "tokens": tokens,
-                    "sequences": len(lengths_for(tokens, bench.seed)),
+                    "sequences": len(filling(tokens, 2, 100, bench.seed)),
                     "us": bench.recorder.kernel_us(launch.ours, launch.sets),
                     "flash_us": bench.recorder.kernel_us(launch.theirs, launch.sets),
                     "byte_floor_us": launch.num_bytes / ceiling * 1e6,
                 }
             )
     return {"copy_bytes_per_s": ceiling, "hidden": HIDDEN, "rows": rows, "short_attention": attention}
-
-
-def lengths_for(tokens: int, seed: int) -> Lengths:
-    """Uniform lengths in [2, 100], the last one cut so that they add up to `tokens`."""
-    lengths = uniform(2, 100, tokens, seed)
-    count = int(np.searchsorted(np.cumsum(lengths), tokens)) + 1
-    lengths = lengths[:count]
-    lengths[-1] -= lengths.sum() - tokens
-    return lengths
 
 
 def _residual_norm(tokens: int, seed: int) -> Launch:
@@ -99,7 +90,7 @@ def _residual_norm(tokens: int, seed: int) -> Launch:
 
 
 def _embed_norm(tokens: int, seed: int) -> Launch:
-    lengths = lengths_for(tokens, seed)
+    lengths = filling(tokens, 2, 100, seed)
     ids = np.random.default_rng(seed).integers(0, VOCAB, tokens)
     tables = len(np.unique(ids)) + int(lengths.max()) + 1  # rows of the tables that are read
     num_bytes = (tables + tokens) * HIDDEN * 2 + 2 * 4 * tokens
@@ -135,23 +126,23 @@ def _bias_gelu(tokens: int, seed: int) -> Launch:
 
 
 def _mean_pool(tokens: int, seed: int) -> Launch:
-    lengths = lengths_for(tokens, seed)
-    num_bytes = (tokens + len(lengths)) * HIDDEN * 2
+    lengths = filling(tokens, 2, 100, seed)
+    num_bytes = (2 * tokens + 4 * len(lengths)) * HIDDEN
     sets = num_sets(num_bytes)
-    hidden, out = _normal(sets, tokens, HIDDEN), _normal(sets, len(lengths), HIDDEN)
+    hidden, out = _normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
     cu_seqlens = _int32(np.concatenate([[0], np.cumsum(lengths)]))
     owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).cuda()
-    counts = torch.from_numpy(lengths).cuda()[:, None].half()
+    counts = torch.from_numpy(lengths).cuda()[:, None].float()
     return Launch(
         num_bytes,
         lambda i: pool(out[i], hidden[i], cu_seqlens, "mean", False),
-        lambda i: torch.zeros_like(out[i]).index_add_(0, owner, hidden[i]) / counts,
+        lambda i: torch.zeros_like(out[i]).index_add_(0, owner, hidden[i].float()) / counts,
         sets,
     )
 
 
 def _attention(tokens: int, seed: int) -> Launch:
-    lengths = lengths_for(tokens, seed)
+    lengths = filling(tokens, 2, 100, seed)
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
@@ -161,7 +152,7 @@ def _attention(tokens: int, seed: int) -> Launch:
     return Launch(
         num_bytes,
         lambda i: short.short_attention(out[i], qkv[i], plan, HEADS, scale),
-        lambda i: flash_attention(qkv[i], cu_seqlens, longest, HEADS, scale),
+        lambda i: flash_varlen(qkv[i], cu_seqlens, longest, HEADS),
         sets,
     )
 

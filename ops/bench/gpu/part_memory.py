@@ -4,6 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def _measure(work: Callable[[list[Int32Array]], object], requests: list[Int32Arr
     for index, request in enumerate(requests):
         if index == WARM_UP:
             warm = torch.cuda.memory_stats()
-        milliseconds.append(1e3 * wall_s(lambda request=request: work([request])))
+        milliseconds.append(1e3 * wall_s(partial(work, [request])))
     after = torch.cuda.memory_stats()
     measured = len(requests) - WARM_UP
     return {

@@ -28,7 +28,7 @@ def workloads(seed: int) -> dict[str, Lengths]:
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 25 s, most of them for making models. A batch runs three times: the second time captures, the third replays."""
+    """Some 25 s, most of them for making models. A batch runs three times: the second captures, the third replays."""
     exact = bench.bert.on_device("sdpa", torch.float32)
     rows = []
     for name, lengths in workloads(bench.seed).items():

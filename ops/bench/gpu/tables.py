@@ -1,49 +1,21 @@
-"""The tables of a result file, in Markdown."""
+"""A result file as one Markdown document."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.gpu.arithmetic import (
-    FLOOR,
-    contestants,
-    criteria,
-    geomean,
-    mean_ms,
-    over_floor,
-    requests_per_s,
-    single_over_floor,
-)
+from penstock.ops.bench.gpu.arithmetic import criteria
+from penstock.ops.bench.gpu.markdown import table
+from penstock.ops.bench.gpu.sections import SECTIONS, Result
 
 _MET = {"aim": "yes, and the aim", "must": "yes", "missed": "no"}
-
-Result = Mapping[str, Any]
 
 
 def render(record: Mapping[str, Any]) -> str:
     """A whole result file as one Markdown document."""
     results = {name: part["result"] for name, part in record["parts"].items() if part["result"] is not None}
     sections = [_header(record), _criteria(results)]
-    sections += [_SECTIONS[name](results[name]) for name in _SECTIONS if name in results]
+    sections += [SECTIONS[name](results[name]) for name in SECTIONS if name in results]
     return "\n\n".join([*sections, _failures(record)]) + "\n"
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """First column to the left, the others to the right."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
-    lines += [[cell(value) for value in row] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def cell(value: Any) -> str:
-    """Three digits or so; nothing where there is nothing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def _header(record: Mapping[str, Any]) -> str:
@@ -75,205 +47,6 @@ def _criteria(results: Mapping[str, Result]) -> str:
     return "## Asked for and measured\n\n" + table(["work", "judged by", "measured", "must", "aim", "met"], rows)
 
 
-def _ceilings(part: Result) -> str:
-    rows = [[str(row["tokens"]), row["ms"], row["flops_per_s"] / 1e12] for row in part["floor"]]
-    ceilings = (
-        f"Copy {part['copy_bytes_per_s'] / 1e12:.2f} TB/s, fp16 product {part['gemm_flops_per_s'] / 1e12:.0f} TFLOP/s."
-    )
-    return f"## Ceilings\n\n{ceilings}\n\n" + table(["tokens", "floor, ms", "TFLOP/s"], rows)
-
-
-def _grid(part: Result) -> str:
-    points = part["points"]
-    names = contestants(points)
-    geomeans = [[name, geomean(over_floor(points, name)), len(over_floor(points, name))] for name in names]
-    keys = dict.fromkeys((point["batch"], point["max_tokens"]) for point in points)
-    rows = []
-    for batch, max_tokens in keys:
-        draws = [p for p in points if (p["batch"], p["max_tokens"]) == (batch, max_tokens)]
-        tokens = round(sum(p["tokens"] for p in draws) / len(draws))
-        rows.append([f"{batch} x {max_tokens}", tokens, *[mean_ms(draws, name) for name in names]])
-    return "\n\n".join(
-        [
-            f"## ByteTransformer's grid, mean length {part['mean_ratio']} of the maximum",
-            table(["contestant", "geomean of time / floor", "points"], geomeans),
-            "Milliseconds, mean over the draws of a point:",
-            table(["batch x maximum", "tokens", *names], rows),
-        ]
-    )
-
-
-def _single(part: Result) -> str:
-    rows = []
-    for workload in part["workloads"]:
-        points = workload["points"]
-        for name in contestants(points):
-            ratio = single_over_floor(points, name)
-            rows.append([f"{workload['low']}-{workload['high']}", name, mean_ms(points, name), ratio])
-    return "## One request at a time\n\n" + table(["tokens", "contestant", "ms, mean", "over the floor"], rows)
-
-
-def _backlog(part: Result) -> str:
-    rows, tried = [], []
-    for workload in part["workloads"]:
-        rates = requests_per_s(workload)
-        for name, rate in rates.items():
-            share = rate / rates[FLOOR] if FLOOR in rates else None
-            tokens_per_s = rate * workload["tokens"] / workload["requests"]
-            rows.append([workload["name"], name, rate, tokens_per_s, share])
-        for name, seconds in workload["tried"].items():
-            tried += [[workload["name"], f"{name}: {way}", workload["requests"] / s] for way, s in seconds.items()]
-    return "\n\n".join(
-        [
-            "## Backlogs",
-            table(["tokens", "contestant", "req/s", "tokens/s", "share of the floor"], rows),
-            "The fastest of these ways stand above:",
-            table(["tokens", "way", "req/s"], tried),
-        ]
-    )
-
-
-def _ablation(part: Result) -> str:
-    sections = [f"## Ablation (ByteTransformer's Figure 14), batch {part['batch']}"]
-    for key, what in (
-        ("ms", "launched from the host"),
-        ("in_graph_ms", "within a CUDA graph: the device's work alone"),
-    ):
-        names = list(dict.fromkeys(name for point in part["points"] for name in point[key]))
-        columns = [f"at most {point['max_tokens']}" for point in part["points"]]
-        rows = [[name, *[point[key].get(name) for point in part["points"]]] for name in names]
-        sections += [f"Milliseconds, {what}:", table(["step", *columns], rows)]
-    cosines = [value for point in part["points"] for value in point["min_cosine_to_plain"].values()]
-    return "\n\n".join([*sections, f"Smallest cosine of any step to the plain one: {min(cosines):.6f}."])
-
-
-def _fill(part: Result) -> str:
-    names = contestants(part["points"])
-    rows = [[f"{p['ratio']:.1f}", p["tokens"], *[p["ms"].get(name) for name in names]] for p in part["points"]]
-    title = f"## Mean length over maximum (ByteTransformer's Figure 15c), {part['batch']} x {part['max_tokens']}"
-    return f"{title}\n\nMilliseconds.\n\n" + table(["mean / maximum", "tokens", *names], rows)
-
-
-def _kernels(part: Result) -> str:
-    rows = [
-        [
-            row["kernel"],
-            row["tokens"],
-            row["us"],
-            row["bytes"] / row["us"] / 1e3,
-            row["share_of_copy"],
-            row["torch_us"],
-            row["copy_us"],
-        ]
-        for row in part["rows"]
-    ]
-    attention = [
-        [
-            f"{row['tokens']:,} in {row['sequences']}",
-            row["us"],
-            row["flash_us"],
-            row["us"] / row["flash_us"],
-            row["byte_floor_us"],
-        ]
-        for row in part["short_attention"]
-    ]
-    return "\n\n".join(
-        [
-            f"## Kernels, hidden size {part['hidden']}, buffers beyond the L2 cache",
-            table(
-                ["kernel", "tokens", "µs", "GB/s", "share of the copy", "torch, µs", "a copy of as many bytes, µs"],
-                rows,
-            ),
-            "Short attention, lengths 2-100:",
-            table(["tokens in sequences", "µs", "FA2 varlen, µs", "ratio", "byte floor, µs"], attention),
-        ]
-    )
-
-
-def _parity(part: Result, title: str = "## Parity, fp16 against transformers in float32") -> str:
-    rows = []
-    for row in part["rows"]:
-        for who in ("ours", "transformers fp16"):
-            figures = row[who]
-            cosines = [f"{figures[key]:.7f}" for key in ("min_cosine", "mean_cosine")]
-            rows.append(
-                [row["name"], who, *cosines, f"{figures['max_relative']:.1e}", f"{figures['norm_relative']:.1e}"]
-            )
-    columns = ["batch", "who", "smallest cosine", "mean cosine", "largest difference / largest value", "norms"]
-    return f"{title}\n\n" + table(columns, rows)
-
-
-def _deberta(part: Result) -> str:
-    rows = []
-    for point in part["points"]:
-        ms = point["ms"]
-        ours, theirs, floor = (ms.get(name, math.nan) for name in ("ours", "transformers", FLOOR))
-        name = f"{point['batch']} x {point['max_tokens']}"
-        rows.append([name, point["tokens"], ours, theirs, floor, theirs / ours, ours / floor])
-    columns = ["batch x maximum", "tokens", "ours, ms", "transformers, ms", "floor, ms", "times faster", "ours / floor"]
-    parity = _parity({"rows": part["parity"]}, "Parity:")
-    return f"## DeBERTa-v3-base, mean length {part['mean_ratio']} of the maximum\n\n{table(columns, rows)}\n\n{parity}"
-
-
-def _memory(part: Result) -> str:
-    rows = []
-    for name, figures in part["contestants"].items():
-        per_request = figures["per_request"]
-        rows.append(
-            [
-                name,
-                figures["peak_tensor_bytes"] / 2**20,
-                figures["peak_device_bytes"] / 2**20,
-                per_request["tensors_allocated"],
-                per_request["tensor_bytes_allocated"] / 2**20,
-                per_request["device_bytes_allocated"] / 2**20,
-                per_request["device_bytes_freed"] / 2**20,
-                figures["latency_p50_ms"],
-            ]
-        )
-    columns = [
-        "who",
-        "peak of tensors, MiB",
-        "peak of the device, MiB",
-        "tensors a request",
-        "MiB of tensors a request",
-    ]
-    columns += ["device MiB allocated a request", "device MiB freed a request", "latency p50, ms"]
-    planner = part["planner"]
-    text = (
-        f"Planning a batch of {planner['buffers']} buffers anew: p50 {planner['p50_us']:.1f} µs, "
-        f"p99 {planner['p99_us']:.1f} µs; lower bound over bytes used: mean {planner['mean_lower_bound_over_used']:.3f}, "
-        f"smallest {planner['min_lower_bound_over_used']:.3f}."
-    )
-    if "planned" in part["contestants"]:
-        share = planner["p50_us"] / 1e3 / part["contestants"]["planned"]["latency_p50_ms"]
-        text += f" p50 of planning is {100 * share:.2f} % of the latency's p50, without graphs."
-    title = f"## Memory, {part['requests']:,} requests of 5-500 tokens, the first {part['warm_up']} of which warm up"
-    return f"{title}\n\n{table(columns, rows)}\n\n{text}"
-
-
-def _compile(part: Result) -> str:
-    rows = [
-        [
-            f"{p['batch']} x {p['max_tokens']}",
-            p["tokens"],
-            p["ms"].get("torch.compile"),
-            *over_floor([p], "torch.compile"),
-        ]
-        for p in part["points"]
-    ]
-    backlogs = [[b["name"], b["requests"] / b["seconds"]] for b in part["backlogs"]]
-    ratio = geomean(over_floor(part["points"], "torch.compile"))
-    return "\n\n".join(
-        [
-            f"## torch.compile, dynamic shapes (first calls took {part['first_calls_s']:.0f} s)",
-            table(["batch x maximum", "tokens", "ms", "over the floor"], rows),
-            f"Geomean over these points: {ratio:.2f}. Backlogs, sorted, batch 256:",
-            table(["tokens", "req/s"], backlogs),
-        ]
-    )
-
-
 def _failures(record: Mapping[str, Any]) -> str:
     lines = []
     for name, part in record["parts"].items():
@@ -284,18 +57,3 @@ def _failures(record: Mapping[str, Any]) -> str:
             for who, f in part["failures"].items()
         ]
     return "## What failed\n\n" + ("\n".join(lines) if lines else "Nothing.")
-
-
-_SECTIONS: dict[str, Callable[[Result], str]] = {
-    "ceilings": _ceilings,
-    "grid": _grid,
-    "single": _single,
-    "backlog": _backlog,
-    "compile": _compile,
-    "ablation": _ablation,
-    "fill": _fill,
-    "kernels": _kernels,
-    "deberta": _deberta,
-    "memory": _memory,
-    "parity": _parity,
-}

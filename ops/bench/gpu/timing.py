@@ -23,7 +23,7 @@ class DeadlinePassed(Exception):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raises DeadlinePassed in the main thread after `seconds`, and again until the end; only between Python instructions."""
+    """Raises DeadlinePassed in the main thread after `seconds`, and again and again, between Python instructions."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise DeadlinePassed(f"not finished after {seconds:.0f} s")
@@ -51,13 +51,14 @@ def interleaved_ms(contestants: Mapping[str, Work], repeats: int = REPEATS) -> d
 
 def once_ms(work: Work) -> float:
     """Milliseconds from before the call until the device is idle again."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = _event(), _event()
     torch.cuda.synchronize()
     start.record()
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds
 
 
 def wall_s(work: Work) -> float:
@@ -73,7 +74,7 @@ class Recorder:
     """Captures CUDA graphs. One side stream for all, so that cuBLAS has one workspace, made before any capture."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def capture(self, work: Work) -> Work:
         """A function that replays `work`, which must only depend on memory that stays where it is."""
@@ -106,6 +107,10 @@ class Recorder:
         for _ in range(3):
             replay()
         return statistics.median(once_ms(replay) for _ in range(_GRAPH_REPLAYS)) * 1e3 / num_sets
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def num_sets(bytes_per_set: int) -> int:

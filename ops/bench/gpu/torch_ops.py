@@ -1,7 +1,7 @@
 """A forward pass in plain torch that can be told, step by step, to do what the engine does: the ablation's subject."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.kernels import GpuDense, GpuKernels, flash_attention
+from penstock.engine.gpu.kernels import GpuDense
+from penstock.engine.kernels import short_attention as short
+from penstock.engine.kernels.activation import bias_activation
+from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import Attention, Embeddings, Norm, PlainAttention
 from penstock.ops.bench.gpu.batches import padded_width
@@ -38,8 +41,28 @@ PACKED_TORCH = Choices(packed=True, attention="flash")  # the best that torch's 
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
-    """A batch as B sequences of L columns."""
+class Packed:
+    """A batch as T tokens on the device; all int32."""
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    cu_seqlens: Tensor  # [B+1]
+    max_seqlen: int
+
+    @staticmethod
+    def upload(batch: PackedBatch, device: torch.device) -> "Packed":
+        """One copy, not waited for."""
+        tokens, ends = len(batch.token_ids), len(batch.cu_seqlens)
+        host = torch.empty(2 * tokens + ends, dtype=torch.int32, pin_memory=device.type == "cuda")
+        parts = (batch.token_ids, _positions(batch), batch.cu_seqlens)
+        np.concatenate(parts, out=host.numpy(), casting="same_kind")
+        values = host.to(device, non_blocking=True)
+        return Packed(values[:tokens], values[tokens : 2 * tokens], values[2 * tokens :], batch.max_seqlen)
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A batch as B sequences of L columns on the device."""
 
     token_ids: Tensor  # [B*L] int32
     positions: Tensor  # [B*L] int32
@@ -47,61 +70,68 @@ class Padding:
     bias: Tensor  # [B, 1, 1, L]: 0 for tokens, -inf for padding
 
     @staticmethod
-    def upload(batch: PackedBatch, dtype: torch.dtype) -> "Padding":
+    def upload(batch: PackedBatch, dtype: torch.dtype, device: torch.device) -> "Padded":
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         count, width = len(lengths), padded_width(batch.max_seqlen)
-        positions = np.arange(len(batch.token_ids)) - np.repeat(batch.cu_seqlens[:-1], lengths)
-        rows = np.repeat(np.arange(count) * width, lengths) + positions
+        rows = np.repeat(np.arange(count) * width, lengths) + _positions(batch)
         token_ids = np.zeros(count * width, np.int32)
         token_ids[rows] = batch.token_ids
         bias = np.where(np.arange(width) < lengths[:, None], 0.0, -np.inf)
-        return Padding(
-            token_ids=torch.from_numpy(token_ids).cuda(),
-            positions=torch.from_numpy(np.tile(np.arange(width, dtype=np.int32), count)).cuda(),
-            rows=torch.from_numpy(rows).cuda(),
-            bias=torch.from_numpy(bias).to("cuda", dtype)[:, None, None, :],
+        return Padded(
+            token_ids=torch.from_numpy(token_ids).to(device),
+            positions=torch.from_numpy(np.tile(np.arange(width, dtype=np.int32), count)).to(device),
+            rows=torch.from_numpy(rows).to(device),
+            bias=torch.from_numpy(bias).to(device, dtype)[:, None, None, :],
         )
 
 
 class TorchOps:
     """Implements `penstock.engine.forward.Ops` for one batch on the device. Nothing in it waits for the device."""
 
-    def __init__(self, inputs: Inputs, padding: Padding | None, num_heads: int, choices: Choices) -> None:
-        """`padding` may be None if neither rows nor attention are padded."""
+    def __init__(
+        self, batch: PackedBatch, num_heads: int, choices: Choices, dtype: torch.dtype, device: torch.device
+    ) -> None:
         if choices.attention != "padded" and not choices.packed:
             raise ValueError(f"{choices.attention} attention needs packed rows.")
-        self._inputs, self._num_heads, self._choices = inputs, num_heads, choices
-        self._maybe_padding = padding
-        if not choices.packed:
-            rows = replace(inputs.shape, rows=len(self._padding.token_ids))
-            positions = self._padding.positions
-            self._inputs = replace(inputs, shape=rows, token_ids=self._padding.token_ids, positions=positions)
-        self._fused = GpuKernels(self._inputs, num_heads)
+        self._num_heads, self._choices = num_heads, choices
+        self._packed = Packed.upload(batch, device)
+        self._maybe_padded = Padded.upload(batch, dtype, device) if choices.attention == "padded" else None
+        rows = self._packed if choices.packed else self._padded
+        self._token_ids, self._positions = rows.token_ids, rows.positions
+        self._plan: Tensor | None = None
+        if choices.attention == "fused" and batch.max_seqlen <= short.MAX_SEQLEN:
+            capacity = short.plan_capacity(len(batch.token_ids), len(batch.cu_seqlens) - 1)
+            self._plan = torch.from_numpy(short.plan_items(batch.cu_seqlens, capacity)).to(device)
 
     @property
-    def _padding(self) -> Padding:
-        if self._maybe_padding is None:
+    def _padded(self) -> Padded:
+        if self._maybe_padded is None:
             raise RuntimeError(f"{self._choices} without padding. This is a bug.")
-        return self._maybe_padding
+        return self._maybe_padded
 
     def valid_rows(self, hidden: Tensor) -> Tensor:
         """[T, H] of the result, padding left out."""
-        return hidden if self._choices.packed else hidden.index_select(0, self._padding.rows)
+        return hidden if self._choices.packed else hidden.index_select(0, self._padded.rows)
 
     def embed(self, embeddings: Embeddings) -> Tensor:
-        inputs, words = self._inputs, embeddings.words
+        words, positions, types, norm = embeddings.words, embeddings.positions, embeddings.token_types, embeddings.norm
         if self._choices.fused_norm:
-            return self._fused.embed(words.new_empty(inputs.shape.rows, words.shape[1]), embeddings)
-        hidden = F.embedding(inputs.token_ids, words)
-        if embeddings.positions is not None:
-            hidden = hidden + F.embedding(inputs.positions, embeddings.positions)
-        if embeddings.token_types is not None:
-            hidden = hidden + embeddings.token_types[0]
-        return _layer_norm(hidden, embeddings.norm)
+            out = words.new_empty(len(self._token_ids), words.shape[1])
+            ids = (self._token_ids, self._positions, None)
+            embed_norm(out, *ids, words, positions, types, norm.weight, norm.bias, norm.eps)
+            return out
+        hidden = F.embedding(self._token_ids, words)
+        if positions is not None:
+            hidden = hidden + F.embedding(self._positions, positions)
+        if types is not None:
+            hidden = hidden + types[0]
+        return _layer_norm(hidden, norm)
 
     def project(self, x: Tensor, dense: GpuDense) -> Tensor:
         if self._choices.fused_activation and dense.activation != "identity":
-            return self._fused.project(x.new_empty(len(x), dense.width), x, dense)
+            out = torch.mm(x, dense.weight_t)
+            bias_activation(out, dense.bias, dense.activation)
+            return out
         projected = F.linear(x, dense.weight_t.t(), dense.bias)
         match dense.activation:
             case "identity":
@@ -113,31 +143,35 @@ class TorchOps:
 
     def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
         if self._choices.fused_norm:
-            return self._fused.project_add_norm(x.new_empty(len(x), dense.width), x, residual, dense, norm)
+            out = torch.mm(x, dense.weight_t)
+            residual_norm(out, out, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+            return out
         return _layer_norm(F.linear(x, dense.weight_t.t(), dense.bias) + residual, norm)
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         if not isinstance(attention, PlainAttention):
             raise ValueError(f"the ablation is of plain attention, not {type(attention).__name__}.")
-        inputs, hidden = self._inputs, qkv.shape[1] // 3
+        hidden = qkv.shape[1] // 3
         scale = 1.0 / math.sqrt(hidden // self._num_heads)
         match self._choices.attention:
             case "padded" if not self._choices.packed:
                 return self._unfused(qkv, scale)
             case "padded":
-                padding = self._padding
-                padded = qkv.new_zeros(len(padding.token_ids), 3 * hidden).index_copy_(0, padding.rows, qkv)
-                return self._unfused(padded, scale).index_select(0, padding.rows)
-            case "flash":
-                return flash_attention(qkv, inputs.cu_seqlens, inputs.shape.max_seqlen, self._num_heads, scale)
-            case "fused":
-                return self._fused.attend(qkv.new_empty(len(qkv), hidden), qkv, attention)
+                padded = self._padded
+                spread = qkv.new_zeros(len(padded.token_ids), 3 * hidden).index_copy_(0, padded.rows, qkv)
+                return self._unfused(spread, scale).index_select(0, padded.rows)
+            case "fused" if self._plan is not None:
+                out = qkv.new_empty(len(qkv), hidden)
+                short.short_attention(out, qkv, self._plan, self._num_heads, scale)
+                return out
+            case "fused" | "flash":
+                return flash_varlen(qkv, self._packed.cu_seqlens, self._packed.max_seqlen, self._num_heads)
             case other:
                 raise ValueError(f"no attention called {other!r}.")
 
     def _unfused(self, qkv: Tensor, scale: float) -> Tensor:
         """Products and softmax one after another over padded rows, with the score matrix in memory."""
-        bias, hidden = self._padding.bias, qkv.shape[1] // 3
+        bias, hidden = self._padded.bias, qkv.shape[1] // 3
         heads = qkv.view(bias.shape[0], bias.shape[3], 3, self._num_heads, hidden // self._num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale + bias
@@ -145,5 +179,19 @@ class TorchOps:
         return context.transpose(1, 2).reshape(len(qkv), hidden)
 
 
+def flash_varlen(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: int) -> Tensor:
+    """torch's FlashAttention-2 over packed sequences, without its wrapper: [T, 3H] to [T, H]."""
+    query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+    context: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, False, False
+    )[0]
+    return context.view(len(qkv), -1)
+
+
 def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+
+def _positions(batch: PackedBatch) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    starts = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
+    return np.arange(len(batch.token_ids), dtype=np.int32) - starts

@@ -1,0 +1,263 @@
+"""What the GPU benchmarks compute without a GPU: lengths, batches, ratios, the report, and the plain torch forward."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.forward import forward
+from penstock.engine.gpu.kernels import prepare_for_gpu
+from penstock.ops.bench.gpu import lengths
+from penstock.ops.bench.gpu.__main__ import is_failed
+from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
+from penstock.ops.bench.gpu.arithmetic import criteria, geomean, over_floor, requests_per_s, single_over_floor
+from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
+from penstock.ops.bench.gpu.floor import gemm_flops
+from penstock.ops.bench.gpu.parts import PARTS
+from penstock.ops.bench.gpu.report import main as report
+from penstock.ops.bench.gpu.tables import render
+from penstock.ops.bench.gpu.timing import DeadlinePassed, deadline
+from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
+from penstock.ops.bench.gpu.worker import finite
+
+
+def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
+    assert lengths.uniform(2, 100, 6, 2026).tolist() == lengths.uniform(2, 100, 6, 2026).tolist()
+    assert lengths.uniform(2, 100, 6, 2026).tolist() != lengths.uniform(2, 100, 6, 2027).tolist()
+    assert lengths.uniform(2, 100, 6, 2026).tolist() == UNIFORM_2026
+    drawn = lengths.uniform(2, 100, 4096, 1)
+    assert (drawn.min(), drawn.max()) == (2, 100)
+
+
+@given(st.sampled_from([64, 512, 1024]), st.floats(0.05, 1.0), st.integers(0, 1000))
+def test_lengths_around_a_mean_stay_in_range_and_have_that_mean(max_tokens: int, ratio: float, seed: int) -> None:
+    drawn = lengths.around_mean(max_tokens, ratio, 4000, seed)
+    assert 1 <= drawn.min() <= drawn.max() <= max_tokens
+    assert drawn.mean() == pytest.approx(ratio * max_tokens, rel=0.05, abs=1)
+
+
+def test_at_0_6_lengths_span_from_a_fifth_of_the_maximum_to_it() -> None:
+    drawn = lengths.around_mean(500, 0.6, 20_000, 0)
+    assert (drawn.min(), drawn.max()) == (100, 500)
+    with pytest.raises(ValueError, match=r"ratio is 1\.5"):
+        lengths.around_mean(500, 1.5, 1, 0)
+
+
+def test_the_squad_lengths_are_the_file_in_another_order() -> None:
+    drawn = lengths.squad(3)
+    assert len(drawn) == 1414
+    assert 1 <= drawn.min() <= drawn.max() <= 384
+    assert sorted(drawn) == sorted(lengths.squad(4))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 80))
+def test_batches_by_budget_keep_order_and_budget_and_are_full(sizes: list[int], budget: int) -> None:
+    requests = random_requests(np.array(sizes), 30_000, 0)
+    batches = by_budget(requests, budget)
+    assert [id(request) for batch in batches for request in batch] == [id(request) for request in requests]
+    tokens = [sum(map(len, batch)) for batch in batches]
+    assert all(total <= budget or len(batch) == 1 for total, batch in zip(tokens, batches, strict=True))
+    assert all(tokens[i] + len(batches[i + 1][0]) > budget for i in range(len(batches) - 1))
+
+
+def test_packing_and_padding_hold_the_same_tokens() -> None:
+    requests = random_requests(np.array([3, 11, 1]), 30_000, 0)
+    ids, mask = pad(requests)
+    assert mask is not None
+    assert ids.shape == mask.shape == (3, padded_width(11)) == (3, 16)
+    batch = pack(requests)
+    assert ids[mask == 1].tolist() == batch.token_ids.tolist()
+    assert batch.cu_seqlens.tolist() == [0, 3, 14, 15]
+    assert pad(requests[:1])[1] is None
+    assert [len(request) for request in by_length(requests)] == [1, 3, 11]
+    assert [len(part) for part in by_count(requests, 2)] == [2, 1]
+
+
+@given(st.integers(1, 20_000), st.integers(0, 100))
+def test_lengths_for_a_kernel_add_up(tokens: int, seed: int) -> None:
+    drawn = lengths.filling(tokens, 2, 100, seed)
+    assert drawn.sum() == tokens
+    assert 1 <= drawn.min() <= drawn.max() <= 100
+
+
+def test_the_floor_of_bert_base_is_170_mflop_a_token() -> None:
+    assert gemm_flops(1, 768, 3072, 12) == 24 * 768**2 * 12
+
+
+def test_ratios_are_taken_only_where_both_were_measured() -> None:
+    points = [{"ms": {"ours": 2.0, "floor": 1.0}}, {"ms": {"ours": 8.0, "floor": 1.0}}, {"ms": {"floor": 1.0}}]
+    assert over_floor(points, "ours") == [2.0, 8.0]
+    assert geomean(over_floor(points, "ours")) == pytest.approx(4.0)
+    assert math.isnan(geomean([]))
+    assert single_over_floor(points, "ours") == pytest.approx(5.0)
+    assert requests_per_s({"requests": 100, "seconds": {"ours": 2.0}}) == {"ours": 50.0}
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    assert finite({"a": [math.inf, 1.5], "b": (math.nan,)}) == {"a": [None, 1.5], "b": [None]}
+
+
+def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
+    def endless() -> None:
+        with deadline(0.01):
+            while True:
+                pass
+
+    with pytest.raises(DeadlinePassed, match="not finished"):
+        endless()
+    with deadline(100):
+        assert sum(range(10)) == 45
+
+
+def test_every_part_is_a_function_of_its_module() -> None:
+    folder = Path(lengths.__file__).parent
+    for part in PARTS.values():
+        assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
+
+
+def test_the_report_of_a_file_has_verdicts_tables_plots_and_failures(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(RECORD), encoding="utf-8")
+    assert report([str(file), "--output-dir", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    for shown in (
+        "| ByteTransformer grid, 2 points | geomean / floor | 1.500 | ≤ 1.65 | ≤ 1.4 | yes |",
+        "| one request, 2-100 tokens | mean / floor | 1.300 | ≤ 1.6 | ≤ 1.35 | yes, and the aim |",
+        "| backlog 2-100 tokens | share of the floor's req/s | 0.500 | ≥ 0.7 | ≥ 0.8 | no |",
+        "- grid: nn.TransformerEncoder nested failed 2 times, first at grid 8 x 64: RuntimeError: no",
+        "- deberta: not finished after 90 s",
+        "commit abc123",
+    ):
+        assert shown in text
+    plots = {path.name: path.read_bytes()[:4] for path in (tmp_path / "out").glob("*.png")}
+    assert plots == dict.fromkeys(("grid.png", "backlog.png", "kernels.png"), b"\x89PNG")
+
+
+def test_a_part_that_failed_leaves_no_verdict() -> None:
+    empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
+    assert criteria({}) == []
+    assert "not finished after 90 s" in render(empty)
+    assert is_failed(RECORD["parts"]["grid"])
+    assert is_failed(RECORD["parts"]["deberta"])
+    assert not is_failed(RECORD["parts"]["single"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    assert run_benchmarks(["ceilings", "kernels", "--output", str(output)]) == 1
+    parts = json.loads(output.read_text(encoding="utf-8"))["parts"]
+    assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
+
+
+PLAIN_STEPS = {
+    "padded": Choices(),
+    "packed rows, padded attention": Choices(packed=True),
+}
+
+
+@pytest.mark.parametrize("choices", PLAIN_STEPS.values(), ids=PLAIN_STEPS)
+def test_plain_torch_computes_what_transformers_computes(choices: Choices) -> None:
+    """The steps that need no kernels of ours; the others are compared with these on the device."""
+    from transformers import BertConfig, BertModel
+
+    from penstock.engine.from_torch import weights_of
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    config = BertConfig(**sizes, vocab_size=2000, initializer_range=0.2)
+    model: Any = BertModel(config, add_pooling_layer=False).train(False)
+    requests = random_requests(np.array([5, 1, 12]), 2000, 0)
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        encoder = prepare_for_gpu(weights_of(model), torch.float32, cpu)
+        ops = TorchOps(pack(requests), encoder.num_heads, choices, torch.float32, cpu)
+        hidden = ops.valid_rows(forward(encoder, ops))
+        alone = [model(input_ids=torch.from_numpy(request)[None].long()).last_hidden_state[0] for request in requests]
+    torch.testing.assert_close(hidden, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_without_padding_needs_packed_rows() -> None:
+    batch = pack(random_requests(np.array([5]), 2000, 0))
+    with pytest.raises(ValueError, match="needs packed rows"):
+        TorchOps(batch, 2, Choices(attention="flash"), torch.float32, torch.device("cpu"))
+    assert [choices for choices in STEPS.values() if choices.attention == "fused" and not choices.packed] == []
+
+
+UNIFORM_2026 = [86, 19, 4, 65, 38, 48]
+
+
+def _part(result: Any, error: str | None = None, failures: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"error": error, "seconds": 1.0, "failures": failures or {}, "result": result}
+
+
+def _kernel(tokens: int) -> dict[str, Any]:
+    times = {"us": 10.0, "torch_us": 20.0, "copy_us": 9.0}
+    name = "bias + residual + LayerNorm"
+    return {"kernel": name, "tokens": tokens, "bytes": 10**7, "share_of_copy": 0.8, **times}
+
+
+RECORD: dict[str, Any] = {
+    "command": "python -m penstock.ops.bench.gpu --output result.json",
+    "started": "2026-01-01T00:00:00+00:00",
+    "commit": "abc123",
+    "seed": 2026,
+    "machine": {
+        "gpu": "NVIDIA H200",
+        "cuda": "13.0",
+        "nvidia_smi": {"driver_version": "580"},
+        "versions": {"torch": "2"},
+    },
+    "parts": {
+        "grid": _part(
+            {
+                "mean_ratio": 0.6,
+                "points": [
+                    {"batch": 8, "max_tokens": 64, "draw": 0, "tokens": 300, "ms": {"ours": 1.5, "floor": 1.0}},
+                    {"batch": 8, "max_tokens": 128, "draw": 0, "tokens": 600, "ms": {"ours": 3.0, "floor": 2.0}},
+                ],
+            },
+            failures={
+                "nn.TransformerEncoder nested": {"error": "RuntimeError: no", "where": "grid 8 x 64", "count": 2}
+            },
+        ),
+        "single": _part(
+            {"workloads": [{"low": 2, "high": 100, "points": [{"tokens": 9, "ms": {"ours": 1.3, "floor": 1.0}}]}]}
+        ),
+        "backlog": _part(
+            {
+                "workloads": [
+                    {
+                        "name": "2-100",
+                        "requests": 100,
+                        "tokens": 5000,
+                        "seconds": {"ours": 2.0, "floor": 1.0},
+                        "tried": {"ours": {"8192 tokens a batch": 2.0}},
+                    }
+                ]
+            }
+        ),
+        "kernels": _part(
+            {
+                "copy_bytes_per_s": 4e12,
+                "hidden": 768,
+                "rows": [_kernel(1024), _kernel(4096)],
+                "short_attention": [
+                    {"tokens": 16384, "sequences": 320, "us": 40.0, "flash_us": 97.0, "byte_floor_us": 23.8}
+                ],
+            }
+        ),
+        "deberta": _part(None, error="not finished after 90 s"),
+    },
+}
