@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine.attention import Tile, attend, plan_attention
 from penstock.engine.attention_bias import attend_groups, biased, disentangled, rotary
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.forward import forward, forward_pre_norm
+from penstock.engine.forward import forward_any
 from penstock.engine.layout import Group, Layout
 from penstock.engine.linear import Linear, make_linear
 from penstock.engine.types import PackedBatch
@@ -54,11 +54,11 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
         encoder.num_heads,
         dtype,
     )
-    return forward_pre_norm(encoder, ops) if encoder.pre_norm else forward(encoder, ops)
+    return forward_any(encoder, ops)
 
 
 class CpuOps:
-    """Implements `penstock.engine.forward.PreNormOps`, and so `Ops`, for one batch."""
+    """Implements `penstock.engine.forward.MoreOps`, and so `Ops`, for one batch."""
 
     def __init__(
         self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
@@ -107,6 +107,18 @@ class CpuOps:
 
     def normalise(self, x: Tensor, norm: Norm) -> Tensor:
         return normalise(x, norm)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(x + residual, norm)
+
+    def neighbours(self, x: Tensor, count: int) -> Tensor:
+        reach, result = count // 2, x.new_zeros(len(x), count * x.shape[1])
+        for group in self._groups:
+            rows = slice(group.start, group.stop)
+            padded = F.pad(x[rows].view(group.count, group.length, -1), (0, 0, reach, reach))
+            windows = padded.unfold(1, count, 1).transpose(2, 3)  # [n, L, count, H]
+            result[rows] = windows.reshape(group.stop - group.start, -1)
+        return result
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:

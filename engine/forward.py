@@ -1,4 +1,4 @@
-"""The forward pass of an encoder, in four operations, or six if it is pre-norm. A device is an implementation of them.
+"""The forward pass of an encoder, in four operations and for some families more. A device implements them.
 
 The CPU runs it as it stands, batch by batch (`CpuOps`). A GPU's is run once, by a recorder (`engine.program`), which
 learns from it the order of the operations and how long each intermediate lives; a batch then runs the record.
@@ -7,7 +7,7 @@ learns from it the order of the operations and how long each intermediate lives;
 from typing import Protocol, TypeVar
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.weights import Attention, Embeddings, Encoder, Norm
+from penstock.engine.weights import Attention, Convolution, Embeddings, Encoder, Layer, Norm
 
 X = TypeVar("X")
 D_contra = TypeVar("D_contra", contravariant=True)
@@ -37,8 +37,8 @@ class Ops(Protocol[X, D_contra]):
         ...
 
 
-class PreNormOps(Ops[X, D_contra], Protocol):
-    """What a pre-norm encoder's pass needs beside that."""
+class MoreOps(Ops[X, D_contra], Protocol):
+    """What some families need beside that: pre-norm encoders (ModernBERT), and a convolution (DeBERTa-v2's larger)."""
 
     def project_add(self, x: X, dense: D_contra, residual: X) -> X:
         """x @ weight.T + bias + residual."""
@@ -46,25 +46,42 @@ class PreNormOps(Ops[X, D_contra], Protocol):
 
     def normalise(self, x: X, norm: Norm) -> X: ...
 
+    def add_norm(self, x: X, residual: X, norm: Norm) -> X:
+        """norm(x + residual)."""
+        ...
+
+    def neighbours(self, x: X, count: int) -> X:
+        """x [R, H] to [R, count * H]: of each token its neighbours in order, itself in the middle, zero beyond ends."""
+        ...
+
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
-    """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint for a pre-norm encoder."""
-    if encoder.pre_norm:
-        raise UnsupportedCheckpoint("encoders that normalise before each block (ModernBERT) do not run on this device.")
-    hidden = ops.embed(encoder.embeddings)
-    if encoder.projection is not None:
-        hidden = ops.project(hidden, encoder.projection)
+    """Hidden states [R, H] of the batch that `ops` knows.
+
+    Raises UnsupportedCheckpoint for an encoder that needs `MoreOps`.
+    """
+    if encoder.pre_norm or encoder.convolution is not None:
+        raise UnsupportedCheckpoint(
+            "pre-norm encoders (ModernBERT) and those with a convolution (deberta-v2-xlarge) do not run on this device."
+        )
+    hidden = _embedded(encoder, ops)
     for layer in encoder.layers:
-        context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
-        hidden = ops.project_add_norm(context, layer.attention_output, hidden, layer.attention_norm)
-        inner = ops.project(hidden, layer.up)
-        hidden = ops.project_add_norm(inner, layer.down, hidden, layer.output_norm)
+        hidden = _post_norm(layer, hidden, ops)
     return hidden
 
 
-def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
-    """The same for a pre-norm encoder (Xiong et al. 2020). The first layer reads the embeddings, normalised already."""
-    hidden = total = ops.embed(encoder.embeddings)
+def forward_any(encoder: Encoder[D], ops: MoreOps[X, D]) -> X:
+    """As `forward`, of every encoder."""
+    if encoder.pre_norm:
+        return _forward_pre_norm(encoder, ops)
+    if encoder.convolution is not None:
+        return _forward_convolved(encoder, encoder.convolution, ops)
+    return forward(encoder, ops)
+
+
+def _forward_pre_norm(encoder: Encoder[D], ops: MoreOps[X, D]) -> X:
+    """Xiong et al. 2020. The first layer reads the embeddings, normalised already."""
+    hidden = total = _embedded(encoder, ops)
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
         total = ops.project_add(context, layer.attention_output, total)
@@ -72,3 +89,24 @@ def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
         total = ops.project_add(inner, layer.down, total)
         hidden = ops.normalise(total, layer.output_norm)
     return hidden
+
+
+def _forward_convolved(encoder: Encoder[D], convolution: Convolution[D], ops: MoreOps[X, D]) -> X:
+    embedded = _embedded(encoder, ops)
+    local = ops.project(ops.neighbours(embedded, convolution.kernel_size), convolution.dense)
+    hidden = ops.add_norm(_post_norm(encoder.layers[0], embedded, ops), local, convolution.norm)
+    for layer in encoder.layers[1:]:
+        hidden = _post_norm(layer, hidden, ops)
+    return hidden
+
+
+def _embedded(encoder: Encoder[D], ops: Ops[X, D]) -> X:
+    hidden = ops.embed(encoder.embeddings)
+    return hidden if encoder.projection is None else ops.project(hidden, encoder.projection)
+
+
+def _post_norm(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
+    context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
+    hidden = ops.project_add_norm(context, layer.attention_output, hidden, layer.attention_norm)
+    inner = ops.project(hidden, layer.up)
+    return ops.project_add_norm(inner, layer.down, hidden, layer.output_norm)

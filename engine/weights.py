@@ -159,9 +159,7 @@ class Encoder(Generic[D]):
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
             max_tokens=self.max_tokens,
-            convolution=None
-            if self.convolution is None
-            else _prepared_convolution(self.convolution, dense, table_once),
+            convolution=_prepared_convolution(self.convolution, dense, table_once),
             pre_norm=self.pre_norm,
         )
 
@@ -179,6 +177,14 @@ def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[T
         down=dense(layer.down),
         output_norm=with_tables(layer.output_norm, table),
     )
+
+
+def _prepared_convolution(
+    convolution: Convolution[D] | None, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]
+) -> Convolution[E] | None:
+    if convolution is None:
+        return None
+    return Convolution(dense(convolution.dense), convolution.kernel_size, with_tables(convolution.norm, table))
 
 
 def with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:

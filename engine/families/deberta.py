@@ -9,6 +9,7 @@ from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, re
 from penstock.engine.relative import relative_rows, relative_span
 from penstock.engine.weights import (
     Attention,
+    Convolution,
     Dense,
     DisentangledAttention,
     Embeddings,
@@ -42,6 +43,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         hidden_size=require_int(config, "hidden_size"),
         num_heads=require_int(config, "num_attention_heads"),
         max_tokens=require_int(config, "max_position_embeddings"),
+        convolution=_convolution(checkpoint, prefix + "encoder.conv."),
     )
 
 
@@ -71,6 +73,24 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
         token_types=table("token_type_embeddings") if config.get("type_vocab_size") else None,
         norm=read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)),
     )
+
+
+def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | None:
+    """Beside the first layer of deberta-v2-xlarge and -xxlarge."""
+    config, weights = checkpoint.config, checkpoint.weights
+    size, num_groups = int(config.get("conv_kernel_size") or 0), int(config.get("conv_groups", 1))
+    if size <= 0:
+        return None
+    if size % 2 == 0 or num_groups != 1:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: a convolution with conv_kernel_size {size} and conv_groups {num_groups} is not "
+            "implemented, only an odd size and one group."
+        )
+    hidden = require_int(config, "hidden_size")
+    kernel = weights.take(prefix + "conv.weight", hidden, hidden, size)
+    weight = kernel.permute(0, 2, 1).reshape(hidden, size * hidden)
+    dense = Dense(weight, weights.take(prefix + "conv.bias", hidden), str(config.get("conv_act", "tanh")))
+    return Convolution(dense, size, read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)))
 
 
 def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
@@ -151,11 +171,6 @@ def _eps(checkpoint: Checkpoint) -> float:
 
 def _refuse(checkpoint: Checkpoint) -> None:
     config = checkpoint.config
-    if int(config.get("conv_kernel_size") or 0) > 0:
-        raise UnsupportedCheckpoint(
-            f"{checkpoint.directory}: a convolution after the first layer (conv_kernel_size "
-            f"{config['conv_kernel_size']}, as in deberta-v2-xlarge) is not implemented."
-        )
     if unknown := _terms(checkpoint) - {"c2p", "p2c"}:
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: pos_att_type {sorted(unknown)} is not implemented.")
     if _terms(checkpoint) and not config.get("relative_attention"):

@@ -88,6 +88,8 @@ def rms(rows: Any, expected: Any) -> float:
         {"position_buckets": 9, "max_relative_positions": 50},
         {"position_buckets": 256},
         {"norm_rel_ebd": "none"},
+        {"conv_kernel_size": 3, "conv_act": "gelu"},
+        {"conv_kernel_size": 5},
         {"position_biased_input": True},
         {"embedding_size": 24, "position_biased_input": True, "type_vocab_size": 2},
     ],
@@ -112,7 +114,8 @@ def test_debertas_context_pooler(tmp_path: Path, activation: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"conv_kernel_size": 3}, "convolution after the first layer .*conv_kernel_size 3"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size 4"),
+        ({"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups 2"),
         ({"pos_att_type": "p2p|c2p"}, r"pos_att_type \['p2p'\]"),
         ({"relative_attention": False}, "pos_att_type without relative_attention"),
         ({"attention_head_size": 64}, "attention_head_size"),

@@ -98,7 +98,8 @@ def test_every_token_has_its_scores(tmp_path: Path, family: str) -> None:
     with torch.no_grad():
         for sequence, row in zip(sequences, rows, strict=True):
             logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
-            assert (row.dtype, row.shape) == (np.float32, (len(sequence), 3))
+            assert row.dtype == np.float32
+            assert row.shape == (len(sequence), 3)
             np.testing.assert_allclose(row, torch.softmax(logits, dim=1).numpy(), atol=1e-5)
 
 
