@@ -1,6 +1,7 @@
 """What the kernels' tests share: data, exact results in float64, and the rule they are judged by."""
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,11 @@ ROWS = (1, 7, 129, 4097)
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     return (scale * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
+
+
+def exact_sum(*terms: Tensor | None) -> Tensor:
+    """In float64, without those that are None."""
+    return reduce(torch.add, (term.double() for term in terms if term is not None))
 
 
 def norm_parameters(hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,7 +45,7 @@ def cu_seqlens_of(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
-def replayed(launch: Callable[[], None], restore: Callable[[], None]) -> None:
+def replayed(launch: Callable[[], None], restore: Callable[[], object]) -> None:
     """Capture `launch` in a CUDA graph, `restore` the data that it ran on before, and replay."""
     launch()  # compiles, which a capture does not allow
     graph = torch.cuda.CUDAGraph()

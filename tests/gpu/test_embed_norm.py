@@ -14,6 +14,7 @@ from tests.gpu.references import (
     ROWS,
     assert_as_exact_as_torch,
     exact_norm,
+    exact_sum,
     norm_parameters,
     randn,
     replayed,
@@ -49,7 +50,7 @@ def test_against_float64(rows: int, hidden: int, dtype: torch.dtype) -> None:
     out = torch.empty(rows, hidden, dtype=dtype, device="cuda")
     embed_norm(out, tokens, positions, types, words, position_table, type_table, gamma, beta, EPS)
     parts = [words[tokens], position_table[positions], type_table[types]]
-    exact = exact_norm(sum(part.double() for part in parts), gamma, beta, EPS)
+    exact = exact_norm(exact_sum(*parts), gamma, beta, EPS)
     plain = F.layer_norm(parts[0] + parts[1] + parts[2], (hidden,), gamma, beta, EPS)
     assert_as_exact_as_torch(out, plain, exact)
 
@@ -80,7 +81,7 @@ def test_parts_may_be_missing(hidden: int, has_positions: bool, types: str) -> N
         parts.append(position_table[positions])
     if types != "none":
         parts.append(type_table[token_types if types == "each" else torch.zeros_like(token_types)])
-    exact = exact_norm(sum(part.double() for part in parts), gamma, None, 1e-5)
+    exact = exact_norm(exact_sum(*parts), gamma, None, 1e-5)
     plain = F.layer_norm(sum(parts[1:], parts[0]), (hidden,), gamma, None, 1e-5)
     assert_as_exact_as_torch(out, plain, exact)
 

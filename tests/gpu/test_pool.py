@@ -39,7 +39,8 @@ def reference(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool
             for start, end in pairwise(starts)
         ]
     )
-    return F.normalize(rows, dim=1) if normalize else rows
+    # torch's own eps is zero in half precision, and empty sequences NaN.
+    return F.normalize(rows, dim=1, eps=torch.finfo(rows.dtype).tiny) if normalize else rows
 
 
 def pooled(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool) -> Tensor:

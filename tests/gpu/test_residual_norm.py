@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum
 from tests.gpu.references import (
@@ -14,6 +13,7 @@ from tests.gpu.references import (
     ROWS,
     assert_as_exact_as_torch,
     exact_norm,
+    exact_sum,
     norm_parameters,
     randn,
     replayed,
@@ -21,10 +21,6 @@ from tests.gpu.references import (
 
 pytestmark = pytest.mark.gpu
 EPS = 1e-12
-
-
-def exact_sum(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    return sum((term.double() for term in (bias, residual) if term is not None), x.double())
 
 
 @pytest.mark.parametrize("dtype", HALVES)
