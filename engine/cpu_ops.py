@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine.attention import Tile, attend, plan_attention
 from penstock.engine.attention_bias import attend_groups, biased, disentangled, rotary
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.forward import forward_any
+from penstock.engine.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.layout import Group, Layout
 from penstock.engine.linear import Linear, make_linear
 from penstock.engine.types import PackedBatch
@@ -54,11 +54,15 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
         encoder.num_heads,
         dtype,
     )
-    return forward_any(encoder, ops)
+    if encoder.pre_norm:
+        return forward_pre_norm(encoder, ops)
+    if encoder.convolution is not None:
+        return forward_convolved(encoder, encoder.convolution, ops)
+    return forward(encoder, ops)
 
 
 class CpuOps:
-    """Implements `penstock.engine.forward.MoreOps`, and so `Ops`, for one batch."""
+    """Implements `Ops`, `PreNormOps` and `ConvolutionOps` of `penstock.engine.forward` for one batch."""
 
     def __init__(
         self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype

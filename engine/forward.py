@@ -37,8 +37,8 @@ class Ops(Protocol[X, D_contra]):
         ...
 
 
-class MoreOps(Ops[X, D_contra], Protocol):
-    """What some families need beside that: pre-norm encoders (ModernBERT), and a convolution (DeBERTa-v2's larger)."""
+class PreNormOps(Ops[X, D_contra], Protocol):
+    """What a pre-norm encoder needs beside that."""
 
     def project_add(self, x: X, dense: D_contra, residual: X) -> X:
         """x @ weight.T + bias + residual."""
@@ -46,23 +46,24 @@ class MoreOps(Ops[X, D_contra], Protocol):
 
     def normalise(self, x: X, norm: Norm) -> X: ...
 
-    def add_norm(self, x: X, residual: X, norm: Norm) -> X:
-        """norm(x + residual)."""
-        ...
+
+class ConvolutionOps(Ops[X, D_contra], Protocol):
+    """What an encoder with a convolution needs beside that."""
 
     def neighbours(self, x: X, count: int) -> X:
         """x [R, H] to [R, count * H]: of each token its neighbours in order, itself in the middle, zero beyond ends."""
         ...
 
+    def add_norm(self, x: X, residual: X, norm: Norm) -> X:
+        """norm(x + residual)."""
+        ...
+
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
-    """Hidden states [R, H] of the batch that `ops` knows.
-
-    Raises UnsupportedCheckpoint for an encoder that needs `MoreOps`.
-    """
+    """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint where that takes more of `ops`."""
     if encoder.pre_norm or encoder.convolution is not None:
         raise UnsupportedCheckpoint(
-            "pre-norm encoders (ModernBERT) and those with a convolution (deberta-v2-xlarge) do not run on this device."
+            "pre-norm encoders (ModernBERT) or those with a convolution (deberta-v2-xlarge) do not run on this device."
         )
     hidden = _embedded(encoder, ops)
     for layer in encoder.layers:
@@ -70,17 +71,8 @@ def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
     return hidden
 
 
-def forward_any(encoder: Encoder[D], ops: MoreOps[X, D]) -> X:
-    """As `forward`, of every encoder."""
-    if encoder.pre_norm:
-        return _forward_pre_norm(encoder, ops)
-    if encoder.convolution is not None:
-        return _forward_convolved(encoder, encoder.convolution, ops)
-    return forward(encoder, ops)
-
-
-def _forward_pre_norm(encoder: Encoder[D], ops: MoreOps[X, D]) -> X:
-    """Xiong et al. 2020. The first layer reads the embeddings, normalised already."""
+def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
+    """The same for `encoder.pre_norm` (Xiong et al. 2020). The first layer reads the embeddings, normalised already."""
     hidden = total = _embedded(encoder, ops)
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
@@ -91,7 +83,8 @@ def _forward_pre_norm(encoder: Encoder[D], ops: MoreOps[X, D]) -> X:
     return hidden
 
 
-def _forward_convolved(encoder: Encoder[D], convolution: Convolution[D], ops: MoreOps[X, D]) -> X:
+def forward_convolved(encoder: Encoder[D], convolution: Convolution[D], ops: ConvolutionOps[X, D]) -> X:
+    """The same for an encoder with `encoder.convolution`."""
     embedded = _embedded(encoder, ops)
     local = ops.project(ops.neighbours(embedded, convolution.kernel_size), convolution.dense)
     hidden = ops.add_norm(_post_norm(encoder.layers[0], embedded, ops), local, convolution.norm)
