@@ -1,16 +1,18 @@
 """Rows of the relative embeddings, against transformers' tables and its disentangled attention."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DebertaV2Config
-from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention, build_relative_position
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from penstock.engine.relative import relative_rows, relative_span
 
+TRANSFORMERS: Any = modeling_deberta_v2  # untyped
 PUBLISHED = (256, 512)  # every published DeBERTa-v2 and v3
 CONFIGS = (PUBLISHED, (-1, 512), (0, 64), (32, 128), (64, 512), (128, 512), (8, 24), (7, 40), (2, 16), (3, 16))
 
@@ -27,7 +29,7 @@ def by_query_and_key(rows: np.ndarray, length: int) -> Tensor:
 def test_rows_are_those_of_transformers(config: tuple[int, int], length: int) -> None:
     buckets, positions = config
     tokens = torch.empty(length, 1)
-    relative = build_relative_position(tokens, tokens, buckets, positions)[0]
+    relative = TRANSFORMERS.build_relative_position(tokens, tokens, buckets, positions)[0]
     span = relative_span(buckets, positions)
     content_to_position = torch.clamp(relative + span, 0, 2 * span - 1)
     position_to_content = torch.clamp(-relative + span, 0, 2 * span - 1).T  # by key and query, as it gathers them
@@ -64,7 +66,7 @@ def test_what_has_no_rows_is_refused(reach: int, buckets: int, positions: int) -
 def test_one_row_serves_both_terms_of_transformers_attention(terms: tuple[str, ...]) -> None:
     """softmax(scale (q k + q kr + k qr)) v with one table, in float64, is transformers' attention."""
     heads, head_dim, length, buckets, positions = 2, 8, 90, 16, 40
-    config = DebertaV2Config(
+    config = TRANSFORMERS.DebertaV2Config(
         hidden_size=heads * head_dim,
         num_attention_heads=heads,
         relative_attention=True,
@@ -74,7 +76,7 @@ def test_one_row_serves_both_terms_of_transformers_attention(terms: tuple[str, .
         share_att_key=True,
     )
     torch.manual_seed(0)
-    module = DisentangledSelfAttention(config).double().eval()
+    module = TRANSFORMERS.DisentangledSelfAttention(config).double().eval()
     hidden = torch.randn(1, length, heads * head_dim, dtype=torch.float64)
     embeddings = torch.randn(2 * buckets, heads * head_dim, dtype=torch.float64)
     with torch.no_grad():

@@ -1,0 +1,281 @@
+"""Disentangled attention on a GPU, against float64, torch in the same precision, and transformers' own module."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+from penstock.engine.kernels.disentangled_attention import disentangled_attention
+from penstock.engine.relative import relative_rows
+
+pytestmark = pytest.mark.gpu
+
+TRANSFORMERS: Any = modeling_deberta_v2  # untyped
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300, 512)
+HALVES = (torch.float16, torch.bfloat16)
+BUCKETS, POSITIONS = 256, 512  # as published
+REACH = 1024
+UNTOUCHED = -7.0
+TERMS = (("c2p", "p2c"), ("c2p",), ("p2c",))
+
+
+class Layer(NamedTuple):
+    """What stays the same from batch to batch."""
+
+    heads: int
+    kr: Tensor | None
+    qr: Tensor | None
+    table: Tensor
+    scale: float
+
+
+def make_layer(
+    heads: int, head_dim: int, dtype: torch.dtype, terms: Sequence[str] = TERMS[0], buckets: int = BUCKETS
+) -> Layer:
+    generator = torch.Generator("cuda").manual_seed(heads + head_dim)
+
+    def embeddings(term: str) -> Tensor | None:
+        random = torch.randn(2 * buckets, heads * head_dim, generator=generator, device="cuda")
+        return random.to(dtype) if term in terms else None
+
+    table = torch.from_numpy(relative_rows(REACH, buckets, POSITIONS)).cuda()
+    scale = 1 / math.sqrt(head_dim * (1 + len(terms)))
+    return Layer(heads, embeddings("c2p"), embeddings("p2c"), table, scale)
+
+
+def make_batch(
+    lengths: Sequence[int] | np.ndarray, hidden: int, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, np.ndarray]:
+    """qkv with three rows of NaN after the last sequence, and cu_seqlens."""
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    qkv = torch.randn(int(cu_seqlens[-1]) + 3, 3 * hidden, generator=generator, device="cuda").to(dtype)
+    qkv[-3:] = math.nan
+    return qkv, cu_seqlens
+
+
+def run(layer: Layer, qkv: Tensor, cu_seqlens: np.ndarray, max_seqlen: int | None = None) -> Tensor:
+    longest = max(1, int(np.diff(cu_seqlens).max())) if max_seqlen is None else max_seqlen
+    out = torch.full((len(qkv), qkv.shape[1] // 3), UNTOUCHED, dtype=qkv.dtype, device="cuda")
+    cu_seqlens_device = torch.from_numpy(cu_seqlens).cuda()
+    disentangled_attention(
+        out, qkv, cu_seqlens_device, longest, layer.heads, layer.kr, layer.qr, layer.table, layer.scale
+    )
+    return out
+
+
+def torch_attention(layer: Layer, qkv: Tensor) -> Tensor:
+    """One sequence [L, 3H] to [L, H], in qkv's precision and in the order of transformers' operations."""
+    length, width = qkv.shape
+
+    def split(rows: Tensor) -> Tensor:
+        return rows.to(qkv.dtype).view(len(rows), layer.heads, -1).transpose(0, 1)
+
+    query, key, value = (split(part) for part in qkv.chunk(3, dim=1))
+    position = torch.arange(length, device="cuda")
+    rows = layer.table[position[:, None] - position[None, :] + REACH - 1].long().expand(layer.heads, length, length)
+    scores = query @ (key.mT * layer.scale)
+    if layer.kr is not None:
+        scores = scores + (query @ split(layer.kr).mT).gather(2, rows) * layer.scale
+    if layer.qr is not None:
+        scores = scores + (split(layer.qr) @ key.mT).gather(1, rows) * layer.scale
+    return (torch.softmax(scores, dim=2) @ value).transpose(0, 1).reshape(length, width // 3)
+
+
+def errors(layer: Layer, out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> np.ndarray:
+    """[N, 2]: for each sequence the largest error of `out` and of torch in the same precision, against float64."""
+    pairs = []
+    for start, end in pairwise(cu_seqlens):
+        if start < end:
+            rows = qkv[start:end]
+            exact = torch_attention(layer, rows.double())
+            ours, theirs = out[start:end], torch_attention(layer, rows)
+            pairs.append([(result.double() - exact).abs().max().item() for result in (ours, theirs)])
+    return np.array(pairs)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_each_sequence_is_at_most_twice_as_far_from_float64_as_torch(
+    head_dim: int, dtype: torch.dtype, terms: Sequence[str]
+) -> None:
+    heads = 12
+    layer = make_layer(heads, head_dim, dtype, terms)
+    qkv, cu_seqlens = make_batch(LENGTHS, heads * head_dim, dtype, seed=head_dim)
+    out = run(layer, qkv, cu_seqlens)
+    ours, theirs = errors(layer, out, qkv, cu_seqlens).T
+    assert (ours <= 2 * theirs).all(), (ours, theirs)  # a NaN fails too
+    assert (out[-3:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_packs(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, random.choice([20, 130, 520]), random.integers(1, 20))
+    lengths[0] = 1 + seed
+    heads, head_dim, dtype, terms = (
+        int(random.integers(1, 5)),
+        (32, 64)[seed % 2],
+        HALVES[seed // 2 % 2],
+        TERMS[seed % 3],
+    )
+    layer = make_layer(heads, head_dim, dtype, terms)
+    qkv, cu_seqlens = make_batch(lengths, heads * head_dim, dtype, seed)
+    out = run(layer, qkv, cu_seqlens)
+    ours, theirs = errors(layer, out, qkv, cu_seqlens).max(axis=0)
+    assert ours <= 2 * theirs
+    assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("buckets", [16, 256])
+def test_sequences_beyond_the_positions(buckets: int) -> None:
+    layer = make_layer(2, 64, torch.float16, buckets=buckets)
+    qkv, cu_seqlens = make_batch((700, 1024, 1000), 128, torch.float16, seed=3)
+    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    assert (ours <= 2 * theirs).all(), (ours, theirs)
+
+
+def test_nothing_is_assumed_of_the_table() -> None:
+    layer = make_layer(2, 64, torch.float16)
+    generator = torch.Generator("cuda").manual_seed(1)
+    table = torch.randint(0, 2 * BUCKETS, layer.table.shape, generator=generator, device="cuda", dtype=torch.int32)
+    layer = layer._replace(table=table)
+    qkv, cu_seqlens = make_batch((200, 77), 128, torch.float16, seed=4)
+    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    assert (ours <= 2 * theirs).all(), (ours, theirs)
+
+
+def test_large_scores_and_a_late_maximum() -> None:
+    """Scores of several hundred, largest at the last keys: the reference must move, and nothing may overflow."""
+    layer = make_layer(2, 64, torch.float16)
+    qkv, cu_seqlens = make_batch((500, 100, 40), 128, torch.float16, seed=5)
+    for end in cu_seqlens[1:]:
+        qkv[end - 3 : end, : 2 * 128] *= 8
+    ours, theirs = errors(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
+    assert (ours <= 2 * theirs).all(), (ours, theirs)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 300, 512])
+def test_as_near_to_transformers_in_float64_as_transformers_in_float16(length: int, terms: Sequence[str]) -> None:
+    """From hidden states on: the projections are torch's in half precision, on both sides."""
+    heads, hidden = 4, 256
+    config = TRANSFORMERS.DebertaV2Config(
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        relative_attention=True,
+        pos_att_type=list(terms),
+        position_buckets=BUCKETS,
+        max_relative_positions=POSITIONS,
+        share_att_key=True,
+    )
+    torch.manual_seed(length)
+    module = TRANSFORMERS.DisentangledSelfAttention(config).half().eval()
+    states = torch.randn(1, length, hidden).half()
+    embeddings = torch.randn(2 * BUCKETS, hidden).half()
+    relative = TRANSFORMERS.build_relative_position(states, states, BUCKETS, POSITIONS).cuda()
+
+    def attend(dtype: torch.dtype) -> Tensor:
+        module.to("cuda", dtype)
+        mask = torch.ones(1, 1, length, length, device="cuda")
+        result: Tensor = module(
+            states.to("cuda", dtype), mask, relative_pos=relative, rel_embeddings=embeddings.to("cuda", dtype)
+        )[0][0]
+        return result
+
+    with torch.no_grad():
+        exact = attend(torch.float64)
+        theirs = attend(torch.float16)
+        projections = (module.query_proj, module.key_proj, module.value_proj)
+        qkv = torch.cat([projection(states[0].cuda()) for projection in projections], dim=1).contiguous()
+        kr, qr = module.key_proj(embeddings.cuda()), module.query_proj(embeddings.cuda())
+    layer = make_layer(heads, hidden // heads, torch.float16, terms)
+    layer = layer._replace(kr=kr if "c2p" in terms else None, qr=qr if "p2c" in terms else None)
+    ours = run(layer, qkv, np.array([0, length], np.int32))
+    ours_error, their_error = ((result.double() - exact).abs().max().item() for result in (ours, theirs))
+    assert ours_error <= 2 * their_error
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
+    layer = make_layer(3, 64, torch.float16)
+    lengths = (50, length, 7, 400, 0, length, 33)
+    qkv, cu_seqlens = make_batch(lengths, 192, torch.float16, seed=length)
+    together = run(layer, qkv, cu_seqlens, max_seqlen=1024)
+    for i in (1, 5):
+        start, end = cu_seqlens[i : i + 2]
+        alone = run(layer, qkv[start:end].clone(), np.array([0, length], np.int32))
+        assert torch.equal(alone, together[start:end])
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_nan_stays_in_its_sequence(head_dim: int, terms: Sequence[str]) -> None:
+    layer = make_layer(2, head_dim, torch.float16, terms)
+    lengths = (17, 5, 90, 1, 64, 131)
+    qkv, cu_seqlens = make_batch(lengths, 2 * head_dim, torch.float16, seed=1)
+    clean = run(layer, qkv, cu_seqlens)
+    for i in range(0, len(lengths), 2):
+        qkv[cu_seqlens[i] : cu_seqlens[i + 1]] = math.nan
+    poisoned = run(layer, qkv, cu_seqlens)
+    for i, (start, end) in enumerate(pairwise(cu_seqlens)):
+        if i % 2:
+            assert torch.equal(poisoned[start:end], clean[start:end])
+        else:
+            assert poisoned[start:end].isnan().all()
+
+
+def test_a_graph_serves_every_batch_of_its_bucket() -> None:
+    heads, head_dim, tokens, slots, longest = 4, 64, 1024, 8, 256
+    layer = make_layer(heads, head_dim, torch.float16)
+    qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
+    out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
+    cu_seqlens = torch.zeros(slots + 1, dtype=torch.int32, device="cuda")
+
+    def launch() -> None:
+        disentangled_attention(out, qkv, cu_seqlens, longest, heads, layer.kr, layer.qr, layer.table, layer.scale)
+
+    launch()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        lengths = np.zeros(slots, np.int32)
+        used = int(random.integers(1, slots + 1))
+        lengths[:used] = random.integers(1, min(longest, tokens // used) + 1, used)
+        fresh, starts = make_batch(lengths, heads * head_dim, torch.float16, seed)
+        total = int(starts[-1])
+        qkv[:total] = fresh[:total]
+        qkv[total:] = math.nan
+        cu_seqlens.copy_(torch.from_numpy(starts))
+        out.fill_(UNTOUCHED)
+        graph.replay()
+        assert torch.equal(out[:total], run(layer, fresh, starts)[:total])
+        assert (out[total:] == UNTOUCHED).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layer = make_layer(2, 64, torch.float16)
+    qkv, cu_seqlens = make_batch((20,), 128, torch.float16, seed=0)
+    assert layer.kr is not None
+    with pytest.raises(ValueError, match="plain attention"):
+        run(layer._replace(kr=None, qr=None), qkv, cu_seqlens)
+    with pytest.raises(ValueError, match="kr must be"):
+        run(layer._replace(kr=layer.kr[:, :64].contiguous()), qkv, cu_seqlens)
+    with pytest.raises(ValueError, match="reaches 1 to 1024"):
+        run(layer, qkv, cu_seqlens, max_seqlen=1025)
+    with pytest.raises(ValueError, match="a head must have"):
+        run(layer._replace(heads=4), qkv[:, : 3 * 64].contiguous(), cu_seqlens)
+    with pytest.raises(ValueError, match="scale"):
+        run(layer._replace(scale=0.0), qkv, cu_seqlens)
+    with pytest.raises(ValueError, match="table must be"):
+        run(layer._replace(table=layer.table.long()), qkv, cu_seqlens)
