@@ -10,8 +10,8 @@
 constexpr int ROWS_IN_FLIGHT = 4;
 
 // GELU(x) = x Phi(x) = max(x, 0) - t Phi(-t) with t = |x|: nothing cancels for negative x, so that the tail keeps its
-// relative accuracy. log2 Phi(-t) is smooth on [0, 13.2], beyond which the result vanishes in either type; the polynomial
-// is its minimax fit, weighted by what half precision can tell apart. Within 1 ulp of the exact GELU for every half and
+// relative accuracy. log2 Phi(-t) is smooth on [0, 13.2], beyond which the result vanishes in either type; this is its
+// minimax polynomial, weighted by what half precision can tell apart. Within 1 ulp of the exact GELU for every half and
 // bfloat16 value, but for results below 2^-122, which may be 0.
 struct Gelu {
     static __device__ __forceinline__ float apply(float x) {
@@ -111,14 +111,14 @@ __device__ __forceinline__ void gated(scalar* out, const scalar* x, long long ro
     }
 }
 
-#define ENTRIES(NAME, ACT)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(128) bias_activation_##NAME(scalar* x, const scalar* bias,    \
-                                                                             long long rows, int width) {      \
-        bias_activation<ACT>(x, bias, rows, width);                                                            \
-    }                                                                                                          \
+#define ENTRIES(NAME, ACT)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) bias_activation_##NAME(scalar* x, const scalar* bias,      \
+                                                                             long long rows, int width) {        \
+        bias_activation<ACT>(x, bias, rows, width);                                                              \
+    }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(128) gated_##NAME(scalar* out, const scalar* x, long long rows, \
-                                                                   int width) {                                \
-        gated<ACT>(out, x, rows, width);                                                                       \
+                                                                   int width) {                                  \
+        gated<ACT>(out, x, rows, width);                                                                         \
     }
 ENTRIES(gelu, Gelu)
 ENTRIES(gelu_tanh, GeluTanh)

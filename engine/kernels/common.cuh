@@ -111,9 +111,9 @@ template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
-// LayerNorm of a row that a group of WARPS warps holds in registers: vector `i` of thread `lane` of the group is columns
-// 8 * (lane + i * 32 * WARPS) and on, and zero where that is beyond `hidden`. The variance is that of the differences
-// from the mean. The mean is a division, not a product, so that constant rows have no variance at all.
+// LayerNorm of a row that a group of WARPS warps holds in registers: vector `i` of thread `lane` of the group is the
+// columns from 8 * (lane + i * 32 * WARPS), and zero where that is beyond `hidden`. The variance is that of the
+// differences from the mean. The mean is a division, not a product: then constant rows have no variance at all.
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void normalize_row(
     scalar* out,  // [hidden]

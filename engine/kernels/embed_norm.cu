@@ -41,13 +41,14 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
     normalize_row<WARPS, PER_THREAD>(out + row * hidden, values, gamma, beta, hidden, eps);
 }
 
-#define ENTRY(WARPS, PER_THREAD)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS == 1 ? 128 : 256, 2) embed_norm_w##WARPS##_v##PER_THREAD(                        \
-        scalar* out, const int* token_ids, const int* positions, const int* token_types, const scalar* words,     \
-        const scalar* position_table, const scalar* type_table, const scalar* gamma, const scalar* beta,          \
-        long long rows, int hidden, float eps) {                                                                  \
+#define BOUNDS(WARPS) __launch_bounds__(WARPS == 1 ? 128 : 256, 2)
+#define ENTRY(WARPS, PER_THREAD)                                                                                 \
+    extern "C" __global__ void BOUNDS(WARPS) embed_norm_w##WARPS##_v##PER_THREAD(                                \
+        scalar* out, const int* token_ids, const int* positions, const int* token_types, const scalar* words,    \
+        const scalar* position_table, const scalar* type_table, const scalar* gamma, const scalar* beta,         \
+        long long rows, int hidden, float eps) {                                                                 \
         embed_norm<WARPS, PER_THREAD>(out, token_ids, positions, token_types, words, position_table, type_table, \
-                                      gamma, beta, rows, hidden, eps);                                            \
+                                      gamma, beta, rows, hidden, eps);                                           \
     }
 ENTRY(1, 1)
 ENTRY(1, 2)

@@ -3,7 +3,7 @@
 //
 // Layout: mask Int [B, S], nonzero for tokens; cu_seqlens int32 [B + 1]; padded [B, S, width], packed [T, width], width
 //   a multiple of 8; ids Int [B, S], packed ids int32 [T]. Contiguous. Int is int32 or int64.
-// Threads: count_tokens: a warp a row of the mask. prefix_sum: one block of 1,024, a run of consecutive counts a thread.
+// Threads: count_tokens: a warp a row of the mask. prefix_sum: one block of 1,024, consecutive counts a thread.
 //   pack, unpack, pack_ids: a block of eight warps for TILE positions of a row: it counts the tokens before them, ranks
 //   its own by ballot, and then each warp copies every eighth of them.
 // Versions: 1. this.
@@ -11,7 +11,8 @@
 constexpr int TILE = 64;
 constexpr int SCAN_THREADS = 1024;
 
-template <typename Int> __device__ __forceinline__ void count_tokens(int* cu_seqlens, const Int* mask, int rows, int width) {
+template <typename Int>
+__device__ __forceinline__ void count_tokens(int* cu_seqlens, const Int* mask, int rows, int width) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
     if (row >= rows) return;
     int count = 0;
@@ -114,22 +115,22 @@ __device__ __forceinline__ void pack_ids(int* packed, const Int* ids, const int*
     packed[places[threadIdx.x]] = (int)ids[(long long)blockIdx.x * positions + blockIdx.y * TILE + threadIdx.x];
 }
 
-#define ENTRIES(NAME, INT)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) count_tokens_##NAME(int* cu_seqlens, const INT* mask, int rows,  \
-                                                                          int positions) {                             \
-        count_tokens<INT>(cu_seqlens, mask, rows, positions);                                                          \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 4) pack_##NAME(                                                     \
-        scalar* packed, const scalar* padded, const int* cu_seqlens, const INT* mask, int positions, int width) {      \
-        pack<INT>(packed, padded, cu_seqlens, mask, positions, width);                                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 4) unpack_##NAME(                                                   \
-        scalar* padded, const scalar* packed, const int* cu_seqlens, const INT* mask, int positions, int width) {      \
-        unpack<INT>(padded, packed, cu_seqlens, mask, positions, width);                                               \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) pack_ids_##NAME(                                                 \
-        int* packed, const INT* ids, const int* cu_seqlens, const INT* mask, int positions) {                          \
-        pack_ids<INT>(packed, ids, cu_seqlens, mask, positions);                                                       \
+#define ENTRIES(NAME, INT)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128) count_tokens_##NAME(int* cu_seqlens, const INT* mask, int rows, \
+                                                                          int positions) {                            \
+        count_tokens<INT>(cu_seqlens, mask, rows, positions);                                                         \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256, 4) pack_##NAME(                                                 \
+        scalar* packed, const scalar* padded, const int* cu_seqlens, const INT* mask, int positions, int width) {     \
+        pack<INT>(packed, padded, cu_seqlens, mask, positions, width);                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256, 4) unpack_##NAME(                                               \
+        scalar* padded, const scalar* packed, const int* cu_seqlens, const INT* mask, int positions, int width) {     \
+        unpack<INT>(padded, packed, cu_seqlens, mask, positions, width);                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) pack_ids_##NAME(                                                \
+        int* packed, const INT* ids, const int* cu_seqlens, const INT* mask, int positions) {                         \
+        pack_ids<INT>(packed, ids, cu_seqlens, mask, positions);                                                      \
     }
 ENTRIES(int32, int)
 ENTRIES(int64, long long)

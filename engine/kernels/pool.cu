@@ -1,9 +1,9 @@
-// One float vector a sequence from its hidden states: the first, the last, their mean or maximum; then L2 normalisation.
+// One float vector a sequence from its hidden states: first, last, mean or maximum; then divided by its L2 norm.
 //
 // Layout: out float [N, hidden]; hidden states [rows, hidden]; cu_seqlens int32 [N + 1]. Contiguous, hidden a multiple
 //   of 8. An empty sequence gives zeros. NaN stays within its sequence, and is not lost by the maximum.
-// Threads: a block a sequence; (x, y): x is a column vector of eight, y a share of the tokens, every blockDim.y-th, four
-//   loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden alone,
+// Threads: a block a sequence; (x, y): x is a column vector of eight, y a share of the tokens: every blockDim.y-th,
+//   four loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden alone,
 //   so a row's result does not depend on its batch mates.
 // Shared memory: float [8 * threads] for the shares, then float [hidden] for the pooled row.
 // Versions: 1. this. To try, for few very long sequences: a cluster of blocks a sequence.
@@ -92,11 +92,11 @@ __device__ __forceinline__ void pool(float* out, const scalar* hidden, int begin
     for (int i = thread; i < width; i += threads) out[(long long)blockIdx.x * width + i] = pooled[i] * scale;
 }
 
-#define ENTRY(NAME, JOIN, BEGIN, END)                                                                               \
-    extern "C" __global__ void __launch_bounds__(512) pool_##NAME(                                                  \
-        float* out, const scalar* hidden, const int* cu_seqlens, int width, int normalize, float l2_eps) {          \
-        const int begin = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];                                 \
-        pool<JOIN>(out, hidden, BEGIN, END, width, normalize, l2_eps);                                              \
+#define ENTRY(NAME, JOIN, BEGIN, END)                                                                      \
+    extern "C" __global__ void __launch_bounds__(512) pool_##NAME(                                         \
+        float* out, const scalar* hidden, const int* cu_seqlens, int width, int normalize, float l2_eps) { \
+        const int begin = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];                        \
+        pool<JOIN>(out, hidden, BEGIN, END, width, normalize, l2_eps);                                     \
     }
 ENTRY(cls, Sum, begin, min(begin + 1, end))
 ENTRY(last, Sum, max(begin, end - 1), end)

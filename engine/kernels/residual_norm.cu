@@ -41,8 +41,9 @@ __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const 
     normalize_row<WARPS, PER_THREAD>(out + start, values, gamma, beta, hidden, eps);
 }
 
+#define BOUNDS(WARPS) __launch_bounds__(WARPS == 1 ? 128 : 256, 2)
 #define ENTRY(WARPS, PER_THREAD)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS == 1 ? 128 : 256, 2) residual_norm_w##WARPS##_v##PER_THREAD(                         \
+    extern "C" __global__ void BOUNDS(WARPS) residual_norm_w##WARPS##_v##PER_THREAD(                                  \
         scalar* out, scalar* total, const scalar* x, const scalar* bias, const scalar* residual, const scalar* gamma, \
         const scalar* beta, long long rows, int hidden, float eps) {                                                  \
         residual_norm<WARPS, PER_THREAD>(out, total, x, bias, residual, gamma, beta, rows, hidden, eps);              \
