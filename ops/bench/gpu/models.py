@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,10 @@ class Model:
 
     def on_device(self, attention: str, dtype: torch.dtype = DTYPE) -> nn.Module:
         """A copy for transformers to run; attention: "eager" or "sdpa"."""
-        model: Any = copy.deepcopy(self.reference)
-        model.set_attn_implementation(attention)
-        module: nn.Module = model.to("cuda", dtype)
+        with _ordinary_tensors():
+            model: Any = copy.deepcopy(self.reference)
+            model.set_attn_implementation(attention)
+            module: nn.Module = model.to("cuda", dtype)
         return module
 
     def prepared(self) -> Encoder[GpuDense]:
@@ -68,21 +70,26 @@ class Model:
 
 def bert_base(seed: int) -> Model:
     """BERT-base (12 layers of 768, 12 heads, erf GELU) with 1,024 positions."""
-    torch.manual_seed(seed)
     config = BertConfig(max_position_embeddings=MAX_POSITIONS, initializer_range=_INITIALIZER_RANGE)
-    return _model(BertModel(config, add_pooling_layer=False), config.intermediate_size)
+    return _model(lambda: BertModel(config, add_pooling_layer=False), config.intermediate_size, seed)
 
 
 def deberta_v3_base(seed: int) -> Model:
     """DeBERTa-v3-base: the values of its published config.json."""
-    torch.manual_seed(seed)
     config = DebertaV2Config(**_DEBERTA_V3_BASE, initializer_range=_INITIALIZER_RANGE)
-    return _model(DebertaV2Model(config), config.intermediate_size)
+    return _model(lambda: DebertaV2Model(config), config.intermediate_size, seed)
 
 
-def _model(reference: Any, intermediate_size: int) -> Model:
-    module: nn.Module = reference.eval().requires_grad_(False)
-    return Model(module, weights_of(module), intermediate_size)
+def _model(make: Callable[[], Any], intermediate_size: int, seed: int) -> Model:
+    torch.manual_seed(seed)
+    with _ordinary_tensors():
+        module: nn.Module = make().eval().requires_grad_(False)
+        return Model(module, weights_of(module), intermediate_size)
+
+
+def _ordinary_tensors() -> AbstractContextManager[None]:
+    """Parts run in inference mode, but torch.compile does not take parameters that were made in it."""
+    return torch.inference_mode(False)
 
 
 def padded_inputs(requests: Sequence[Int32Array]) -> dict[str, Tensor]:

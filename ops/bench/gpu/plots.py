@@ -43,6 +43,7 @@ def _grid(axes: Axes, part: Result) -> None:
         ylabel="time / floor, geomean over batches 1, 8, 16",
     )
     axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.set_title("BERT-base fp16, mean length 0.6 of the maximum")
     axes.legend(fontsize=8)
 
@@ -67,7 +68,9 @@ def _ablation(axes: Axes, part: Result) -> None:
             for point in part["points"]
         ]
         axes.bar([place + index * width for place in range(len(sizes))], heights, width, label=step)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], [f"16 x {size}" for size in sizes])
+    axes.set_xticks(
+        [place + 0.4 - width / 2 for place in range(len(sizes))], [f"{part['batch']} x {size}" for size in sizes]
+    )
     axes.set(ylabel="times as fast as the plain forward")
     axes.set_title("What each step adds")
     axes.legend(fontsize=8)
@@ -99,6 +102,7 @@ def _kernels(axes: Axes, part: Result) -> None:
     axes.set(xscale="log", xlabel="tokens", ylabel="GB/s", ylim=(0, None))
     sizes = sorted({row["tokens"] for row in part["rows"]})
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.set_title(f"Kernels, hidden size {part['hidden']}")
     axes.legend(fontsize=8)
 
