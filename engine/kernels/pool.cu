@@ -3,8 +3,8 @@
 // Layout: out float [N, hidden]; hidden states [rows, hidden]; cu_seqlens int32 [N + 1]. Contiguous, hidden a multiple
 //   of 8. An empty sequence gives zeros. NaN stays within its sequence, and is not lost by the maximum.
 // Threads: a block a sequence; (x, y): x is a column vector of eight, y a share of the tokens: every blockDim.y-th,
-//   four loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden alone,
-//   so a row's result does not depend on its batch mates.
+//   four loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden
+//   alone, so a row's result does not depend on its batch mates.
 // Shared memory: float [8 * threads] for the shares, then float [hidden] for the pooled row.
 // Versions: 1. this. To try, for few very long sequences: a cluster of blocks a sequence.
 
