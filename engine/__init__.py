@@ -9,16 +9,13 @@ if TYPE_CHECKING:
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.load import load_engine
     from penstock.engine.null import NullEngine
-    from penstock.engine.packed_model import PackedModel, from_torch
     from penstock.engine.warmup import Timing, measure
 
 # Looked up on first use, so that importing this package imports no torch.
 _LAZY = {
     "EngineLanes": "lanes",
     "NullEngine": "null",
-    "PackedModel": "packed_model",
     "Timing": "warmup",
-    "from_torch": "packed_model",
     "load_engine": "load",
     "measure": "warmup",
     "resolve_model": "checkpoint",
@@ -31,10 +28,8 @@ __all__ = [
     "ModelInfo",
     "NullEngine",
     "PackedBatch",
-    "PackedModel",
     "TaskOptions",
     "Timing",
-    "from_torch",
     "load_engine",
     "measure",
     "resolve_model",

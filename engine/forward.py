@@ -60,10 +60,12 @@ class ConvolutionOps(Ops[X, D_contra], Protocol):
 
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
-    """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint where that takes more of `ops`."""
-    if encoder.pre_norm or encoder.convolution is not None:
+    """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint for a convolution."""
+    if encoder.pre_norm:
+        raise RuntimeError("a pre-norm encoder went the post-norm way. This is a bug.")
+    if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
-            "pre-norm encoders (ModernBERT) or those with a convolution (deberta-v2-xlarge) do not run on this device."
+            "a convolution beside the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
         )
     hidden = _embedded(encoder, ops)
     for layer in encoder.layers:

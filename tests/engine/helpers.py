@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from penstock.engine import PackedBatch, TaskOptions
+from penstock.engine import PackedBatch, TaskOptions, load_engine
+from penstock.engine.cpu import CpuEngine
 from penstock.engine.types import Float32Array, Int32Array
 
 VOCAB = 120
@@ -104,6 +105,13 @@ def save_tagger(directory: Path, family: str, **config: Any) -> Any:
     randomise(model)
     model.save_pretrained(directory)
     return model
+
+
+def cpu_engine(directory: Path, dtype: str = "float32", **more: Any) -> CpuEngine:
+    """The engine of a checkpoint on the CPU, also where there is a GPU."""
+    engine = load_engine(str(directory), dtype=dtype, device="cpu", **more)
+    assert isinstance(engine, CpuEngine)
+    return engine
 
 
 def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:

@@ -25,7 +25,7 @@ def bert(tmp_path: Path) -> tuple[Any, Path]:
 
 
 def load(directory: Path, **more: Any) -> Any:
-    return load_engine(str(directory), dtype="float32", **more)
+    return load_engine(str(directory), dtype="float32", device="cpu", **more)
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

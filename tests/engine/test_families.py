@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine import TaskOptions, load_engine
+from penstock.engine import TaskOptions
 from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
+    cpu_engine,
     pack,
     random_sequences,
     reference_hidden,
@@ -32,7 +33,7 @@ def largest_error(directory: Path, model: Any, lengths: tuple[int, ...] = LENGTH
     kinds = [np.arange(len(s), dtype=np.int32) // 3 % 2 for s in sequences] if types else [None] * len(sequences)
     batch_types = [kind for kind in kinds if kind is not None] or None
     expected = [reference_hidden(model, s, kind) for s, kind in zip(sequences, kinds, strict=True)]
-    engine = load_engine(str(directory), dtype="float32")
+    engine = cpu_engine(directory)
     errors = []
     for pooling in ("cls", "mean", "max", "last"):
         rows = engine.run(pack(sequences, TaskOptions("embed", pooling=pooling), batch_types)).rows
@@ -60,7 +61,7 @@ def test_an_odd_number_of_heads(tmp_path: Path, family: str) -> None:
 def test_bfloat16_errs_no_more_than_twice_as_transformers_in_bfloat16_does(tmp_path: Path, family: str) -> None:
     model, sequences = save_encoder(tmp_path, family), random_sequences(LENGTHS)
     exact = [reference_hidden(model, s).mean(axis=0) for s in sequences]
-    rows = load_engine(str(tmp_path), dtype="bfloat16").run(pack(sequences)).rows
+    rows = cpu_engine(tmp_path, "bfloat16").run(pack(sequences)).rows
     ours = rms(rows, exact)
     model.bfloat16()
     with torch.no_grad():
@@ -104,7 +105,7 @@ def test_deberta_variants(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_debertas_context_pooler(tmp_path: Path, activation: str) -> None:
     model = save_classifier(tmp_path, "deberta-v2", num_labels=3, pooler_hidden_act=activation)
     sequences = random_sequences((1, 12, 80))
-    rows = load_engine(str(tmp_path), dtype="float32").run(pack(sequences, TaskOptions("classify"))).rows
+    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
     with torch.no_grad():
         for sequence, row in zip(sequences, rows, strict=True):
             logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
@@ -126,7 +127,7 @@ def test_deberta_variants_that_are_refused(tmp_path: Path, change: dict[str, Any
     save_encoder(tmp_path, "deberta-v2")
     edit_config(tmp_path, **change)
     with pytest.raises(CheckpointError, match=words):
-        load_engine(str(tmp_path))
+        cpu_engine(tmp_path)
 
 
 def test_relative_biases_saturate_far_away(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_modernbert_as_older_versions_of_transformers_write_it(tmp_path: Path) -
 def test_modernberts_prediction_head(tmp_path: Path, pooling: str, bias: bool) -> None:
     model = save_classifier(tmp_path, "modernbert", num_labels=3, classifier_pooling=pooling, classifier_bias=bias)
     sequences = random_sequences((1, 12, 80))
-    rows = load_engine(str(tmp_path), dtype="float32").run(pack(sequences, TaskOptions("classify"))).rows
+    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
     with torch.no_grad():
         for sequence, row in zip(sequences, rows, strict=True):
             logits = model(input_ids=torch.from_numpy(sequence)[None].long()).logits[0]
@@ -202,4 +203,4 @@ def test_modernbert_variants_that_are_refused(tmp_path: Path, change: dict[str, 
     save_encoder(tmp_path, "modernbert")
     edit_config(tmp_path, **change)
     with pytest.raises(UnsupportedCheckpoint, match=words):
-        load_engine(str(tmp_path))
+        cpu_engine(tmp_path)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from penstock.engine import PackedModel, from_torch
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.from_torch import PackedModel, from_torch
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
@@ -38,13 +38,13 @@ def padded(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 def bert() -> tuple[Any, PackedModel]:
     model = AUTO_MODEL.from_config(config_of("bert")).eval()
     randomise(model)
-    return model, from_torch(model, dtype="float32")
+    return model, from_torch(model, dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_and_packed_calls_equal_the_model(tmp_path: Path, family: str) -> None:
     model = save_encoder(tmp_path, family)
-    fast, (ids, mask) = from_torch(model, dtype="float32"), padded(LENGTHS)
+    fast, (ids, mask) = from_torch(model, dtype="float32", device="cpu"), padded(LENGTHS)
     hidden = fast(ids, mask)
     assert (hidden.shape, hidden.dtype) == ((len(LENGTHS), max(LENGTHS), 48), torch.float32)
     expected = [reference_hidden(model, sequence) for sequence in random_sequences(LENGTHS)]
@@ -70,7 +70,7 @@ def test_padded_calls_equal_the_models_own_padded_call(bert: tuple[Any, PackedMo
 
 def test_a_model_with_a_head_gives_its_encoders_hidden_states(tmp_path: Path) -> None:
     model = save_classifier(tmp_path, "deberta-v2", num_labels=2)
-    (ids, mask), fast = padded((7, 3)), from_torch(model, dtype="float32")
+    (ids, mask), fast = padded((7, 3)), from_torch(model, dtype="float32", device="cpu")
     np.testing.assert_allclose(
         fast(ids, mask)[0], reference_hidden(model.deberta, random_sequences((7, 3))[0]), atol=1e-5
     )
@@ -80,15 +80,15 @@ def test_half_precision_models_give_half_precision() -> None:
     model = AUTO_MODEL.from_config(config_of("bert")).eval()
     randomise(model)
     ids, mask = padded((7, 3))
-    exact = from_torch(model, dtype="float32")(ids, mask)
-    rounded = from_torch(model.bfloat16())(ids, mask)
+    exact = from_torch(model, dtype="float32", device="cpu")(ids, mask)
+    rounded = from_torch(model.bfloat16(), device="cpu")(ids, mask)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, atol=0.1, rtol=0)
 
 
 def test_a_later_change_of_the_model_is_not_seen() -> None:
     model = AUTO_MODEL.from_config(config_of("bert")).eval()
-    fast, (ids, mask) = from_torch(model, dtype="float32"), padded((7, 3))
+    fast, (ids, mask) = from_torch(model, dtype="float32", device="cpu"), padded((7, 3))
     before = fast(ids, mask)
     randomise(model)
     assert torch.equal(fast(ids, mask), before)

@@ -9,9 +9,18 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from penstock.engine import TaskOptions, load_engine
+from penstock.engine import TaskOptions
 from penstock.engine.errors import UnsupportedCheckpoint
-from tests.engine.helpers import FAMILIES, VOCAB, pack, random_sequences, save_classifier, save_tagger, write_json
+from tests.engine.helpers import (
+    FAMILIES,
+    VOCAB,
+    cpu_engine,
+    pack,
+    random_sequences,
+    save_classifier,
+    save_tagger,
+    write_json,
+)
 
 PAIRS = [("w1 w7 w30", "w2 w2"), ("w5", "w9 w1 w4 w4 w8 w100"), ("w3 w3", "w3")]
 LENGTHS = (1, 12, 127, 2, 128, 12, 129)
@@ -37,7 +46,7 @@ def assert_scores_equal(directory: Path) -> None:
     encoded = reference.tokenizer([a for a, _ in PAIRS], [b for _, b in PAIRS])
     ids, types = ([np.array(row, np.int32) for row in encoded[key]] for key in ("input_ids", "token_type_ids"))
     assert all(row.max() == 1 for row in types)
-    engine = load_engine(str(directory), dtype="float32")
+    engine = cpu_engine(directory)
     assert engine.info.tasks == {"embed", "classify", "rerank"}
     rows = engine.run(pack(ids, TaskOptions("rerank"), types)).rows
     assert [row.shape for row in rows] == [(1,)] * len(PAIRS)
@@ -74,7 +83,7 @@ def test_pairs_score_alike_after_sentence_transformers_saved_the_model(tmp_path:
 def test_a_cross_encoder_still_classifies_as_transformers_does(tmp_path: Path) -> None:
     model = save_classifier(tmp_path, "bert", num_labels=1)
     sequences = random_sequences((3, 20))
-    rows = load_engine(str(tmp_path), dtype="float32").run(pack(sequences, TaskOptions("classify"))).rows
+    rows = cpu_engine(tmp_path).run(pack(sequences, TaskOptions("classify"))).rows
     with torch.no_grad():
         logits = [model(input_ids=torch.from_numpy(s)[None].long()).logits[0].numpy() for s in sequences]
     np.testing.assert_allclose(rows, logits, atol=1e-5)
@@ -84,13 +93,13 @@ def test_an_activation_that_is_not_known_is_named_and_never_imported(tmp_path: P
     save_cross_encoder(tmp_path)
     edit_config(tmp_path, sentence_transformers={"activation_fn": "os.system"})
     with pytest.raises(UnsupportedCheckpoint, match=r"activation 'os.system'.*Sigmoid"):
-        load_engine(str(tmp_path))
+        cpu_engine(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_token_has_its_scores(tmp_path: Path, family: str) -> None:
     model = save_tagger(tmp_path, family, id2label={0: "O", 1: "B", 2: "I"})
-    engine = load_engine(str(tmp_path), dtype="float32")
+    engine = cpu_engine(tmp_path)
     assert engine.info.tasks == {"embed", "token_classify"}
     assert engine.info.labels == ("O", "B", "I")
     sequences = random_sequences(LENGTHS)
@@ -105,7 +114,7 @@ def test_every_token_has_its_scores(tmp_path: Path, family: str) -> None:
 
 def test_tokens_and_embeddings_share_a_batch(tmp_path: Path) -> None:
     save_tagger(tmp_path, "bert", num_labels=4)
-    engine, sequences = load_engine(str(tmp_path), dtype="float32"), random_sequences((9, 3, 9))
+    engine, sequences = cpu_engine(tmp_path), random_sequences((9, 3, 9))
     wanted = [TaskOptions("token_classify"), TaskOptions("embed"), TaskOptions("token_classify")]
     rows = engine.run(pack(sequences, wanted)).rows
     assert [row.shape for row in rows] == [(9, 4), (48,), (9, 4)]

@@ -10,12 +10,13 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine import TaskOptions, load_engine
+from penstock.engine import TaskOptions
 from penstock.engine.cpu import CpuEngine
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
     VOCAB,
+    cpu_engine,
     pack,
     random_sequences,
     reference_hidden,
@@ -31,14 +32,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A transformers model and the engine of the same checkpoint."""
     directory = tmp_path_factory.mktemp(request.param)
     model = save_encoder(directory, request.param)
-    return model, load_engine(str(directory), dtype="float32")
+    return model, cpu_engine(directory)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     directory = tmp_path_factory.mktemp("bert")
     save_encoder(directory, "bert")
-    return load_engine(str(directory), dtype="float32")
+    return cpu_engine(directory)
 
 
 def test_every_pooling_of_every_family_equals_transformers(pair: tuple[Any, CpuEngine]) -> None:
@@ -66,7 +67,7 @@ def test_info_describes_the_checkpoint(pair: tuple[Any, CpuEngine]) -> None:
 def test_activations(tmp_path: Path, activation: str) -> None:
     model = save_encoder(tmp_path, "bert", hidden_act=activation)
     sequences = random_sequences((5, 40))
-    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences))
+    output = cpu_engine(tmp_path).run(pack(sequences))
     assert max_error(output.rows, [reference_hidden(model, s).mean(axis=0) for s in sequences]) <= 1e-5
 
 
@@ -74,7 +75,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
     model = save_encoder(tmp_path, "bert")
     sequences = random_sequences((9, 30, 9))
     types = [np.arange(len(s), dtype=np.int32) // 5 % 2 for s in sequences]
-    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences, types=types))
+    output = cpu_engine(tmp_path).run(pack(sequences, types=types))
     expected = [reference_hidden(model, s, t).mean(axis=0) for s, t in zip(sequences, types, strict=True)]
     assert max_error(output.rows, expected) <= 1e-5
 
@@ -91,7 +92,7 @@ def test_token_types_of_pairs(tmp_path: Path) -> None:
 def test_sequence_classification(tmp_path: Path, family: str, problem_type: str, scores: Any) -> None:
     id2label = {0: "refund", 1: "card", 2: "other"}
     model = save_classifier(tmp_path, family, id2label=id2label, problem_type=problem_type)
-    engine = load_engine(str(tmp_path), dtype="float32")
+    engine = cpu_engine(tmp_path)
     sequences = random_sequences((1, 12, 80, 12))
     output = engine.run(pack(sequences, TaskOptions("classify")))
     with torch.no_grad():
@@ -106,7 +107,7 @@ def test_headed_checkpoints_embed_too(tmp_path: Path) -> None:
     model.eval()
     model.save_pretrained(tmp_path)
     sequences = random_sequences((7, 3))
-    output = load_engine(str(tmp_path), dtype="float32").run(pack(sequences))
+    output = cpu_engine(tmp_path).run(pack(sequences))
     assert max_error(output.rows, [reference_hidden(model.bert, s).mean(axis=0) for s in sequences]) <= 1e-5
 
 

@@ -1,8 +1,9 @@
 """The runtime alone: a transformers model that is already in memory, run without padding.
 
-fast = from_torch(model)
-hidden = fast(input_ids, attention_mask)          # [B, S, H], as model(...).last_hidden_state, zero at padding
-hidden = fast.packed(token_ids, cu_seqlens)       # [T, H]
+>>> from penstock.engine.from_torch import from_torch
+>>> fast = from_torch(model)
+>>> hidden = fast(input_ids, attention_mask)  # [B, S, H]: the model's last_hidden_state, zero at padding
+>>> hidden = fast.packed(token_ids, cu_seqlens)  # [T, H]
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from penstock.engine.checkpoint import memory_checkpoint
 from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
-from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.device import GPU_DTYPES, choose_device, gpu_precision
 from penstock.engine.families import family_of
 from penstock.engine.layout import sort_by_length
 from penstock.engine.types import Int32Array, PackedBatch
@@ -32,10 +33,15 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
     dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
+    weights = weights_of(hf_model)
+    return PackedModel(_encode_on(device, dtype, weights), weights, hf_model.dtype)
+
+
+def weights_of(hf_model: Any) -> EncoderWeights:
+    """A copy of a transformers model's encoder, as a checkpoint of it would be read."""
     state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in hf_model.state_dict().items()}
     checkpoint = memory_checkpoint(type(hf_model).__name__, hf_model.config.to_dict(), state)
-    weights = family_of(checkpoint).encoder(checkpoint)
-    return PackedModel(_encode_on(device, dtype, weights), weights, hf_model.dtype)
+    return family_of(checkpoint).encoder(checkpoint)
 
 
 class PackedModel:
@@ -99,11 +105,13 @@ class PackedModel:
 
 
 def _encode_on(device: str, dtype: str, weights: EncoderWeights) -> Encode:
-    match device:
-        case "auto" | "cpu":
+    match choose_device(device):
+        case "cpu":
             return _cpu_encode(weights, CPU_DTYPES[cpu_precision(dtype)])
-        case _:
-            raise UnsupportedDevice(f"device {device!r} is not available; use auto or cpu.")
+        case "cuda":
+            return _gpu_encode(weights, GPU_DTYPES[gpu_precision(dtype)])
+        case other:
+            raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
 
 
 def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
@@ -117,6 +125,13 @@ def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
         return hidden
 
     return encode
+
+
+def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
+    from penstock.engine.gpu import GpuEncoder  # needs CuPy
+
+    encoder = GpuEncoder(weights, dtype)
+    return lambda batch: encoder.run(batch).clone()  # what `run` returns is overwritten by the next batch
 
 
 def _checked(name: str, values: npt.NDArray[np.integer[Any]], size: int) -> Int32Array:
