@@ -50,6 +50,7 @@ class GpuEncoder:
         self._graphs = Graphs(self.device) if graphs else None
         self._graph_workspace = Workspace(self._program, dtype, self.device)
         self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._graph_views: dict[Shape, Inputs] = {}
         self._workspace = Workspace(self._program, dtype, self.device)
         self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)
 
@@ -61,10 +62,10 @@ class GpuEncoder:
         """As `run`, with what the kernels after the forward need to know of the batch."""
         shape = graph_shape(batch, self._max_tokens, self._head_dim)
         if self._graphs is not None and shape is not None and self._may_capture(shape):
-            inputs = self._upload(batch, shape, self._room_for_graphs())
+            inputs = self._upload_for_graph(batch, shape)
             hidden = self._graphs.run(shape, lambda: self._forward(inputs, self._graph_workspace))
             return Encoded(hidden, inputs)
-        inputs = self._upload(batch, shape := exact_shape(batch, self._head_dim), self._room_for(shape))
+        inputs = self._upload(batch, exact_shape(batch, self._head_dim))
         return Encoded(self._forward(inputs, self._workspace), inputs)
 
     def _may_capture(self, shape: Shape) -> bool:
@@ -75,22 +76,23 @@ class GpuEncoder:
         """Give back memory that recent batches did not need. No work may be underway."""
         self._workspace.trim()
 
-    def _upload(self, batch: PackedBatch, shape: Shape, room: Tensor) -> Inputs:
-        self._staging.upload(batch, shape, room)
-        return views(room, shape, np.diff(batch.cu_seqlens).tolist())
-
-    def _room_for(self, shape: Shape) -> Tensor:
+    def _upload(self, batch: PackedBatch, shape: Shape) -> Inputs:
         if len(self._inputs) < shape.num_values:
             self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
-        return self._inputs
+        self._staging.upload(batch, shape, self._inputs)
+        return views(self._inputs, shape, np.diff(batch.cu_seqlens).tolist())
 
-    def _room_for_graphs(self) -> Tensor:
-        """Made with the first graph, for the largest shape: graphs hold addresses, so it never moves."""
+    def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
+        """To where every graph reads: graphs hold addresses, so this memory is made once, for the largest shape."""
         if len(self._graph_inputs) == 0:
             self._graph_workspace.reserve(GRAPH_ROWS)
             largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, is_short=True)
             self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)
-        return self._graph_inputs
+        self._staging.upload(batch, shape, self._graph_inputs)
+        inputs = self._graph_views.get(shape)
+        if inputs is None:
+            inputs = self._graph_views[shape] = views(self._graph_inputs, shape, [])
+        return inputs
 
     def _forward(self, inputs: Inputs, workspace: Workspace) -> Tensor:
         kernels = GpuKernels(inputs, self._tables)

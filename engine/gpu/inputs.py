@@ -1,6 +1,8 @@
 """What a batch's kernels need to know of it, laid out on the host and copied to the device at once, asynchronously."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -29,19 +31,12 @@ class Shape:
     @property
     def num_values(self) -> int:
         """int32 values that describe a batch of this shape."""
-        return int(self.sections[-1].stop)
+        return int(_sections(self)[-1].stop)
 
     @property
     def plan_items(self) -> int:
         """Rows of the attention plan."""
         return plan_capacity(self.rows, self.slots) if self.is_short else 0
-
-    @property
-    def sections(self) -> tuple[slice, ...]:
-        """Where among the values the token ids, positions, cu_seqlens, token types and plan lie."""
-        sizes = self.rows, self.rows, self.slots + 1, self.rows if self.has_types else 0, 2 * self.plan_items
-        starts = np.cumsum([0, *(-(-size // _SECTION) * _SECTION for size in sizes)]).tolist()
-        return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +66,12 @@ def exact_shape(batch: PackedBatch, head_dim: int) -> Shape:
 def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     """Write the batch's description, `shape.num_values` values, to `out`. ValueError when it does not fit the shape."""
     num_tokens = len(batch.token_ids)
-    token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in shape.sections)
-    cu_seqlens[:] = _with_spare_sequences(batch.cu_seqlens, shape)
+    token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
+    _fill_slots(cu_seqlens, batch.cu_seqlens, shape)
     token_ids[:num_tokens] = batch.token_ids
     token_ids[num_tokens:] = 0
-    starts_by_row = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    np.subtract(np.arange(shape.rows, dtype=np.int32), starts_by_row, out=positions)
+    positions[:] = _arange(shape.rows)
+    positions -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     if batch.token_type_ids is not None:
         token_types[:num_tokens] = batch.token_type_ids
         token_types[num_tokens:] = 0
@@ -86,7 +81,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
 
 def views(device: Tensor, shape: Shape, lengths: list[int]) -> Inputs:
     """The sections of a description that was copied to `device`, int32 [at least shape.num_values]."""
-    token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in shape.sections)
+    token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
         shape=shape,
         token_ids=token_ids,
@@ -122,11 +117,27 @@ class Staging:
         copied.record()
 
 
-def _with_spare_sequences(cu_seqlens: Int32Array, shape: Shape) -> Int32Array:
-    """`cu_seqlens` of all slots: the batch's own, then sequences that fill the spare rows, then empty ones."""
-    own, num_tokens = len(cu_seqlens) - 1, int(cu_seqlens[-1])
-    fill = np.minimum(num_tokens + shape.max_seqlen * np.arange(1, shape.slots - own + 1), shape.rows)
-    whole = np.concatenate([cu_seqlens, fill.astype(np.int32)])
-    if num_tokens > shape.rows or own > shape.slots or whole[-1] != shape.rows:
-        raise ValueError(f"A batch of {own} sequences with {num_tokens} tokens does not fit {shape}. This is a bug.")
-    return whole
+def _fill_slots(slots: Int32Array, own: Int32Array, shape: Shape) -> None:
+    """Boundaries of all slots: the batch's own, then sequences that fill the spare rows, then empty ones."""
+    num_own, end = len(own), int(own[-1])
+    if num_own > len(slots) or end > shape.rows:
+        raise ValueError(f"A batch of {num_own - 1} sequences with {end} tokens does not fit {shape}. This is a bug.")
+    slots[:num_own] = own
+    spare = range(end + shape.max_seqlen, shape.rows, shape.max_seqlen)
+    slots[num_own : num_own + len(spare)] = spare
+    slots[num_own + len(spare) :] = shape.rows
+    if slots[-1] != shape.rows:
+        raise ValueError(f"No slot is left for the spare rows of {shape}. This is a bug.")
+
+
+@lru_cache(maxsize=1024)
+def _sections(shape: Shape) -> tuple[slice, ...]:
+    """Where among the values the token ids, positions, cu_seqlens, token types and plan lie."""
+    sizes = shape.rows, shape.rows, shape.slots + 1, shape.rows if shape.has_types else 0, 2 * shape.plan_items
+    starts = [0, *accumulate(-(-size // _SECTION) * _SECTION for size in sizes)]
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
+
+
+@lru_cache(maxsize=1024)
+def _arange(count: int) -> Int32Array:
+    return np.arange(count, dtype=np.int32)

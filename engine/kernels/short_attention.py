@@ -74,7 +74,7 @@ def plan_items(cu_seqlens: Int32Array, capacity: int) -> Int32Array:
         raise ValueError(f"a sequence of {lengths.max()} tokens: short attention takes at most {MAX_SEQLEN}")
     if capacity < total or capacity != _whole_ctas(capacity):
         raise ValueError(f"capacity {capacity}: the plan needs {total} rows, in multiples of {_WARPS}")
-    order = _order(tiles)
+    order = _order(tiles) if total > _WARPS else np.arange(len(tiles))  # one CTA holds all: any order will do
     counts = tiles[order]
     sequence = np.repeat(order, counts)
     tile = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""The encoder on the device: against transformers in float32, graph against eager, and nothing leaks between batches."""
+"""The encoder on the device: against transformers in float32, graphs against launches, and nothing leaks."""
 
 import itertools
 from collections.abc import Sequence
@@ -85,7 +85,8 @@ def test_a_row_does_not_depend_on_its_batch_mates(encoders: tuple[GpuEncoder, Gp
             mates = random_sequences(rng.integers(1, MAX_TOKENS, rng.integers(1, 40)).tolist(), seed)
             place = int(rng.integers(0, len(mates) + 1))
             together = hidden(encoder, [*mates[:place], probe, *mates[place:]])[place]
-            assert cosine(together, alone) >= 0.99999  # cuBLAS may sum in another order for another number of rows
+            # cuBLAS may sum in another order for another number of rows: an error of the precision, and no more.
+            assert cosine(together, alone) >= (0.99999 if encoder.dtype == torch.float16 else 0.9998)
 
 
 def test_a_thousand_random_packs_agree_with_the_launches_of_exact_shape(
@@ -96,7 +97,7 @@ def test_a_thousand_random_packs_agree_with_the_launches_of_exact_shape(
     for seed in range(1000):
         sequences = random_sequences(rng.integers(1, MAX_TOKENS + 1, rng.integers(1, 24)).tolist(), seed)
         for got, want in zip(hidden(with_graphs, sequences), hidden(eager, sequences), strict=True):
-            assert cosine(got, want) >= 0.99999
+            assert cosine(got, want) >= (0.99999 if eager.dtype == torch.float16 else 0.9998)
 
 
 def test_poison_in_every_buffer_reaches_no_result(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
