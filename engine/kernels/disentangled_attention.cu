@@ -25,10 +25,17 @@
 //
 // Determinism: a row's arithmetic depends on its own sequence only, not on its neighbours, the grid or N.
 //
-// Version ladder
+// Softmax is online, base 2; a row's reference moves only when a score of its warp exceeds it by more than 8 in the
+// exponent, as in short_attention.cu.
+//
+// Registers and shared memory (ptxas 12.9, both types, no spills; three CTAs an SM, which is 48 KiB each at D = 64):
+//     D = 64: c2p_p2c 168, c2p 138, p2c 166; D = 32: 138, 96, 122 (sm_90; sm_80 at most as many).
+//
+// Version ladder, not yet measured
 //     v1  this file. Not built: (a) c2p and p2c by two batched GEMMs into a workspace and a gathering kernel: 2 * R *
 //         2 * span values a head written and read again; (b) C and P skewed through shared memory: 56 instead of 16
-//         wavefronts a block, and a barrier.
+//         wavefronts a block, and a barrier. Tried in the compiler only: reading Qr's fragments twice instead of
+//         keeping them gives 128 registers and so four CTAs an SM, for 16 wavefronts more a block; D = 128 spills.
 //     next: 32 queries a warp (a quarter fewer shared-memory wavefronts, p2c 12 instead of 16 mma a block; about 220
 //         registers); 128 queries a CTA (half the L2 reads); wgmma for content and values.
 
