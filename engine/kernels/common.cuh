@@ -35,9 +35,6 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
     return v;
 }
 
-// Starts a load whose value is wanted later, without a register to hold it.
-__device__ __forceinline__ void prefetch(const scalar* p) { asm volatile("prefetch.global.L1 [%0];" : : "l"(p)); }
-
 __device__ __forceinline__ void unpack_vector(uint4 v, float (&values)[VECTOR]) {
     const unsigned words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
