@@ -6,13 +6,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test check bench train-head
+.PHONY: help demo test test-gpu check bench bench-gpu train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
 	@echo 'make test        unit tests, and the integration tests where Java and Maven are installed'
+	@echo 'make test-gpu    the tests that need a CUDA GPU (pip install .[gpu] or .[gpu-cuda13] first)'
 	@echo 'make check       ruff and mypy'
-	@echo 'make bench       the benchmarks'
+	@echo 'make bench       the benchmarks of this machine'
+	@echo 'make bench-gpu   the benchmarks of its GPU'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
 demo: $(INSTALLED)
@@ -21,6 +23,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -28,6 +33,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench
+
+bench-gpu: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json
 
 train-head: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, PipelinedEngine, TaskOptions
 
 if TYPE_CHECKING:
     from penstock.engine.checkpoint import resolve_model
@@ -28,6 +28,7 @@ __all__ = [
     "ModelInfo",
     "NullEngine",
     "PackedBatch",
+    "PipelinedEngine",
     "TaskOptions",
     "Timing",
     "load_engine",

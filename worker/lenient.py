@@ -55,7 +55,7 @@ class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # as above
     def __init__(self, raw: memoryview) -> None:
         super().__init__(raw)
         self._maybe_uncompress()
-        self._buffer = _LenientBytes(self._buffer)
+        self._buffer: bytearray = _LenientBytes(self._buffer)
 
 
 class _LenientBytes(bytearray):

@@ -14,7 +14,7 @@ import uvloop
 from prometheus_client import start_http_server
 
 from penstock.cache import ResponseCache
-from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, measure, resolve_model
+from penstock.engine import Engine, EngineLanes, NullEngine, PipelinedEngine, load_engine, measure, resolve_model
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import PackedCost, fit_packed_cost
 from penstock.worker.logs import configure_logs
@@ -22,6 +22,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import Worker
 
 NULL_MODEL = "null"
+_GPU_CAPS = {"max_batch_tokens": 16_384, "max_batch_sequences": 1024}
 _SWITCH_INTERVAL_S = 0.0005  # engine lanes hand the interpreter back and forth with the event loop at each tensor call
 
 log = structlog.get_logger("penstock.serve")
@@ -38,6 +39,7 @@ def serve(settings: WorkerSettings) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log.info("worker_starting", **settings.model_dump(mode="json", exclude_none=True))
     engine = _load(settings)
+    settings = suited(settings, engine)
     cost = _measure(engine)
     _calm_garbage_collection()
     return uvloop.run(_run(settings, engine, cost))
@@ -93,7 +95,7 @@ def _measure(engine: Engine) -> PackedCost:
 
 async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        lanes = EngineLanes(engine, settings.lanes or default_lanes())
+        lanes = EngineLanes(engine, settings.lanes or default_lanes(engine))
         stack.push_async_callback(lanes.close)
         tokenizer = _tokenizer(settings)
         if tokenizer is not None:
@@ -111,9 +113,16 @@ async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> in
         return await worker.run()
 
 
-def default_lanes() -> int:
-    """One lane a core that this process may use."""
-    return len(os.sched_getaffinity(0))
+def suited(settings: WorkerSettings, engine: Engine) -> WorkerSettings:
+    """The settings with the caps that nobody chose fitted to the engine: it takes larger batches to fill a GPU."""
+    if not isinstance(engine, PipelinedEngine):
+        return settings
+    return settings.model_copy(update={k: v for k, v in _GPU_CAPS.items() if k not in settings.model_fields_set})
+
+
+def default_lanes(engine: Engine) -> int:
+    """One lane a core that this process may use; a pipelined engine has one, which keeps its device busy."""
+    return 1 if isinstance(engine, PipelinedEngine) else len(os.sched_getaffinity(0))
 
 
 def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:

@@ -22,12 +22,16 @@ class WorkerSettings(KafkaSettings):
     head: Path | None = Field(
         None, description="A linear classification head (safetensors, labels in its metadata) on the embeddings."
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Arithmetic. auto: bfloat16 where the processor has instructions for it, else float32."
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Arithmetic. auto: float16 on a GPU; bfloat16 where the processor has instructions for it, else "
+        "float32.",
     )
-    device: Literal["auto", "cpu"] = Field("auto", description="Where the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs. auto: on a GPU where there is one with CuPy installed."
+    )
     lanes: int | None = Field(
-        None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core."
+        None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core, one for a GPU."
     )
 
     topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
@@ -45,9 +49,12 @@ class WorkerSettings(KafkaSettings):
     slo_ms: float = Field(
         100.0, gt=0, description="Latency objective; a batch runs at the latest when age + predicted run reach half."
     )
-    max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch.")
+    max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch. Default on a GPU: 1024.")
     max_batch_tokens: int = Field(
-        1024, ge=1, description="Most tokens in a batch. More: fewer launches; less: shorter waits, warmer caches."
+        1024,
+        ge=1,
+        description="Most tokens in a batch. More: fewer launches; less: shorter waits, warmer caches. Default on a "
+        "GPU: 16384.",
     )
 
     max_in_flight: int = Field(

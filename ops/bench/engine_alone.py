@@ -22,8 +22,8 @@ class EngineAlone:
 
     def __init__(self, model: Path, dtype: str) -> None:
         self.settings = WorkerSettings.model_validate({"model": str(model), "dtype": dtype})
-        self.engine = load_engine(str(model), dtype=dtype)
-        self.lanes = self.settings.lanes or default_lanes()
+        self.engine = load_engine(str(model), dtype=dtype, device="cpu")
+        self.lanes = self.settings.lanes or default_lanes(self.engine)
         self._tokenizer = Tokenizer.from_directory(model)
 
     def close(self) -> None:

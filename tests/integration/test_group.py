@@ -50,7 +50,7 @@ class Stream:
 @asynccontextmanager
 async def streaming(kafka: KafkaBroker, model: str) -> AsyncIterator[Stream]:
     """Requests to `model` all the while; on leaving, every one of them must be answered."""
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
         stream = Stream(client)
         async with asyncio.TaskGroup() as group:
             for _ in range(32):
@@ -149,7 +149,7 @@ async def test_once_works_up_to_the_end_and_exits(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("once")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
         await asyncio.sleep(0)
         await client._exchange._outbox.flush()  # all of them lie in the topic
@@ -174,7 +174,7 @@ async def test_a_drain_that_takes_too_long_is_given_up_and_its_records_left_to_o
     settings = {"served_name": model, "max_batch_sequences": 1, "lanes": 1}
     slow = start_worker(kafka, drain_s=0.5, echo_batch_s=0.1, **settings)
     await slow.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         slow.process.terminate()
@@ -195,7 +195,7 @@ async def test_an_engine_beyond_use_ends_the_worker_and_another_answers(
     model = unique("broken")
     broken = start_worker(kafka, served_name=model, echo_breaks=True)
     await broken.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(20)]
         assert await broken.exit_code() == 1
         assert broken.events("engine_unhealthy")

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock.engine import NullEngine, PackedBatch
+from penstock.engine.types import Running
 from penstock.worker import WorkerSettings
+from penstock.worker.process import suited
 from penstock.worker.worker import scheduler_settings
 
 
@@ -53,3 +56,17 @@ def test_the_scheduler_counts_in_seconds() -> None:
 def test_reading_settings_loads_no_model_library() -> None:
     code = "import sys; import penstock.worker; sys.exit('torch' in sys.modules or 'aiokafka' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class PipelinedNull(NullEngine):
+    """As a GPU's engine looks from outside."""
+
+    def start(self, batch: PackedBatch) -> Running:
+        raise NotImplementedError
+
+
+def test_caps_that_nobody_chose_are_a_gpus_on_a_gpu() -> None:
+    on_cpu = suited(make(model="m"), NullEngine())
+    assert (on_cpu.max_batch_tokens, on_cpu.max_batch_sequences) == (1024, 256)
+    on_gpu = suited(make(model="m", max_batch_sequences=7), PipelinedNull())
+    assert (on_gpu.max_batch_tokens, on_gpu.max_batch_sequences) == (16_384, 7)

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import torch
@@ -91,7 +92,7 @@ class Recorder:
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        return graph.replay
+        return partial(_replay, graph, work)
 
     def kernel_us(self, work_on: Callable[[int], object], num_sets: int) -> float:
         """Median microseconds of one launch, within a graph of one launch on each of `num_sets` sets of buffers.
@@ -107,6 +108,11 @@ class Recorder:
         for _ in range(3):
             replay()
         return statistics.median(once_ms(replay) for _ in range(_GRAPH_REPLAYS)) * 1e3 / num_sets
+
+
+def _replay(graph: torch.cuda.CUDAGraph, _work: Work) -> None:
+    """The graph reads the work's inputs where they were: the work is held for as long as the graph."""
+    graph.replay()
 
 
 def _event() -> torch.cuda.Event:
