@@ -163,7 +163,13 @@ async def _connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
     # One at a time, `in_flight` is the number of records; in bulk and in an open loop the client's default holds.
     bound: dict[str, Any] = {"max_in_flight": spec.in_flight} if spec.arrivals == "closed" else {}
     client = await stack.enter_async_context(
-        Client(bootstrap_servers=spec.bootstrap_servers, model=spec.model, timeout_s=_TIMEOUT_S, **bound)
+        Client(
+            bootstrap_servers=spec.bootstrap_servers,
+            model=spec.model,
+            timeout_s=_TIMEOUT_S,
+            gather=spec.gather,
+            **bound,
+        )
     )
     if spec.payload == "ids":
         return lambda ids: client.embed(ids=[ids])

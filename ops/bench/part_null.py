@@ -1,7 +1,7 @@
 """The null engine through real Kafka, beside a bare echo of the same run; where its microseconds go; its memory."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from penstock.ops.bench.stages import function_of, split_cost
 from penstock.ops.kafka import KafkaBroker
 
 IN_FLIGHT = 5000
+# How the same calls travel, and whether the client gathers.
+WAYS = {"records shared": True, "a record each": False}
 # Everything that no default would change is at its default: no cache is configured, for a hit would skip the pipeline.
 # Large batches, for there is no computation that they could delay, and one lane, for it has nothing to do.
 NULL_WORKER = {"model": "null", "max_batch_tokens": 65_536, "max_batch_sequences": 1024, "lanes": 1}
@@ -29,7 +31,7 @@ _FLAT = 0.05
 
 def run_null(setup: Setup) -> PartResult:
     """Part `null`: requests a second, and processor time of each process, ours and the echo's in turns."""
-    ours: list[LoadResult] = []
+    ours: dict[str, list[LoadResult]] = {name: [] for name in WAYS}
     echoes: dict[str, list[dict[str, Any]]] = {"send": [], "batched": []}
     with (
         KafkaBroker() as broker,
@@ -38,23 +40,16 @@ def run_null(setup: Setup) -> PartResult:
         _echo_worker(setup, broker, "batched") as batched_echo,
     ):
         for _ in range(ROUNDS):
-            ours.append(_null_load(setup, broker, null_worker, _NUM_REQUESTS))
+            for name, gather in WAYS.items():
+                ours[name].append(_null_load(setup, broker, null_worker, _NUM_REQUESTS, gather=gather))
             echoes["send"].append(_echo_load(setup, broker, echo, "send"))
             echoes["batched"].append(_echo_load(setup, broker, batched_echo, "batched"))
-    rate = statistics.median(result.requests_per_s for result in ours)
     echo_rates = {name: statistics.median(r["requests_per_s"] for r in results) for name, results in echoes.items()}
-    claim = Claim(
-        work="null engine, single sequences of 15 ids, client → Kafka → worker → Kafka → client",
-        ours=f"{rate:,.0f} req/s",
-        baseline=f"bare aiokafka echo {echo_rates['send']:,.0f} req/s",
-        ratio=rate / echo_rates["send"],
-        floor=f"echo with create_batch {echo_rates['batched']:,.0f} req/s",
-        floor_share=rate / echo_rates["batched"],
-        criterion=Criterion("req/s", rate, 20_000, 40_000),
-    )
+    claims = [_claim(name, results, echo_rates) for name, results in ours.items()]
     cpu: dict[str, dict[str, float]] = {}
     for process in ("client", "worker", "broker"):
-        cpu.setdefault("penstock", {})[process] = statistics.median(result.cpu_us(process) for result in ours)
+        for name, loads in ours.items():
+            cpu.setdefault(f"penstock, {name}", {})[process] = statistics.median(load.cpu_us(process) for load in loads)
         for name, results in echoes.items():
             used_us = statistics.median(result["cpu_us"][process] for result in results)
             cpu.setdefault(f"echo, {name}", {})[process] = used_us
@@ -67,21 +62,34 @@ def run_null(setup: Setup) -> PartResult:
         "in_flight": IN_FLIGHT,
         "garbage_collection_of_clients": "frozen heap, thresholds (50000, 50, 1000)",
         "worker_settings": NULL_WORKER,
-        "requests_per_s": [result.requests_per_s for result in ours],
-        "failures": [result.failures for result in ours],
-        "latency_ms": [result.latency_ms for result in ours],
+        "requests_per_s": {name: [load.requests_per_s for load in loads] for name, loads in ours.items()},
+        "failures": {name: [load.failures for load in loads] for name, loads in ours.items()},
+        "latency_ms": {name: [load.latency_ms for load in loads] for name, loads in ours.items()},
         "echo": echoes,
         "cpu_us": cpu,
     }
-    return PartResult([claim], [grid], details)
+    return PartResult(claims, [grid], details)
+
+
+def _claim(way: str, loads: Sequence[LoadResult], echo_rates: Mapping[str, float]) -> Claim:
+    rate = statistics.median(load.requests_per_s for load in loads)
+    return Claim(
+        work=f"null engine, calls of one sequence of 15 ids, {way}, client → Kafka → worker → Kafka → client",
+        ours=f"{rate:,.0f} req/s",
+        baseline=f"bare aiokafka echo {echo_rates['send']:,.0f} req/s",
+        ratio=rate / echo_rates["send"],
+        floor=f"echo with create_batch {echo_rates['batched']:,.0f} req/s",
+        floor_share=rate / echo_rates["batched"],
+        criterion=Criterion("req/s", rate, 20_000, 40_000),
+    )
 
 
 def run_profile(setup: Setup) -> PartResult:
-    """Part `profile`: the null engine's processor time by stage, in a run of its own for the sampling's sake."""
+    """Part `profile`: the null engine's processor time by stage, a record each; a run of its own for the sampling."""
     samples = {name: setup.logs / f"{name}.samples.json" for name in ("worker", "client")}
     count = setup.count(_PROFILED_REQUESTS)
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER, profile=samples["worker"]) as null_worker:
-        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, profile=samples["client"])
+        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, gather=False, profile=samples["client"])
     grids = []
     details: dict[str, Any] = {"requests": count, "requests_per_s": result.requests_per_s}
     for name, path in samples.items():
@@ -110,7 +118,7 @@ def run_profile(setup: Setup) -> PartResult:
 def run_memory(setup: Setup) -> PartResult:
     """Part `memory`: what the worker holds while 200,000 requests pass, after a warm-up."""
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER) as null_worker:
-        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS)
+        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS, gather=False)
     samples = result.rss_bytes["worker"]
     change = largest_change(samples)
     claim = Claim(
@@ -131,7 +139,7 @@ def largest_change(samples: Sequence[int]) -> float:
 
 
 def _null_load(
-    setup: Setup, broker: KafkaBroker, null_worker: Service, count: int, profile: Path | None = None
+    setup: Setup, broker: KafkaBroker, null_worker: Service, count: int, *, gather: bool, profile: Path | None = None
 ) -> LoadResult:
     return offer_load(
         setup,
@@ -144,6 +152,7 @@ def _null_load(
         num_requests=setup.count(count),
         warm_up=setup.count(_WARM_UP),
         in_flight=IN_FLIGHT,
+        gather=gather,
         profile=None if profile is None else str(profile),
     )
 
