@@ -2,171 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor
 
-from penstock.engine import PackedBatch, TaskOptions, load_engine
-from penstock.engine.checkpoint import Checkpoint, read_checkpoint
-from penstock.engine.from_torch import from_torch
-from penstock.engine.heads import checkpoint_heads
-from penstock.engine.layout import Group
-from penstock.engine.modules import embedding_tail
-from penstock.engine.types import Int32Array, ModelInfo
+from penstock.engine.types import Int32Array
+from penstock.ops.parity_sides import Input, Pack, Runtime, Side
 
-LENGTHS = (1, 2, 127, 128, 129, 512)  # around the edges of kernels
+LENGTHS = (1, 2, 127, 128, 129, 512)  # around the edges of kernels; the last is also the longest of the random packs
 MIN_COSINE = 0.9999
 
-_LONGEST = 512
 _PER_LENGTH = 8  # sequences of each of the lengths
 _MAX_PACK = 32  # sequences in a random pack
-_AUTO_CLASSES: dict[str, Any] = {  # by what the checkpoint's head does; transformers leaves them untyped
-    "embed": transformers.AutoModel,
-    "classify": transformers.AutoModelForSequenceClassification,
-    "token_classify": transformers.AutoModelForTokenClassification,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence_:
-    """One random input."""
-
-    ids: Int32Array
-    types: Int32Array | None  # token types, of the same length; all sequences of a pack have them, or none
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What one side made of a pack. float32, on the device."""
-
-    hidden: Tensor  # [T, H], sequences end to end
-    results: Tensor  # what a caller is answered, flat: vectors [N, D], scores [N, C], or scores of each token [T, C]
-
-
-class Side(Protocol):
-    """One way to run a checkpoint."""
-
-    def run(self, pack: Sequence[Sequence_]) -> Outputs: ...
-
-
-class Transformers:
-    """The checkpoint in transformers: eager attention, padded batches, the head's logits made into scores."""
-
-    def __init__(self, directory: Path, task: str, dtype: torch.dtype, device: str) -> None:
-        """Reads safetensors only and runs no code of the checkpoint's. Raises CheckpointError for what is unsound."""
-        self._checkpoint = read_checkpoint(directory)
-        self._task = task
-        self._device = device
-        self.model = _load(self._checkpoint, task, dtype).to(device)
-        self._hidden: Tensor | None = None
-        self.model.base_model.register_forward_hook(self._keep)
-
-    @torch.inference_mode()
-    def run(self, pack: Sequence[Sequence_]) -> Outputs:
-        """See `Side`."""
-        lengths = [len(sequence.ids) for sequence in pack]
-        valid = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        inputs = {
-            "input_ids": self._padded([sequence.ids for sequence in pack], valid),
-            "attention_mask": valid.long().to(self._device),
-        }
-        types = [sequence.types for sequence in pack if sequence.types is not None]
-        if types:
-            inputs["token_type_ids"] = self._padded(types, valid)
-        output = self.model(**inputs)
-        if self._hidden is None:
-            raise RuntimeError("the base model was not called. This is a bug.")
-        valid = valid.to(self._device)
-        hidden = self._hidden[valid].float()
-        if self._task == "embed":
-            return Outputs(hidden, self._vectors(hidden, lengths))
-        logits = output.logits.float()
-        return Outputs(hidden, self._scores(logits[valid] if self._task == "token_classify" else logits))
-
-    def _keep(self, module: Any, inputs: Any, output: Any) -> None:
-        self._hidden = output.last_hidden_state
-
-    def _padded(self, rows: Sequence[Int32Array], valid: Tensor) -> Tensor:
-        padded = torch.full(valid.shape, self.model.config.pad_token_id or 0)
-        padded[valid] = torch.from_numpy(np.concatenate(rows)).long()
-        return padded.to(self._device)
-
-    def _vectors(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The checkpoint's own pooling and what follows it, in float32 on the CPU."""
-        starts = np.cumsum([0, *lengths[:-1]]).tolist()
-        groups = [Group(start, 1, length) for start, length in zip(starts, lengths, strict=True)]
-        return embedding_tail(self._checkpoint)(hidden.cpu(), groups, None, None)
-
-    def _scores(self, logits: Tensor) -> Tensor:
-        match checkpoint_heads(self._checkpoint)[self._task].scores:
-            case "softmax":
-                return torch.softmax(logits, dim=-1)
-            case "sigmoid":
-                return torch.sigmoid(logits)
-            case "raw":
-                return logits
-            case other:
-                raise RuntimeError(f"unknown kind of scores {other!r}. This is a bug.")
-
-
-class Runtime:
-    """The checkpoint on our runtime: its results from the engine that a worker loads, its hidden states from `from_torch`.
-
-    A worker's engine keeps its hidden states to itself; the same weights on the same kernels show them.
-    """
-
-    def __init__(self, directory: Path, dtype: str, device: str) -> None:
-        """Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice."""
-        self._engine = load_engine(str(directory), dtype=dtype, device=device, threads=torch.get_num_threads())
-        self.task = next((task for task in ("classify", "token_classify") if task in self.info.tasks), "embed")
-        model = _load(read_checkpoint(directory), self.task, torch.float32)
-        self._encoder = from_torch(model, dtype=self.info.dtype, device=self.device)
-        self.num_types = int(getattr(model.config, "type_vocab_size", None) or 0)
-        self.pad_token_id = model.config.pad_token_id
-        self.family = str(model.config.model_type)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._engine.info
-
-    @property
-    def device(self) -> str:
-        """As torch names it."""
-        return "cpu" if self.info.device == "cpu" else "cuda"
-
-    def run(self, pack: Sequence[Sequence_]) -> Outputs:
-        """See `Side`."""
-        lengths = [len(sequence.ids) for sequence in pack]
-        types = [sequence.types for sequence in pack if sequence.types is not None]
-        batch = PackedBatch(
-            token_ids=np.concatenate([sequence.ids for sequence in pack]),
-            cu_seqlens=np.cumsum([0, *lengths]).astype(np.int32),
-            max_seqlen=max(lengths),
-            token_type_ids=np.concatenate(types) if types else None,
-            options=(TaskOptions(self.task),) * len(pack),
-        )
-        token_types = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids)
-        hidden = self._encoder.packed(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.cu_seqlens), token_types)
-        rows = [np.atleast_2d(row) for row in self._engine.run(batch).rows]
-        return Outputs(hidden, torch.from_numpy(np.concatenate(rows)))
-
-
-def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:
-    root = checkpoint.modules[0].directory if checkpoint.modules else checkpoint.directory
-    model = _AUTO_CLASSES[task].from_pretrained(
-        root,
-        dtype=dtype,
-        attn_implementation="eager",
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-    )
-    return model.eval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +99,10 @@ class Comparison:
             done()
         yield self._check("random packs", num_packed, packed)
         yield self._check("batch mates", self._packs, mates)
-        what = {"embed": "vectors", "classify": "scores", "token_classify": "scores of tokens"}[self._task]
+        what = {"embed": "vectors", "classify": "scores", "token_classify": "token scores"}[self._task]
         yield self._check(what, num_results + num_packed, [result.tally() for result in results])
 
-    def _compare(
-        self, pack: Sequence[Sequence_], tallies: Sequence[_Tally], results: Sequence["_Results"]
-    ) -> list[Tensor]:
+    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence["_Results"]) -> list[Tensor]:
         """Every side with the reference. Returns each side's hidden states."""
         want = self._reference.run(pack)
         hidden = []
@@ -266,7 +113,7 @@ class Comparison:
             hidden.append(got.hidden)
         return hidden
 
-    def _compare_alone(self, pack: Sequence[Sequence_], together: list[Tensor], tallies: Sequence[_Tally]) -> None:
+    def _compare_alone(self, pack: Pack, together: list[Tensor], tallies: Sequence[_Tally]) -> None:
         """Every side with itself: one sequence of the pack, alone and among its mates."""
         place = self._inputs.place_in(pack)
         start = sum(len(sequence.ids) for sequence in pack[:place])
@@ -316,23 +163,23 @@ class _RandomInputs:
         self._ids = ids[ids != (-1 if runtime.pad_token_id is None else runtime.pad_token_id)]
         self._has_types = runtime.num_types > 1
         self._rng = np.random.default_rng(seed)
-        self._longest = min(_LONGEST, runtime.info.max_tokens)
+        self._longest = min(LENGTHS[-1], runtime.info.max_tokens)
         self.lengths = tuple(sorted({min(length, self._longest) for length in LENGTHS}))
 
-    def equal(self, length: int) -> list[Sequence_]:
+    def equal(self, length: int) -> Pack:
         return self._pack([length] * _PER_LENGTH, typed=False)
 
-    def random(self) -> list[Sequence_]:
+    def random(self) -> Pack:
         """1 to 32 sequences: up to a longest that is as often below 20 tokens as above; every second with pairs."""
         longest = int(np.exp(self._rng.uniform(0, np.log(self._longest + 1))))
         lengths = self._rng.integers(1, longest + 1, self._rng.integers(1, _MAX_PACK + 1))
         return self._pack(lengths.tolist(), typed=self._has_types and bool(self._rng.integers(2)))
 
-    def place_in(self, pack: Sequence[Sequence_]) -> int:
+    def place_in(self, pack: Pack) -> int:
         return int(self._rng.integers(len(pack)))
 
-    def _pack(self, lengths: Sequence[int], *, typed: bool) -> list[Sequence_]:
-        return [Sequence_(self._rng.choice(self._ids, n), self._types(n) if typed else None) for n in lengths]
+    def _pack(self, lengths: Sequence[int], *, typed: bool) -> Pack:
+        return [Input(self._rng.choice(self._ids, n), self._types(n) if typed else None) for n in lengths]
 
     def _types(self, length: int) -> Int32Array:
         """0, then from somewhere on 1."""

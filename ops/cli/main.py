@@ -14,6 +14,7 @@ EPILOG = "Every option is also an environment variable: --max-wait-ms is PENSTOC
 COMMANDS = {
     "demo": "Start here: a broker, a worker and a client on this machine, answering real texts.",
     "check": "Say in one screen what is wrong with a set-up.",
+    "parity": "Say in one screen how near a checkpoint's numbers are to transformers'.",
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Vectors for a text, or for every row of a file.",
     "classify": "Labels for a text, or for every row of a file.",
