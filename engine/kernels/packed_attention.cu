@@ -1,0 +1,359 @@
+// Self-attention of packed sequences of any length, out_i = sum_j softmax_j(scale q_i k_j) v_j per sequence and head:
+// FlashAttention-2's forward pass (Dao 2023, algorithm 1) for sequences that are no multiple of any tile.
+//
+// Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned, heads = gridDim.x.
+//   plan [gridDim.y] of {first token of the sequence, length | query tile << 16}, the heaviest first; length 0: no work.
+//
+// Threads: one CTA per item and head has 64 or 128 queries of a sequence, 16 M a warp. It walks over the sequence's keys
+//   in tiles of 64 that cp.async brings through a ring of three: two tiles are under way while one is worked on, and a
+//   sequence of up to 128 tokens is fetched whole at once. In a tile a warp takes 32 keys at a time without any mask, and
+//   what is left of the last tile 16 at a time with one: of every 32 x 16 scores made, at least one is wanted. Warps
+//   whose queries all come after the end only help to fetch; which those are rotates with the head, so that no quarter of
+//   the multiprocessor idles more than another.
+//
+// Why 32 queries a warp (M = 2): ldmatrix reads 128 bytes a cycle, so at 16 queries a warp the keys and values of a
+//   block of 16 x 8 scores take 64 cycles of the multiprocessor's shared memory, more than the tensor cores' 32 to 52;
+//   at 32 queries half of that. Why 128 queries a CTA: keys and values come from L2 once a CTA, 4.7 TB/s at 300 TFLOP/s
+//   for 64 queries, which is all that L2 has. 64 queries (M = 1) are for batches that do not fill the device: twice the
+//   CTAs, and half the time for each.
+//
+// Fragments of mma.m16n8k16 (g = lane / 4, t = lane % 4): A holds rows g, g + 8 and B column g, both at k = 2t, 2t + 1,
+//   2t + 8, 2t + 9; C holds rows g, g + 8 at columns 2t, 2t + 1. C of the scores is A of weights times values as it
+//   stands. Shared memory holds rows of D, their 16-byte chunks permuted by the row so that the eight rows that ldmatrix
+//   reads at once lie in different banks; chunk 2i + b of a row is at its chunk b's address exclusive-or 32 i.
+//
+// Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent, as in
+//   short_attention.cu. Rows after the sequence's end are zeros in shared memory: nothing of a neighbour's is read, and
+//   a row's bits depend on its own sequence alone.
+//
+constexpr int KEYS = 64;   // of a tile
+constexpr int STEP = 32;   // keys at a time
+constexpr int STAGES = 3;  // tiles in the ring
+constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
+constexpr float LARGEST_OFFSET = 1e30f;  // finite: infinities could cancel to NaN
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+template <typename T> constexpr bool IS_HALF = false;
+template <> constexpr bool IS_HALF<__half> = true;
+
+// Instructions
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Reads again wherever it stands: two registers fewer than to keep the item.
+__device__ __forceinline__ int2 load_item(const int2* plan) {
+    int2 item;
+    asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];" : "=r"(item.x), "=r"(item.y) : "l"(plan + blockIdx.y));
+    return item;
+}
+
+// Copies 16 bytes, or reads nothing and writes 16 zero bytes when `valid` is false.
+__device__ __forceinline__ void copy_async(unsigned to, const scalar* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All groups of copies have landed but the latest `PENDING`.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// sum [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (IS_HALF<scalar>)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
+    return reinterpret_cast<const unsigned&>(pair);
+}
+
+// Shared memory
+
+template <int D> constexpr int ROW_BYTES = D * 2;
+template <int D> constexpr int TILE_BYTES = KEYS * ROW_BYTES<D>;
+
+// Offset of a row's 16-byte chunk.
+template <int D> __device__ __forceinline__ unsigned place(unsigned row, unsigned chunk) {
+    constexpr unsigned CHUNKS = D / 8;
+    const unsigned swizzle = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
+    return row * ROW_BYTES<D> + (chunk ^ swizzle) * 16;
+}
+
+// Starts to copy ROWS rows, `stride` elements apart; zeros stand for those after the first `count`.
+// from: this thread's chunk of its first row.
+template <int D, int ROWS, int THREADS> __device__ __forceinline__ void fetch_rows(
+    unsigned to, const scalar* from, int stride, int count) {
+    constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;
+    static_assert(ROWS % AT_ONCE == 0 && AT_ONCE % 8 == 0, "whole passes of one swizzle");
+    const int row = threadIdx.x / CHUNKS;
+    to += place<D>(row, threadIdx.x % CHUNKS);
+#pragma unroll
+    for (int i = 0; i < ROWS; i += AT_ONCE) copy_async(to + i * ROW_BYTES<D>, from + i * stride, row + i < count);
+}
+
+// Arithmetic of a warp: 16 M queries. `queries`, `keys` and `values` are addresses of the row that this
+// lane points ldmatrix to, at its first chunk: of lanes 8i .. 8i + 7 come the rows of matrix i.
+
+template <int D, int M> struct Rows {
+    unsigned query[M][D / 16][4];
+    float output[M][D / 8][4];  // unnormalised
+    float offset[M][2];         // of rows g and g + 8: added to scores in the exponent, minus the reference
+    float total[M][2];          // of the weights, this lane's part
+};
+
+template <int D, int M> __device__ __forceinline__ void begin(Rows<D, M>& rows, unsigned queries) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i)
+            load_matrices(rows.query[m][i], (queries ^ (32 * i)) + 16 * m * ROW_BYTES<D>);
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+            rows.output[m][n][0] = rows.output[m][n][1] = rows.output[m][n][2] = rows.output[m][n][3] = 0.0f;
+        rows.offset[m][0] = rows.offset[m][1] = LARGEST_OFFSET;
+        rows.total[m][0] = rows.total[m][1] = 0.0f;
+    }
+}
+
+// s[m][n][2 * half + e]: the score of query row 16m + g + 8 * half with key 8n + 2t + e, before scale.
+template <int D, int M, int N> __device__ __forceinline__ void score(
+    float (&s)[M][N][4], const Rows<D, M>& rows, unsigned keys) {
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned b[4];
+            load_matrices(b, (keys ^ (32 * i)) + 8 * n * ROW_BYTES<D>);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                multiply_add(s[m][n], rows.query[m][i], b[0], b[1]);
+                multiply_add(s[m][n + 1], rows.query[m][i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// peak: of each row, this lane's part.
+template <int D, int M> __device__ __forceinline__ void raise_references(
+    Rows<D, M>& rows, float (&peak)[M][2], float log2_scale) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            peak[m][h] = fmaxf(peak[m][h], __shfl_xor_sync(FULL_MASK, peak[m][h], 1));
+            peak[m][h] = fmaxf(peak[m][h], __shfl_xor_sync(FULL_MASK, peak[m][h], 2));
+            const float lowered = fminf(-log2_scale * peak[m][h], rows.offset[m][h]);
+            const float shrink = exp2_approx(lowered - rows.offset[m][h]);
+            rows.offset[m][h] = lowered;
+            rows.total[m][h] *= shrink;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                rows.output[m][n][2 * h] *= shrink;
+                rows.output[m][n][2 * h + 1] *= shrink;
+            }
+        }
+    }
+}
+
+// s: scores before scale in, weights 2^(log2_scale s + offset) out.
+template <int D, int M, int N> __device__ __forceinline__ void exponentiate(
+    float (&s)[M][N][4], Rows<D, M>& rows, float log2_scale) {
+    float peak[M][2], excess = MINUS_INFINITY;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            peak[m][h] = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+#pragma unroll
+            for (int n = 1; n < N; ++n) peak[m][h] = fmaxf(peak[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            excess = fmaxf(excess, fmaf(peak[m][h], log2_scale, rows.offset[m][h]));
+        }
+    }
+    if (__any_sync(FULL_MASK, excess > LARGEST_LOG2_WEIGHT)) raise_references(rows, peak, log2_scale);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                s[m][n][r] = exp2_approx(fmaf(s[m][n][r], log2_scale, rows.offset[m][r / 2]));
+                rows.total[m][r / 2] += s[m][n][r];
+            }
+        }
+    }
+}
+
+template <int D, int M, int N> __device__ __forceinline__ void accumulate(
+    Rows<D, M>& rows, const float (&p)[M][N][4], unsigned values) {
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        unsigned a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[m][r] = pack(p[m][n + r / 2][r % 2 * 2], p[m][n + r / 2][r % 2 * 2 + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i) {
+            unsigned b[4];
+            load_matrices_transposed(b, (values ^ (32 * i)) + 8 * n * ROW_BYTES<D>);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                multiply_add(rows.output[m][2 * i], a[m], b[0], b[1]);
+                multiply_add(rows.output[m][2 * i + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// 8 N keys, of which the first `count` are of the sequence where they are MASKED, and all where not.
+template <int N, bool MASKED, int D, int M> __device__ __forceinline__ void attend(
+    Rows<D, M>& rows, unsigned keys, unsigned values, float log2_scale, int count) {
+    float s[M][N][4] = {};
+    score(s, rows, keys);
+    if constexpr (MASKED) {
+        const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    if (column + 8 * n + r % 2 >= count) s[m][n][r] = MINUS_INFINITY;
+            }
+        }
+    }
+    exponentiate(s, rows, log2_scale);
+    accumulate(rows, s, values);
+}
+
+// Normalises the rows and stores those before the sequence's end, by way of `staging`, which held the warp's queries.
+// first_query: the warp's, in its sequence.
+template <int D, int M> __device__ __forceinline__ void store(
+    Rows<D, M>& rows, unsigned char* staging, scalar* out, int2 item, int first_query) {
+    constexpr int CHUNKS = D / 8, AT_ONCE = WARP / CHUNKS;
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float total = rows.total[m][h];
+            total += __shfl_xor_sync(FULL_MASK, total, 1);
+            total += __shfl_xor_sync(FULL_MASK, total, 2);
+            const float factor = __fdividef(1.0f, total);
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                const float(&o)[4] = rows.output[m][n];
+                *reinterpret_cast<unsigned*>(staging + place<D>(16 * m + 8 * h + g, n) + 4 * t) =
+                    pack(o[2 * h] * factor, o[2 * h + 1] * factor);
+            }
+        }
+    }
+    __syncwarp();
+    const int hidden = gridDim.x * D, row = lane / CHUNKS, chunk = lane % CHUNKS;
+    const int count = (item.y & 0xffff) - first_query;
+    scalar* to = out + (static_cast<size_t>(item.x) + first_query + row) * hidden + blockIdx.x * D + chunk * VECTOR;
+#pragma unroll
+    for (int i = 0; i < 16 * M; i += AT_ONCE) {
+        const uint4 piece = *reinterpret_cast<const uint4*>(staging + place<D>(row + i, chunk));
+        if (row + i < count) store_vector(to + i * hidden, piece);
+    }
+}
+
+// One CTA.
+template <int D, int M, int WARPS> __device__ __forceinline__ void run(
+    scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {
+    constexpr int QUERIES = 16 * M * WARPS, THREADS = WARP * WARPS, CHUNKS = D / 8;
+    constexpr unsigned STAGE_BYTES = 2 * TILE_BYTES<D>, LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
+    extern __shared__ __align__(1024) unsigned char memory[];  // queries, then the ring: keys, values; keys, ...
+    const int2 item = load_item(plan);
+    const int length = item.y & 0xffff, first_query = (item.y >> 16) * QUERIES;
+    if (length == 0) return;
+    const int hidden = gridDim.x * D, stride = 3 * hidden;
+    const scalar* from = qkv + (static_cast<size_t>(item.x) + threadIdx.x / CHUNKS) * stride;
+    from += blockIdx.x * D + threadIdx.x % CHUNKS * VECTOR;
+    const unsigned queries = shared_address(memory), ring = queries + QUERIES * ROW_BYTES<D>;
+
+    fetch_rows<D, QUERIES, THREADS>(queries, from + first_query * stride, stride, length - first_query);
+    from += hidden;  // keys; values come `hidden` later
+    const auto fetch_tile = [&](unsigned to, int count) {
+        if (count > 0) {
+            fetch_rows<D, KEYS, THREADS>(to, from, stride, count);
+            fetch_rows<D, KEYS, THREADS>(to + TILE_BYTES<D>, from + hidden, stride, count);
+        }
+        from += KEYS * stride;
+        commit_copies();  // an empty group counts too
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch_tile(ring + i * STAGE_BYTES, length - i * KEYS);
+
+    const int lane = threadIdx.x % WARP;
+    const int own = (threadIdx.x / WARP + blockIdx.x) % WARPS * 16 * M;  // the warp's first query in the CTA
+    const bool active = first_query + own < length;
+    const unsigned key_offset = place<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const unsigned value_offset = TILE_BYTES<D> + place<D>(lane % 16, lane / 16);
+    Rows<D, M> rows;
+    wait_for_copies<STAGES - 2>();
+    __syncthreads();
+    begin(rows, queries + own * ROW_BYTES<D> + place<D>(lane % 16, lane / 16));
+    unsigned stage = 0;
+    for (int left = length; left > 0; left -= KEYS) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();  // this tile has landed, and the buffer of the one before it is free
+        fetch_tile(ring + (stage == 0 ? LAST_STAGE : stage - STAGE_BYTES), left - (STAGES - 1) * KEYS);
+        const unsigned keys = ring + stage + key_offset, values = ring + stage + value_offset;
+        stage = stage == LAST_STAGE ? 0 : stage + STAGE_BYTES;
+        const int end = active ? min(left, KEYS) : 0;
+        int key = 0;
+#pragma unroll 1
+        for (; key + STEP <= end; key += STEP)
+            attend<STEP / 8, false>(rows, keys + key * ROW_BYTES<D>, values + key * ROW_BYTES<D>, log2_scale, STEP);
+#pragma unroll 1
+        for (; key < end; key += 16)
+            attend<2, true>(rows, keys + key * ROW_BYTES<D>, values + key * ROW_BYTES<D>, log2_scale, end - key);
+    }
+    if (!active) return;
+    const int2 same = load_item(plan);
+    store(rows, memory + own * ROW_BYTES<D>, out, same, (same.y >> 16) * QUERIES + own);
+}
+
+// CTAS: how many should fit on a multiprocessor, which bounds the registers.
+#define PACKED_ATTENTION(D, QUERIES, WARPS, CTAS)                                                      \
+    extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) packed_attention_##D##_##QUERIES( \
+        scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {                          \
+        run<D, QUERIES / (16 * WARPS), WARPS>(out, qkv, plan, log2_scale);                             \
+    }
+
+PACKED_ATTENTION(32, 64, 4, 4)
+PACKED_ATTENTION(32, 128, 4, 4)
+PACKED_ATTENTION(64, 64, 4, 3)
+PACKED_ATTENTION(64, 128, 4, 3)
+PACKED_ATTENTION(128, 64, 4, 2)
+PACKED_ATTENTION(128, 128, 8, 1)

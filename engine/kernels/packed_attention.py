@@ -1,0 +1,88 @@
+"""Attention of packed sequences of any length on tensor cores: the launch, and the plan of what each CTA does."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.library import kernel, pointer
+from penstock.engine.types import Int32Array
+
+MAX_SEQLEN = 65_535  # in sixteen bits of the plan
+QUERIES = (64, 128)  # of a CTA: 128 for throughput; 64 when that leaves the device half empty
+_WARPS = {(32, 64): 4, (32, 128): 4, (64, 64): 4, (64, 128): 4, (128, 64): 4, (128, 128): 8}  # by head_dim, queries
+_HEAD_DIMS = (32, 64, 128)
+_WARP = 32
+_RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_attention.cu
+_MAX_ITEMS = 65_535  # of a grid's second dimension
+
+
+def supports(head_dim: int, max_seqlen: int) -> bool:
+    """Whether `packed_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements."""
+    return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN
+
+
+def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, queries: int = 128) -> None:
+    """softmax(scale q k') v within each sequence of the plan, into `out`. One launch, nothing allocated.
+
+    out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
+    in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items` for the same
+    `queries`, one of QUERIES. scale > 0. A row's bits depend on its own sequence alone, and on `queries`.
+    Raises ValueError when shapes, types or alignment are other than that.
+    """
+    (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
+    head_dim = hidden // num_heads
+    if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
+        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
+    if items > _MAX_ITEMS or plan.data_ptr() % 8:
+        raise ValueError(f"plan must have at most {_MAX_ITEMS} rows, not {items}, and begin on an 8-byte boundary")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, not {scale}")
+    _check_queries(queries)
+    args = (
+        pointer("out", out, dtype, (rows, hidden)),
+        pointer("qkv", qkv, dtype, (rows, 3 * hidden)),
+        pointer("plan", plan, torch.int32, (items, 2)),
+        np.float32(scale * math.log2(math.e)),
+    )
+    if items:
+        entry = kernel("packed_attention", f"packed_attention_{head_dim}_{queries}", dtype)
+        threads = _WARP * _WARPS[head_dim, queries]
+        entry((num_heads, items), (threads,), args, (queries + _RING_ROWS) * head_dim * out.element_size())
+
+
+def plan_capacity(tokens: int, slots: int, queries: int = 128) -> int:
+    """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `slots` sequences."""
+    _check_queries(queries)
+    return (tokens + (queries - 1) * min(slots, tokens)) // queries
+
+
+def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int32Array:
+    """[capacity, 2]: for each CTA the first token of its sequence, and length | query tile << 16; zeros: no work.
+
+    cu_seqlens [N+1], on the host; empty sequences are passed over. capacity: `plan_capacity`, of this batch or of the
+    bucket that a CUDA graph was captured for. The longest sequences come first, so that none is left for the end, each
+    sequence's tiles in order: side by side they find its keys and values in L2.
+    Raises ValueError when a sequence is longer than MAX_SEQLEN or the capacity is too small.
+    """
+    _check_queries(queries)
+    lengths = np.diff(cu_seqlens)
+    if lengths.max(initial=0) > MAX_SEQLEN:
+        raise ValueError(f"a sequence of {lengths.max()} tokens: packed attention takes at most {MAX_SEQLEN}")
+    order = np.argsort(-lengths, kind="stable")
+    tiles = (lengths[order] + queries - 1) // queries
+    total = int(tiles.sum())
+    if capacity < total:
+        raise ValueError(f"capacity {capacity}: the plan needs {total} rows")
+    sequence = np.repeat(order, tiles)
+    tile = np.arange(total) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    items = np.zeros((capacity, 2), np.int32)
+    items[:total, 0] = cu_seqlens[sequence]
+    items[:total, 1] = lengths[sequence] | tile << 16
+    return items
+
+
+def _check_queries(queries: int) -> None:
+    if queries not in QUERIES:
+        raise ValueError(f"{queries} queries: a CTA takes one of {QUERIES}")

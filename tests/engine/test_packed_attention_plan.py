@@ -1,0 +1,77 @@
+"""The plan of packed attention, and what its launch refuses: no GPU needed."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.kernels.packed_attention import QUERIES, packed_attention, plan_capacity, plan_items, supports
+
+LENGTHS = st.lists(st.integers(0, 700), max_size=60)
+
+
+def cumulate(lengths: list[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+@given(LENGTHS, st.sampled_from(QUERIES), st.integers(0, 300), st.integers(0, 5))
+def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
+    lengths: list[int], queries: int, spare_tokens: int, spare_slots: int
+) -> None:
+    cu_seqlens = cumulate(lengths)
+    capacity = plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_slots, queries)
+    items = plan_items(cu_seqlens, capacity, queries)
+    assert items.shape == (capacity, 2)
+    assert items.dtype == np.int32
+    planned = [(start, word & 0xFFFF, word >> 16) for start, word in items.tolist() if word]
+    starts = cu_seqlens.tolist()
+    wanted = [(s, n, tile) for s, n in zip(starts, lengths, strict=False) for tile in range(-(-n // queries))]
+    assert sorted(planned) == sorted(wanted)
+    assert not items[len(planned) :].any()  # the work comes first
+    assert all(before >= after for (_, before, _), (_, after, _) in pairwise(planned))  # and of that, the longest
+
+
+def test_the_longest_sequence_that_a_plan_can_name() -> None:
+    items = plan_items(cumulate([65_535]), plan_capacity(65_535, 1, 64), 64)
+    assert items[-1].tolist() == [0, 65_535 | 1023 << 16]
+
+
+def test_too_long_a_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="a sequence of 65536 tokens"):
+        plan_items(cumulate([3, 65_536]), 10_000)
+
+
+def test_a_capacity_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity 3"):
+        plan_items(cumulate([129, 128, 1]), 3)
+
+
+def test_what_is_supported() -> None:
+    assert [supports(d, 1024) for d in (32, 48, 64, 128, 256)] == [True, False, True, True, False]
+    assert not supports(64, 65_536)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 5}, "5 heads of 51.2"),
+        ({"num_heads": 1}, "1 heads of 256"),
+        ({"plan": torch.zeros(65_536, 2, dtype=torch.int32)}, "at most 65535 rows, not 65536"),
+        ({"scale": 0.0}, "scale must be positive"),
+        ({"queries": 96}, "96 queries"),
+        ({}, "on a CUDA device"),
+    ],
+)
+def test_wrong_arguments_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        "out": torch.zeros(4, 256, dtype=torch.float16),
+        "qkv": torch.zeros(4, 768, dtype=torch.float16),
+        "plan": torch.zeros(8, 2, dtype=torch.int32),
+        "num_heads": 4,
+        "scale": 0.125,
+    }
+    with pytest.raises(ValueError, match=message):
+        packed_attention(**(arguments | changes))  # type: ignore[arg-type]  # a mapping of mixed types
