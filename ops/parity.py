@@ -14,7 +14,7 @@ from penstock.ops.parity_sides import Input, Pack, Runtime, Side
 LENGTHS = (1, 2, 127, 128, 129, 512)  # around the edges of kernels; the last is also the longest of the random packs
 MIN_COSINE = 0.9999
 
-_PER_LENGTH = 8  # sequences of each of the lengths
+_TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # of each of the lengths, at most
 _MAX_PACK = 32  # sequences in a random pack
 
 
@@ -128,10 +128,13 @@ class Comparison:
 
 
 def _needed(dtype: str, theirs: Agreement | None) -> float:
-    """Of bfloat16, which has three digits, no fixed cosine can be asked: at most twice transformers' own distance."""
+    """No fixed cosine can be asked of bfloat16, which has three digits, but at most twice transformers' own angle.
+
+    1 - cos x is x^2 / 2 for small x, so twice the angle is four times the distance from 1.
+    """
     if dtype != "bfloat16" or theirs is None:
         return MIN_COSINE
-    return min(MIN_COSINE, 1 - 2 * (1 - theirs.cosine_min))
+    return min(MIN_COSINE, 1 - 4 * (1 - theirs.cosine_min))
 
 
 class _Results:
@@ -167,7 +170,7 @@ class _RandomInputs:
         self.lengths = tuple(sorted({min(length, self._longest) for length in LENGTHS}))
 
     def equal(self, length: int) -> Pack:
-        return self._pack([length] * _PER_LENGTH, typed=False)
+        return self._pack([length] * min(_SEQUENCES_PER_LENGTH, _TOKENS_PER_LENGTH // length), typed=False)
 
     def random(self) -> Pack:
         """1 to 32 sequences: up to a longest that is as often below 20 tokens as above; every second with pairs."""

@@ -73,8 +73,8 @@ def _biased(out: Tensor, qkv: Tensor, attention: BiasedAttention, inputs: Inputs
     if inputs.shape.is_short:
         short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, tables.short_bias)
         return out
-    parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), inputs.lengths)
-    for rows, part in zip(torch.split(out, inputs.lengths), parts, strict=True):
+    parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), list(inputs.lengths))
+    for rows, part in zip(torch.split(out, list(inputs.lengths)), parts, strict=True):
         query, key, value = part.transpose(0, 2).transpose(0, 1)
         bias = attention.bias[:, : len(part), : len(part)]
         context = F.scaled_dot_product_attention(query[None], key[None], value[None], bias[None])[0]

@@ -8,11 +8,11 @@ from penstock.engine.gpu.inputs import Shape
 from penstock.engine.kernels.short_attention import supports
 from penstock.engine.types import PackedBatch
 
-GRAPH_ROWS = 4096  # beyond it the device works longer on a batch than the host needs to launch its kernels
+GRAPH_ROWS = 8192  # beyond it the device works longer on a batch than the host needs to launch its kernels
 GRAPH_SLOTS = 1024
 
 # Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
-_ROW_STEPS = ((512, 32), (1024, 64), (2048, 128), (GRAPH_ROWS, 256))
+_ROW_STEPS = ((512, 32), (1024, 64), (GRAPH_ROWS, 128))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 

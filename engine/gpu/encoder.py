@@ -60,13 +60,21 @@ class GpuEncoder:
 
     def encode(self, batch: PackedBatch) -> Encoded:
         """As `run`, with what the kernels after the forward need to know of the batch."""
+        inputs = self.upload(batch)
+        return Encoded(self.forward(inputs), inputs)
+
+    def upload(self, batch: PackedBatch) -> Inputs:
+        """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""
         shape = graph_shape(batch, self._max_tokens, self._head_dim)
         if self._graphs is not None and shape is not None and self._may_capture(shape):
-            inputs = self._upload_for_graph(batch, shape)
-            hidden = self._graphs.run(shape, lambda: self._forward(inputs, self._graph_workspace))
-            return Encoded(hidden, inputs)
-        inputs = self._upload(batch, exact_shape(batch, self._head_dim))
-        return Encoded(self._forward(inputs, self._workspace), inputs)
+            return self._upload_for_graph(batch, shape)
+        return self._upload(batch, exact_shape(batch, self._head_dim))
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Hidden states [rows, H] of what was uploaded last."""
+        if self._graphs is not None and inputs.at_rest:
+            return self._graphs.run(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
+        return self._launch(inputs, self._workspace)
 
     def _may_capture(self, shape: Shape) -> bool:
         """Long sequences with biases are run one by one, which no graph can hold."""
@@ -80,7 +88,7 @@ class GpuEncoder:
         if len(self._inputs) < shape.num_values:
             self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
         self._staging.upload(batch, shape, self._inputs)
-        return views(self._inputs, shape, np.diff(batch.cu_seqlens).tolist())
+        return views(self._inputs, shape, lengths=np.diff(batch.cu_seqlens).tolist())
 
     def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
         """To where every graph reads: graphs hold addresses, so this memory is made once, for the largest shape."""
@@ -91,9 +99,9 @@ class GpuEncoder:
         self._staging.upload(batch, shape, self._graph_inputs)
         inputs = self._graph_views.get(shape)
         if inputs is None:
-            inputs = self._graph_views[shape] = views(self._graph_inputs, shape, [])
+            inputs = self._graph_views[shape] = views(self._graph_inputs, shape, at_rest=True)
         return inputs
 
-    def _forward(self, inputs: Inputs, workspace: Workspace) -> Tensor:
+    def _launch(self, inputs: Inputs, workspace: Workspace) -> Tensor:
         kernels = GpuKernels(inputs, self._tables)
         return self._program.run(kernels.by_name(), workspace.buffers(inputs.shape.rows))

@@ -1,5 +1,6 @@
 """What a batch's kernels need to know of it, laid out on the host and copied to the device at once, asynchronously."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -49,7 +50,8 @@ class Inputs:
     cu_seqlens: Tensor  # [slots + 1]
     token_types: Tensor | None  # [rows]
     attention_plan: Tensor  # [shape.plan_items, 2]
-    lengths: list[int]  # of the batch's sequences, on the host: a captured graph must not look at them
+    at_rest: bool  # whether it lies where it will lie for every batch of this shape, as graphs need it
+    lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`, for graphs must not see them
 
 
 def exact_shape(batch: PackedBatch, head_dim: int) -> Shape:
@@ -79,7 +81,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
         plan.reshape(-1, 2)[:] = plan_items(cu_seqlens, shape.plan_items)
 
 
-def views(device: Tensor, shape: Shape, lengths: list[int]) -> Inputs:
+def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:
     """The sections of a description that was copied to `device`, int32 [at least shape.num_values]."""
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
@@ -89,6 +91,7 @@ def views(device: Tensor, shape: Shape, lengths: list[int]) -> Inputs:
         cu_seqlens=cu_seqlens,
         token_types=token_types if shape.has_types else None,
         attention_plan=plan.view(-1, 2),
+        at_rest=at_rest,
         lengths=lengths,
     )
 

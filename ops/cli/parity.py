@@ -46,8 +46,8 @@ class ParitySettings(BaseSettings):
     packs: int | None = Field(
         None,
         ge=1,
-        description="Random packs, of 1 to 32 sequences each. More: rarer shapes are met. Default: 1000 on a GPU, 20 on a "
-        "CPU.",
+        description="Random packs, of 1 to 32 sequences each. More: rarer shapes are met. Default: 1000 on a GPU, 20 "
+        "on a CPU.",
     )
     seed: int = Field(0, ge=0, description="Of the random packs: the same seed gives the same packs.")
 
@@ -57,18 +57,24 @@ def parity(
     settings: ParitySettings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)],
 ) -> int:
-    """Say in one screen how near a checkpoint's numbers here are to transformers' in float32. Needs no Kafka.
+    """Say in one screen how near a checkpoint's numbers are to transformers'. Needs no Kafka.
 
     $ penstock parity ./checkpoint
 
-    Hidden states are compared token by token, on random ids: at the lengths where kernels change, in random packs, and
-    each pack's one sequence alone with itself among its batch mates. The last line compares what a caller is answered.
-    Beside it stands what transformers itself loses in our arithmetic.
+    transformers in float32 is the reference. Beside it, on random token ids:
+    what comes out here, and what transformers itself loses in that arithmetic.
 
-    float16 and float32 pass with every cosine at 0.9999 or more; bfloat16, which has only three digits, with a distance
-    from 1 of at most twice transformers' own.
+    Lengths, random packs: hidden states, a cosine for each token; the error is
+    the largest difference over the largest value.
 
-    Exit code 0: all passed. 1: something missed, or the checkpoint cannot be run.
+    Batch mates: one sequence among the others of its pack, and the same alone.
+
+    Vectors, scores: what a caller is answered.
+
+    A line passes if no cosine is below 0.9999. For bfloat16, which has three
+    digits: if no angle is more than twice the largest of transformers' own.
+
+    Exit code 0: all passed. 1: a line missed, or the checkpoint cannot be run.
     """
     _quieten_transformers()
     from penstock.engine.checkpoint import resolve_model
@@ -143,9 +149,10 @@ def _verdict(checks: Sequence["Check"]) -> Text:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        task = progress.add_task("Comparing packs", total=total)
+    console = stderr()
+    columns = TextColumn("Comparing packs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
         yield lambda: progress.advance(task)
 
 
@@ -153,5 +160,5 @@ def _quieten_transformers() -> None:
     """Its warnings are about heads that nobody asked for, and its bars are not ours."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
     logging.getLogger("transformers").setLevel(logging.CRITICAL)

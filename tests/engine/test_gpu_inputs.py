@@ -17,7 +17,7 @@ lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
 def described(batch: PackedBatch, shape: Shape) -> Inputs:
     values = np.full(shape.num_values, -7, np.int32)
     describe(batch, shape, values)
-    return views(torch.from_numpy(values), shape, [])
+    return views(torch.from_numpy(values), shape)
 
 
 @given(lengths=lengths_of_batches)

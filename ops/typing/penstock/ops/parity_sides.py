@@ -1,0 +1,1 @@
+../../../../ops/parity_sides.py
