@@ -163,8 +163,8 @@ class _RandomInputs:
 
     def __init__(self, runtime: Runtime, seed: int) -> None:
         ids = np.arange(runtime.info.vocab_size, dtype=np.int32)
-        self._ids = ids[ids != (-1 if runtime.pad_token_id is None else runtime.pad_token_id)]
-        self._has_types = runtime.num_types > 1
+        self._ids = ids[ids != (-1 if runtime.config.pad_token_id is None else runtime.config.pad_token_id)]
+        self._has_types = runtime.takes_types
         self._rng = np.random.default_rng(seed)
         self._longest = min(LENGTHS[-1], runtime.info.max_tokens)
         self.lengths = tuple(sorted({min(length, self._longest) for length in LENGTHS}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.checkpoint import Checkpoint, read_checkpoint
+from penstock.engine.errors import CheckpointError
 from penstock.engine.from_torch import from_torch
 from penstock.engine.heads import checkpoint_heads
 from penstock.engine.layout import Group
@@ -56,6 +58,8 @@ class Transformers:
     def __init__(self, directory: Path, task: str, dtype: torch.dtype, device: str) -> None:
         """Reads safetensors only and runs no code of the checkpoint's. Raises CheckpointError for what is unsound."""
         self._checkpoint = read_checkpoint(directory)
+        if task != "embed" and task not in checkpoint_heads(self._checkpoint):
+            raise CheckpointError(f"{directory} has no head to {task} with.")
         self._task = task
         self._device = device
         self.model = _load(self._checkpoint, task, dtype).to(device)
@@ -122,9 +126,10 @@ class Runtime:
         self.task = next((task for task in ("classify", "token_classify") if task in self.info.tasks), "embed")
         model = _load(read_checkpoint(directory), self.task, torch.float32)
         self._encoder = from_torch(model, dtype=self.info.dtype, device=self.device)
-        self.num_types = int(getattr(model.config, "type_vocab_size", None) or 0)
-        self.pad_token_id = model.config.pad_token_id
-        self.family = str(model.config.model_type)
+        self.config = model.config
+        self.takes_types = (
+            "token_type_ids" in signature(model.forward).parameters and getattr(self.config, "type_vocab_size", 0) > 1
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -152,6 +157,14 @@ class Runtime:
         )
         rows = [np.atleast_2d(row) for row in self._engine.run(batch).rows]
         return Outputs(hidden, torch.from_numpy(np.concatenate(rows)))
+
+
+def require_original(runtime: Runtime, reference: Transformers, name: str) -> None:
+    """Raises CheckpointError where the checkpoint called `name` cannot be what the runtime's was made from."""
+    for key in ("vocab_size", "hidden_size", "num_labels"):
+        own, other = getattr(runtime.config, key), getattr(reference.model.config, key)
+        if own != other:
+            raise CheckpointError(f"{name} is another model: its {key} is {other}, and that of MODEL is {own}.")
 
 
 def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:

@@ -89,10 +89,12 @@ def _compare(settings: ParitySettings, model: str, directory: Path, reference: P
     import torch
 
     from penstock.ops.parity import Comparison
-    from penstock.ops.parity_sides import Runtime, Transformers
+    from penstock.ops.parity_sides import Runtime, Transformers, require_original
 
     runtime = Runtime(directory, settings.dtype, settings.device)
     exact = Transformers(reference, runtime.task, torch.float32, runtime.device)
+    if settings.reference is not None:
+        require_original(runtime, exact, settings.reference)
     beside = None
     if runtime.info.dtype != "float32":
         beside = Transformers(reference, runtime.task, getattr(torch, runtime.info.dtype), runtime.device)
@@ -108,7 +110,9 @@ def _show(checks: Sequence["Check"], runtime: "Runtime", model: str, reference: 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     info = runtime.info
     of = "" if reference is None else f" of {reference}"
-    console.print(f"{model}: {runtime.family}, {info.dtype} on {info.device}, beside transformers{of} in float32")
+    console.print(
+        f"{model}: {runtime.config.model_type}, {info.dtype} on {info.device}, beside transformers{of} in float32"
+    )
     console.print()
     names = ["penstock"] if checks[0].theirs is None else ["penstock", f"transformers {info.dtype}"]
     console.print(" " * 19 + "".join(f"  {name:>24}" for name in names), style="bold")
