@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.gpu.choice import PACKED_QUERIES, AttentionKernel
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
+from penstock.engine.kernels.packed_attention import packed_attention
 from penstock.engine.kernels.short_attention import MAX_SEQLEN, short_attention
 from penstock.engine.relative import relative_rows
 from penstock.engine.weights import (
@@ -44,47 +46,41 @@ class AttentionTables:
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    """The context, in `out` or where a kernel of torch's put it."""
-    match attention:
-        case PlainAttention():
-            return _plain(out, qkv, inputs, tables)
-        case BiasedAttention():
-            return _biased(out, qkv, attention, inputs, tables)
-        case DisentangledAttention():
-            return _disentangled(out, qkv, attention, inputs, tables)
-        case RotaryAttention():
+    """The context, in `out` or where a kernel of torch's put it. `inputs.shape.kernel` was chosen for `attention`."""
+    scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
+    match inputs.shape.kernel, attention:
+        case AttentionKernel.SHORT, _:
+            short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, tables.short_bias)
+        case AttentionKernel.PACKED, PlainAttention():
+            packed_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, PACKED_QUERIES)
+        case AttentionKernel.DISENTANGLED, DisentangledAttention():
+            _disentangled(out, qkv, attention, inputs, tables)
+        case AttentionKernel.ONE_BY_ONE, BiasedAttention():
+            _one_by_one(out, qkv, attention, inputs, tables)
+        case AttentionKernel.FLASH, PlainAttention():
+            query, key, value = qkv.view(len(qkv), 3, tables.num_heads, -1).unbind(1)
+            return flash_attention(query, key, value, inputs, scale)
+        case AttentionKernel.FLASH, RotaryAttention():
             return _rotary(qkv, attention, inputs, tables)
-        case _:
-            raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
+        case kernel, other:
+            raise RuntimeError(f"{kernel} was chosen for {type(other).__name__}. This is a bug.")
+    return out
 
 
-def _plain(out: Tensor, qkv: Tensor, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
-    if inputs.shape.is_short:
-        short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale)
-        return out
-    query, key, value = qkv.view(len(qkv), 3, tables.num_heads, -1).unbind(1)
-    return flash_attention(query, key, value, inputs, scale)
-
-
-def _biased(out: Tensor, qkv: Tensor, attention: BiasedAttention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    """Long sequences go through torch one by one: no kernel of its takes packed sequences with a bias."""
-    scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
-    if inputs.shape.is_short:
-        short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, tables.short_bias)
-        return out
-    parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), list(inputs.lengths))
-    for rows, part in zip(torch.split(out, list(inputs.lengths)), parts, strict=True):
+def _one_by_one(out: Tensor, qkv: Tensor, attention: BiasedAttention, inputs: Inputs, tables: AttentionTables) -> None:
+    """No kernel takes long packed sequences with a bias: torch's takes them one after another."""
+    lengths = list(inputs.lengths)
+    parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), lengths)
+    for rows, part in zip(torch.split(out, lengths), parts, strict=True):
         query, key, value = part.transpose(0, 2).transpose(0, 1)
         bias = attention.bias[:, : len(part), : len(part)]
         context = F.scaled_dot_product_attention(query[None], key[None], value[None], bias[None])[0]
         rows.view(len(part), tables.num_heads, -1).copy_(context.transpose(0, 1))
-    return out
 
 
 def _disentangled(
     out: Tensor, qkv: Tensor, attention: DisentangledAttention, inputs: Inputs, tables: AttentionTables
-) -> Tensor:
+) -> None:
     if tables.relative_rows is None:
         raise RuntimeError("no table of relative rows was made for this model. This is a bug.")
     disentangled_attention(
@@ -98,7 +94,6 @@ def _disentangled(
         tables.relative_rows,
         1.0 / math.sqrt(attention.num_terms * (out.shape[1] // tables.num_heads)),
     )
-    return out
 
 
 def _rotary(qkv: Tensor, attention: RotaryAttention, inputs: Inputs, tables: AttentionTables) -> Tensor:

@@ -4,8 +4,10 @@ Everything that a captured graph holds fast is in its shape: the number of rows,
 sequence, which is a host integer inside the attention kernels' launches.
 """
 
+from collections.abc import Callable
+
+from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Shape
-from penstock.engine.kernels.short_attention import supports
 from penstock.engine.types import PackedBatch
 
 GRAPH_ROWS = 8192  # beyond it the device works longer on a batch than the host needs to launch its kernels
@@ -16,10 +18,10 @@ _ROW_STEPS = ((512, 32), (1024, 64), (GRAPH_ROWS, 128))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 
-def graph_shape(batch: PackedBatch, max_tokens: int, head_dim: int) -> Shape | None:
-    """The shape whose graph can run this batch; None for batches that are too large for graphs.
+def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int], AttentionKernel]) -> Shape | None:
+    """The shape whose graph can run this batch; None for batches that no graph can run.
 
-    max_tokens: longest sequence that the model allows.
+    max_tokens: longest sequence that the model allows. choose: the attention kernel for sequences of at most so many.
     """
     num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
@@ -27,10 +29,10 @@ def graph_shape(batch: PackedBatch, max_tokens: int, head_dim: int) -> Shape | N
     max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), max(max_tokens, batch.max_seqlen))
     rows = _rounded_rows(num_tokens)
     needed = num_sequences + -(-(rows - num_tokens) // max_seqlen)
-    slots = max(_MIN_SLOTS, _power_of_two(needed))
-    if slots > GRAPH_SLOTS:
+    slots, kernel = max(_MIN_SLOTS, _power_of_two(needed)), choose(max_seqlen)
+    if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
         return None
-    return Shape(rows, slots, max_seqlen, batch.token_type_ids is not None, supports(head_dim, max_seqlen))
+    return Shape(rows, slots, max_seqlen, batch.token_type_ids is not None, kernel)
 
 
 def _rounded_rows(num_tokens: int) -> int:

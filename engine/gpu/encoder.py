@@ -1,13 +1,16 @@
 """Hidden states of packed batches on a GPU: upload, forward, nothing waited for."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
 from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
@@ -16,6 +19,7 @@ from penstock.engine.program import record
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import EncoderWeights
 
+_VECTOR = 8  # what every kernel reads at a time
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
 
 
@@ -38,11 +42,14 @@ class GpuEncoder:
         device: torch.device | str = "cuda",
         graphs: bool = True,
     ) -> None:
-        """`graphs=False` launches every kernel of every batch from the host."""
+        """`graphs=False` launches every kernel of every batch from the host. Raises UnsupportedDevice."""
+        if weights.hidden_size % _VECTOR:
+            raise UnsupportedDevice(f"hidden size {weights.hidden_size} is no multiple of {_VECTOR}; use device='cpu'.")
         self.device = torch.device(device)
         self.dtype = dtype
         encoder = prepare_for_gpu(weights, dtype, self.device)
-        self._head_dim = encoder.head_dim
+        self._kernel_for = partial(choose_kernel, encoder.layers[0].attention, encoder.head_dim)
+        self._kernel_for(1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
@@ -65,20 +72,16 @@ class GpuEncoder:
 
     def upload(self, batch: PackedBatch) -> Inputs:
         """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""
-        shape = graph_shape(batch, self._max_tokens, self._head_dim)
-        if self._graphs is not None and shape is not None and self._may_capture(shape):
+        shape = graph_shape(batch, self._max_tokens, self._kernel_for) if self._graphs is not None else None
+        if shape is not None:
             return self._upload_for_graph(batch, shape)
-        return self._upload(batch, exact_shape(batch, self._head_dim))
+        return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen)))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Hidden states [rows, H] of what was uploaded last."""
         if self._graphs is not None and inputs.at_rest:
             return self._graphs.run(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
         return self._launch(inputs, self._workspace)
-
-    def _may_capture(self, shape: Shape) -> bool:
-        """Long sequences with biases are run one by one, which no graph can hold."""
-        return shape.is_short or self._tables.short_bias is None
 
     def trim(self) -> None:
         """Give back memory that recent batches did not need. No work may be underway."""
@@ -94,7 +97,7 @@ class GpuEncoder:
         """To where every graph reads: graphs hold addresses, so this memory is made once, for the largest shape."""
         if len(self._graph_inputs) == 0:
             self._graph_workspace.reserve(GRAPH_ROWS)
-            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, is_short=True)
+            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
             self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)
         self._staging.upload(batch, shape, self._graph_inputs)
         inputs = self._graph_views.get(shape)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.short_attention import plan_capacity, plan_items, supports
+from penstock.engine.gpu.choice import AttentionKernel, plan_capacity, plan_items
 from penstock.engine.types import Int32Array, PackedBatch
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
@@ -27,7 +27,7 @@ class Shape:
     slots: int
     max_seqlen: int  # at least that of every sequence
     has_types: bool
-    is_short: bool  # whether the short attention kernel runs it, which needs a plan
+    kernel: AttentionKernel
 
     @property
     def num_values(self) -> int:
@@ -37,7 +37,7 @@ class Shape:
     @property
     def plan_items(self) -> int:
         """Rows of the attention plan."""
-        return plan_capacity(self.rows, self.slots) if self.is_short else 0
+        return plan_capacity(self.kernel, self.rows, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Inputs:
     lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`, for graphs must not see them
 
 
-def exact_shape(batch: PackedBatch, head_dim: int) -> Shape:
+def exact_shape(batch: PackedBatch, kernel: AttentionKernel) -> Shape:
     """No spare rows or slots."""
     return Shape(
         rows=len(batch.token_ids),
         slots=len(batch.cu_seqlens) - 1,
         max_seqlen=batch.max_seqlen,
         has_types=batch.token_type_ids is not None,
-        is_short=supports(head_dim, batch.max_seqlen),
+        kernel=kernel,
     )
 
 
@@ -77,8 +77,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     if batch.token_type_ids is not None:
         token_types[:num_tokens] = batch.token_type_ids
         token_types[num_tokens:] = 0
-    if shape.is_short:
-        plan.reshape(-1, 2)[:] = plan_items(cu_seqlens, shape.plan_items)
+    plan.reshape(-1, 2)[:] = plan_items(shape.kernel, cu_seqlens, shape.plan_items)
 
 
 def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:

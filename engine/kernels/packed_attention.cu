@@ -1,31 +1,38 @@
 // Self-attention of packed sequences of any length, out_i = sum_j softmax_j(scale q_i k_j) v_j per sequence and head:
-// FlashAttention-2's forward pass (Dao 2023, algorithm 1) for sequences that are no multiple of any tile.
+// FlashAttention-2's forward pass (Dao 2023, algorithm 1), for lengths that are no multiples of any tile.
 //
 // Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned, heads = gridDim.x.
-//   plan [gridDim.y] of {first token of the sequence, length | query tile << 16}, the heaviest first; length 0: no work.
+//   plan [gridDim.y] of {first token of the sequence, length | query tile << 16}, heaviest first; length 0: no work.
 //
-// Threads: one CTA per item and head has 64 or 128 queries of a sequence, 16 M a warp. It walks over the sequence's keys
-//   in tiles of 64 that cp.async brings through a ring of three: two tiles are under way while one is worked on, and a
-//   sequence of up to 128 tokens is fetched whole at once. In a tile a warp takes 32 keys at a time without any mask, and
-//   what is left of the last tile 16 at a time with one: of every 32 x 16 scores made, at least one is wanted. Warps
-//   whose queries all come after the end only help to fetch; which those are rotates with the head, so that no quarter of
-//   the multiprocessor idles more than another.
+// Threads: one CTA per item and head has up to 64 or 128 queries of a sequence, 16 M a warp, and walks over the
+//   sequence's keys in tiles of 64 that cp.async brings through a ring of three: two tiles are under way while one is
+//   worked on, and 128 tokens are fetched whole at once. A warp takes 32 keys of a tile at a time without any mask, and
+//   what is left of the last tile 16 at a time with one. Warps whose queries all come after the end only help to fetch;
+//   which those are rotates with the head, so that no quarter of a multiprocessor idles more than another.
 //
-// Why 32 queries a warp (M = 2): ldmatrix reads 128 bytes a cycle, so at 16 queries a warp the keys and values of a
-//   block of 16 x 8 scores take 64 cycles of the multiprocessor's shared memory, more than the tensor cores' 32 to 52;
-//   at 32 queries half of that. Why 128 queries a CTA: keys and values come from L2 once a CTA, 4.7 TB/s at 300 TFLOP/s
-//   for 64 queries, which is all that L2 has. 64 queries (M = 1) are for batches that do not fill the device: twice the
-//   CTAs, and half the time for each.
+// Why so: ldmatrix reads 128 bytes a cycle. At 16 queries a warp the keys and values of 16 x 8 scores (D = 64) take 64
+//   cycles in all four quarters of a multiprocessor, more than the 32 to 52 of its tensor cores; at 32 queries, half of
+//   that. And each CTA reads its keys and values from L2: 64 queries at 300 TFLOP/s are 4.7 TB/s, all that L2 has; 128
+//   are half of it. CTAs of 64 queries are for batches that do not fill the device: twice as many, half the time each.
+//   The bounds of an iteration of 32 x 32 scores a warp (D = 64) are some 256 to 410 cycles of a quarter's tensor core
+//   for 64 mma, 256 of its exponentials, and 250 of its issue slots, so three warps a quarter take turns.
 //
 // Fragments of mma.m16n8k16 (g = lane / 4, t = lane % 4): A holds rows g, g + 8 and B column g, both at k = 2t, 2t + 1,
 //   2t + 8, 2t + 9; C holds rows g, g + 8 at columns 2t, 2t + 1. C of the scores is A of weights times values as it
-//   stands. Shared memory holds rows of D, their 16-byte chunks permuted by the row so that the eight rows that ldmatrix
-//   reads at once lie in different banks; chunk 2i + b of a row is at its chunk b's address exclusive-or 32 i.
+//   stands. Rows of D lie in shared memory with their 16-byte chunks permuted by the row, so that the eight rows that
+//   ldmatrix reads at once are in different banks; chunk 2i + b is at chunk b's address exclusive-or 32 i.
 //
 // Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent, as in
 //   short_attention.cu. Rows after the sequence's end are zeros in shared memory: nothing of a neighbour's is read, and
 //   a row's bits depend on its own sequence alone.
 //
+// Registers (ptxas 12.9 and NVRTC 13.2, sm_80 and sm_90, no spills) and shared memory, for 128 queries:
+//   D = 32: 128, 32 KiB, four CTAs an SM; D = 64: 168, 64 KiB, three; D = 128: 200, 128 KiB, one of eight warps.
+//
+// Versions: 1. this. To try: all registers for two CTAs an SM (198 for D = 64, or 232 with 64 keys at a time); the
+//   greatest weight instead of the greatest score as the sign that a reference must move (32 of the 250 instructions);
+//   wgmma, which alone reaches the full rate of Hopper's tensor cores.
+
 constexpr int KEYS = 64;   // of a tile
 constexpr int STEP = 32;   // keys at a time
 constexpr int STAGES = 3;  // tiles in the ring
@@ -42,7 +49,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Reads again wherever it stands: two registers fewer than to keep the item.
+// The CTA's item of the plan, read anew wherever this stands: not to be kept in registers.
 __device__ __forceinline__ int2 load_item(const int2* plan) {
     int2 item;
     asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];" : "=r"(item.x), "=r"(item.y) : "l"(plan + blockIdx.y));
@@ -287,21 +294,20 @@ template <int D, int M> __device__ __forceinline__ void store(
     }
 }
 
-// One CTA.
-template <int D, int M, int WARPS> __device__ __forceinline__ void run(
+// One CTA, of 16 M queries a warp. QUERIES: of a full tile.
+template <int D, int M, int WARPS, int QUERIES> __device__ __forceinline__ void run(
     scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {
-    constexpr int QUERIES = 16 * M * WARPS, THREADS = WARP * WARPS, CHUNKS = D / 8;
+    constexpr int ROWS = 16 * M * WARPS, THREADS = WARP * WARPS, CHUNKS = D / 8;
     constexpr unsigned STAGE_BYTES = 2 * TILE_BYTES<D>, LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
     extern __shared__ __align__(1024) unsigned char memory[];  // queries, then the ring: keys, values; keys, ...
-    const int2 item = load_item(plan);
+    int2 item = load_item(plan);
     const int length = item.y & 0xffff, first_query = (item.y >> 16) * QUERIES;
-    if (length == 0) return;
     const int hidden = gridDim.x * D, stride = 3 * hidden;
     const scalar* from = qkv + (static_cast<size_t>(item.x) + threadIdx.x / CHUNKS) * stride;
     from += blockIdx.x * D + threadIdx.x % CHUNKS * VECTOR;
-    const unsigned queries = shared_address(memory), ring = queries + QUERIES * ROW_BYTES<D>;
+    const unsigned queries = shared_address(memory), ring = queries + ROWS * ROW_BYTES<D>;
 
-    fetch_rows<D, QUERIES, THREADS>(queries, from + first_query * stride, stride, length - first_query);
+    fetch_rows<D, ROWS, THREADS>(queries, from + first_query * stride, stride, length - first_query);
     from += hidden;  // keys; values come `hidden` later
     const auto fetch_tile = [&](unsigned to, int count) {
         if (count > 0) {
@@ -328,32 +334,45 @@ template <int D, int M, int WARPS> __device__ __forceinline__ void run(
         wait_for_copies<STAGES - 2>();
         __syncthreads();  // this tile has landed, and the buffer of the one before it is free
         fetch_tile(ring + (stage == 0 ? LAST_STAGE : stage - STAGE_BYTES), left - (STAGES - 1) * KEYS);
-        const unsigned keys = ring + stage + key_offset, values = ring + stage + value_offset;
+        unsigned keys = ring + stage + key_offset, values = ring + stage + value_offset;
         stage = stage == LAST_STAGE ? 0 : stage + STAGE_BYTES;
-        const int end = active ? min(left, KEYS) : 0;
-        int key = 0;
+        int count = active ? min(left, KEYS) : 0;
 #pragma unroll 1
-        for (; key + STEP <= end; key += STEP)
-            attend<STEP / 8, false>(rows, keys + key * ROW_BYTES<D>, values + key * ROW_BYTES<D>, log2_scale, STEP);
+        for (; count >= STEP; count -= STEP, keys += STEP * ROW_BYTES<D>, values += STEP * ROW_BYTES<D>)
+            attend<STEP / 8, false>(rows, keys, values, log2_scale, STEP);
 #pragma unroll 1
-        for (; key < end; key += 16)
-            attend<2, true>(rows, keys + key * ROW_BYTES<D>, values + key * ROW_BYTES<D>, log2_scale, end - key);
+        for (; count > 0; count -= 16, keys += 16 * ROW_BYTES<D>, values += 16 * ROW_BYTES<D>)
+            attend<2, true>(rows, keys, values, log2_scale, count);
     }
     if (!active) return;
-    const int2 same = load_item(plan);
-    store(rows, memory + own * ROW_BYTES<D>, out, same, (same.y >> 16) * QUERIES + own);
+    item = load_item(plan);
+    store(rows, memory + own * ROW_BYTES<D>, out, item, (item.y >> 16) * QUERIES + own);
+}
+
+// A tile that is at most half full, the last of its sequence, is shared out among all warps too: half as many queries
+// each, and half the time.
+template <int D, int WARPS, int QUERIES> __device__ __forceinline__ void start(
+    scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {
+    constexpr int M = QUERIES / (16 * WARPS);
+    const int2 item = load_item(plan);
+    const int length = item.y & 0xffff;
+    if (length == 0) return;
+    if (M == 2 && length - (item.y >> 16) * QUERIES <= QUERIES / 2)
+        run<D, 1, WARPS, QUERIES>(out, qkv, plan, log2_scale);
+    else
+        run<D, M, WARPS, QUERIES>(out, qkv, plan, log2_scale);
 }
 
 // CTAS: how many should fit on a multiprocessor, which bounds the registers.
 #define PACKED_ATTENTION(D, QUERIES, WARPS, CTAS)                                                      \
     extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) packed_attention_##D##_##QUERIES( \
         scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {                          \
-        run<D, QUERIES / (16 * WARPS), WARPS>(out, qkv, plan, log2_scale);                             \
+        start<D, WARPS, QUERIES>(out, qkv, plan, log2_scale);                                          \
     }
 
 PACKED_ATTENTION(32, 64, 4, 4)
 PACKED_ATTENTION(32, 128, 4, 4)
-PACKED_ATTENTION(64, 64, 4, 3)
+PACKED_ATTENTION(64, 64, 4, 4)
 PACKED_ATTENTION(64, 128, 4, 3)
 PACKED_ATTENTION(128, 64, 4, 2)
 PACKED_ATTENTION(128, 128, 8, 1)

@@ -1,5 +1,7 @@
 """How a batch is described to the device, and which graph's shape it gets. No GPU needed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
 from penstock.engine.types import PackedBatch
+from penstock.engine.weights import PlainAttention
 from tests.engine.helpers import pack, random_sequences
 
+plain = partial(choose_kernel, PlainAttention(), 64)
 lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
 
 
@@ -23,7 +28,7 @@ def described(batch: PackedBatch, shape: Shape) -> Inputs:
 @given(lengths=lengths_of_batches)
 def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
     batch = pack(random_sequences(lengths))
-    inputs = described(batch, exact_shape(batch, 64))
+    inputs = described(batch, exact_shape(batch, AttentionKernel.PACKED))
     assert inputs.token_ids.tolist() == batch.token_ids.tolist()
     assert inputs.cu_seqlens.tolist() == batch.cu_seqlens.tolist()
     assert inputs.positions.tolist() == [position for length in lengths for position in range(length)]
@@ -34,7 +39,7 @@ def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
 def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: list[int]) -> None:
     sequences = random_sequences(lengths)
     batch = pack(sequences, types=[np.ones(len(s), np.int32) for s in sequences])
-    shape = graph_shape(batch, max_tokens=130, head_dim=64)
+    shape = graph_shape(batch, max_tokens=130, choose=plain)
     assert shape is not None
     inputs = described(batch, shape)
     cu_seqlens, num_tokens = inputs.cu_seqlens.numpy(), len(batch.token_ids)
@@ -53,7 +58,7 @@ def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: 
 
 @given(lengths=lengths_of_batches)
 def test_a_graph_wastes_little(lengths: list[int]) -> None:
-    shape = graph_shape(pack(random_sequences(lengths)), max_tokens=130, head_dim=64)
+    shape = graph_shape(pack(random_sequences(lengths)), max_tokens=130, choose=plain)
     assert shape is not None
     assert shape.rows < sum(lengths) + max(32, sum(lengths) / 8 + 1)
     assert shape.max_seqlen <= 130
@@ -62,15 +67,15 @@ def test_a_graph_wastes_little(lengths: list[int]) -> None:
 def test_there_are_few_shapes() -> None:
     rng = np.random.default_rng(0)
     batches = [pack(random_sequences(rng.integers(2, 100, rng.integers(1, 75)).tolist())) for _ in range(2000)]
-    assert len({graph_shape(batch, 512, 64) for batch in batches}) <= 100
+    assert len({graph_shape(batch, 512, plain) for batch in batches}) <= 100
 
 
 def test_large_batches_have_no_graph() -> None:
-    assert graph_shape(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130, 64) is None
-    assert graph_shape(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130, 64) is None
+    assert graph_shape(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130, plain) is None
+    assert graph_shape(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130, plain) is None
 
 
 def test_a_batch_that_does_not_fit_its_shape_is_a_bug() -> None:
     batch = pack(random_sequences([5, 6]))
     with pytest.raises(ValueError, match="This is a bug"):
-        described(batch, Shape(rows=64, slots=2, max_seqlen=32, has_types=False, is_short=False))
+        described(batch, Shape(rows=64, slots=2, max_seqlen=32, has_types=False, kernel=AttentionKernel.SHORT))

@@ -92,8 +92,8 @@ def _kernel_criteria(part: Mapping[str, Any]) -> list[tuple[str, Criterion]]:
         if row["tokens"] >= 4096 and row["kernel"] != "bias + GELU":  # no figure was asked for that one
             name = f"{row['kernel']}, {row['tokens']:,} tokens"
             found.append((name, Criterion("share of the copy ceiling", row["share_of_copy"], 0.75, 0.90)))
-    for row in part.get("short_attention", []):
-        if row["tokens"] == 16_384:
+    for row in part.get("attention", []):
+        if (row["tokens"], row["lengths"]) == (16_384, "2-100"):
             ratio = row["us"] / row["flash_us"]
             found.append(_at_most("short attention, 16k tokens of 2-100", "time / FA2 varlen", ratio, 0.5, 0.36))
     return found

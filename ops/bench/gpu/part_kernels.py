@@ -1,6 +1,5 @@
 """Each kernel alone, in GB/s against the measured copy, over buffers that together exceed the L2 cache."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.kernels import short_attention as short
+from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
+from penstock.engine.weights import PlainAttention
+from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.lengths import filling
 from penstock.ops.bench.gpu.part_ceilings import copy_bytes_per_s
 from penstock.ops.bench.gpu.timing import num_sets
-from penstock.ops.bench.gpu.torch_ops import flash_varlen
+from penstock.ops.bench.gpu.torch_ops import flash_varlen, uploaded
 
 TOKENS = (1024, 4096, 16_384)
-ATTENTION_TOKENS = (1024, 16_384)
+ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500))  # tokens, and from which lengths
 HIDDEN, INTERMEDIATE, HEADS, VOCAB = 768, 3072, 12, 30_522
 _EPS = 1e-12
 
@@ -61,19 +62,20 @@ def run(bench: Bench) -> dict[str, Any]:
                     }
                 )
     attention = []
-    for tokens in ATTENTION_TOKENS:
-        with bench.guarded("kernel short attention", f"{tokens} tokens"):
-            launch = _attention(tokens, bench.seed)
+    for tokens, low, high in ATTENTION:
+        with bench.guarded("kernel attention", f"{tokens} tokens of {low}-{high}"):
+            launch = _attention(tokens, low, high, bench.seed)
             attention.append(
                 {
                     "tokens": tokens,
-                    "sequences": len(filling(tokens, 2, 100, bench.seed)),
+                    "lengths": f"{low}-{high}",
+                    "sequences": len(filling(tokens, low, high, bench.seed)),
                     "us": bench.recorder.kernel_us(launch.ours, launch.sets),
                     "flash_us": bench.recorder.kernel_us(launch.theirs, launch.sets),
                     "byte_floor_us": launch.num_bytes / ceiling * 1e6,
                 }
             )
-    return {"copy_bytes_per_s": ceiling, "hidden": HIDDEN, "rows": rows, "short_attention": attention}
+    return {"copy_bytes_per_s": ceiling, "hidden": HIDDEN, "rows": rows, "attention": attention}
 
 
 def _residual_norm(tokens: int, seed: int) -> Launch:
@@ -141,18 +143,18 @@ def _mean_pool(tokens: int, seed: int) -> Launch:
     )
 
 
-def _attention(tokens: int, seed: int) -> Launch:
-    lengths = filling(tokens, 2, 100, seed)
+def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
+    lengths = filling(tokens, low, high, seed)
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
-    host = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    cu_seqlens, longest, scale = _int32(host), int(lengths.max()), 1.0 / math.sqrt(HIDDEN // HEADS)
-    plan = _int32(short.plan_items(host, short.plan_capacity(tokens, len(lengths))))
+    requests = [np.zeros(length, np.int32) for length in lengths]
+    inputs = uploaded(pack(requests), torch.device("cuda"))
+    tables = AttentionTables(HEADS, None, None)
     return Launch(
         num_bytes,
-        lambda i: short.short_attention(out[i], qkv[i], plan, HEADS, scale),
-        lambda i: flash_varlen(qkv[i], cu_seqlens, longest, HEADS),
+        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),
+        lambda i: flash_varlen(qkv[i], inputs.cu_seqlens, inputs.shape.max_seqlen, HEADS),
         sets,
     )
 

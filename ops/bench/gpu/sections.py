@@ -112,13 +112,13 @@ def _kernels(part: Result) -> str:
     ]
     attention = [
         [
-            f"{row['tokens']:,} in {row['sequences']}",
+            f"{row['tokens']:,} in {row['sequences']} of {row['lengths']}",
             row["us"],
             row["flash_us"],
             row["us"] / row["flash_us"],
             row["byte_floor_us"],
         ]
-        for row in part["short_attention"]
+        for row in part["attention"]
     ]
     return "\n\n".join(
         [
@@ -127,7 +127,7 @@ def _kernels(part: Result) -> str:
                 ["kernel", "tokens", "µs", "GB/s", "share of the copy", "torch, µs", "a copy of as many bytes, µs"],
                 rows,
             ),
-            "Short attention, lengths 2-100:",
+            "Attention, a layer:",
             table(["tokens in sequences", "µs", "FA2 varlen, µs", "ratio", "byte floor, µs"], attention),
         ]
     )

@@ -32,8 +32,9 @@ def _header(record: Mapping[str, Any]) -> str:
             f"- {versions}; CUDA {machine.get('cuda')}; {smi or 'nvidia-smi did not answer'}",
             f"- seconds of each part: {seconds}",
             "",
-            "All times are medians within this run. Ours has all of the host's work in it; the floor is the model's "
-            "linear layers over the same tokens in one CUDA graph, and nothing else.",
+            "All times are medians within this run. In the grid and for single requests everybody's inputs are on the "
+            "device already; 'ours, from the host' has all of the host's work in it. The floor is the model's linear "
+            "layers over the same tokens in one CUDA graph, and nothing else.",
         ]
     )
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.gpu.attention import AttentionTables, attend
+from penstock.engine.gpu.choice import choose_kernel
+from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.kernels import GpuDense
-from penstock.engine.kernels import short_attention as short
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import residual_norm
@@ -98,16 +101,17 @@ class TorchOps:
         self._maybe_padded = Padded.upload(batch, dtype, device) if choices.attention == "padded" else None
         rows = self._packed if choices.packed else self._padded
         self._token_ids, self._positions = rows.token_ids, rows.positions
-        self._plan: Tensor | None = None
-        if choices.attention == "fused" and batch.max_seqlen <= short.MAX_SEQLEN:
-            capacity = short.plan_capacity(len(batch.token_ids), len(batch.cu_seqlens) - 1)
-            self._plan = torch.from_numpy(short.plan_items(batch.cu_seqlens, capacity)).to(device)
+        self._batch, self._device = batch, device
 
     @property
     def _padded(self) -> Padded:
         if self._maybe_padded is None:
             raise RuntimeError(f"{self._choices} without padding. This is a bug.")
         return self._maybe_padded
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return uploaded(self._batch, self._device)
 
     def valid_rows(self, hidden: Tensor) -> Tensor:
         """[T, H] of the result, padding left out."""
@@ -160,11 +164,10 @@ class TorchOps:
                 padded = self._padded
                 spread = qkv.new_zeros(len(padded.token_ids), 3 * hidden).index_copy_(0, padded.rows, qkv)
                 return self._unfused(spread, scale).index_select(0, padded.rows)
-            case "fused" if self._plan is not None:
+            case "fused":
                 out = qkv.new_empty(len(qkv), hidden)
-                short.short_attention(out, qkv, self._plan, self._num_heads, scale)
-                return out
-            case "fused" | "flash":
+                return attend(out, qkv, attention, self._inputs, AttentionTables(self._num_heads, None, None))
+            case "flash":
                 return flash_varlen(qkv, self._packed.cu_seqlens, self._packed.max_seqlen, self._num_heads)
             case other:
                 raise ValueError(f"no attention called {other!r}.")
@@ -177,6 +180,14 @@ class TorchOps:
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale + bias
         context = torch.matmul(torch.softmax(scores, -1), value)
         return context.transpose(1, 2).reshape(len(qkv), hidden)
+
+
+def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
+    """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
+    shape = exact_shape(batch, choose_kernel(PlainAttention(), 64, batch.max_seqlen))
+    values = np.empty(shape.num_values, np.int32)
+    describe(batch, shape, values)
+    return views(torch.from_numpy(values).to(device), shape)
 
 
 def flash_varlen(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: int) -> Tensor:
