@@ -1,8 +1,8 @@
 """Which attention kernel a batch gets, and the plan that some of them take. The crossovers were measured on an H200.
 
-Microseconds a layer, float16, 12 heads of 64: 16k tokens of 2-100: short 45, packed 43, torch's FlashAttention-2 98; one
-sequence of 50: short 3.5, flash 6.4; 16k tokens of 5-500: packed 73, flash 125; 16 sequences of 205-1,024: packed 81,
-flash 110.
+Microseconds a layer, float16, 12 heads of 64: 16k tokens of 2-100: short 45, packed 43, torch's FlashAttention-2 98;
+one sequence of 50: short 3.5, flash 6.4; 16k tokens of 5-500: packed 73, flash 125; 16 sequences of 205-1,024: packed
+81, flash 110.
 """
 
 from enum import Enum
@@ -48,9 +48,7 @@ def choose_kernel(attention: Attention, head_dim: int, max_seqlen: int) -> Atten
             return AttentionKernel.SHORT if is_short else AttentionKernel.ONE_BY_ONE
         case DisentangledAttention():
             if not disentangled_attention.supports(head_dim):
-                raise UnsupportedDevice(
-                    f"disentangled attention on a GPU takes no heads of {head_dim}; use device='cpu'."
-                )
+                raise UnsupportedDevice(f"disentangled attention takes no heads of {head_dim} on a GPU; use the CPU.")
             return AttentionKernel.DISENTANGLED
         case RotaryAttention():
             return AttentionKernel.FLASH

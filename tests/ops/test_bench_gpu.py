@@ -253,7 +253,16 @@ RECORD: dict[str, Any] = {
                 "copy_bytes_per_s": 4e12,
                 "hidden": 768,
                 "rows": [_kernel(1024), _kernel(4096)],
-                "attention": [{"tokens": 16384, "sequences": 320, "us": 40.0, "flash_us": 97.0, "byte_floor_us": 23.8}],
+                "attention": [
+                    {
+                        "tokens": 16384,
+                        "lengths": "2-100",
+                        "sequences": 320,
+                        "us": 40.0,
+                        "flash_us": 97.0,
+                        "byte_floor_us": 23.8,
+                    }
+                ],
             }
         ),
         "deberta": _part(None, error="not finished after 90 s"),
