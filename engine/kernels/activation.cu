@@ -114,10 +114,13 @@ __device__ __forceinline__ void gated(scalar* out, const scalar* x, long long ro
 #define ENTRIES(NAME, ACT)                                                                                       \
     extern "C" __global__ void __launch_bounds__(128) bias_activation_##NAME(scalar* x, const scalar* bias,      \
                                                                              long long rows, int width) {        \
+        if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.y == 0) prefetch_weights(bias, width);               \
+        wait_for_previous();                                                                                     \
         bias_activation<ACT>(x, bias, rows, width);                                                              \
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(128) gated_##NAME(scalar* out, const scalar* x, long long rows, \
                                                                    int width) {                                  \
+        wait_for_previous();                                                                                     \
         gated<ACT>(out, x, rows, width);                                                                         \
     }
 ENTRIES(gelu, Gelu)

@@ -35,6 +35,22 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
     return v;
 }
 
+// The first thing every kernel does: kernels are launched while the one before is still ending (launch.py), and may
+// neither read what it writes nor write what it reads before it has. Only weights may be asked for earlier. For the same
+// reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above the wait.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Brings `count` weights to L2. p may be null. For one block of a grid.
+__device__ __forceinline__ void prefetch_weights(const scalar* p, int count) {
+    if (p == nullptr) return;
+    for (int i = threadIdx.x * 64; i < count; i += blockDim.x * 64)
+        asm volatile("prefetch.global.L2 [%0];" : : "l"(p + i));
+}
+
 __device__ __forceinline__ void unpack_vector(uint4 v, float (&values)[VECTOR]) {
     const unsigned words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

@@ -463,6 +463,7 @@ __device__ __forceinline__ void run(const Item& item) {
     extern "C" __global__ void __launch_bounds__(THREADS, CTAS) disentangled_attention_##TERMS##_##D(                \
         scalar* out, const scalar* qkv, const int* cu_seqlens, const scalar* kr, const scalar* qr, const int* table, \
         int reach, float scale_log2e) {                                                                              \
+        wait_for_previous();                                                                                         \
         const int hidden = gridDim.y * D, column = blockIdx.y * D, first_query = blockIdx.x * QUERIES;               \
         const long long start = cu_seqlens[blockIdx.z];                                                              \
         const int length = cu_seqlens[blockIdx.z + 1] - static_cast<int>(start);                                     \

@@ -47,6 +47,7 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
         scalar* out, const int* token_ids, const int* positions, const int* token_types, const scalar* words,    \
         const scalar* position_table, const scalar* type_table, const scalar* gamma, const scalar* beta,         \
         long long rows, int hidden, float eps) {                                                                 \
+        wait_for_previous();                                                                                     \
         embed_norm<WARPS, PER_THREAD>(out, token_ids, positions, token_types, words, position_table, type_table, \
                                       gamma, beta, rows, hidden, eps);                                           \
     }

@@ -7,6 +7,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) gather_rows(scalar* out, const scalar* hidden, const int* cu_seqlens,
                                                               int count, int width, int last) {
+    wait_for_previous();
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (row >= count) return;
     const int begin = cu_seqlens[row], end = cu_seqlens[row + 1];
@@ -33,16 +34,19 @@ __device__ __forceinline__ void score_rows(float* out, const scalar* logits, int
 
 extern "C" __global__ void __launch_bounds__(128) scores_raw(float* out, const scalar* logits, int count,
                                                              int classes) {
+    wait_for_previous();
     score_rows<Raw>(out, logits, count, classes);
 }
 
 extern "C" __global__ void __launch_bounds__(128) scores_sigmoid(float* out, const scalar* logits, int count,
                                                                  int classes) {
+    wait_for_previous();
     score_rows<Sigmoid>(out, logits, count, classes);
 }
 
 extern "C" __global__ void __launch_bounds__(128) scores_softmax(float* out, const scalar* logits, int count,
                                                                  int classes) {
+    wait_for_previous();
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
     if (row >= count) return;
     logits += (long long)row * classes;

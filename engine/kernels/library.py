@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels.launch import launch
 
 OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy starts the compiler once for each, even when the result is cached
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -37,23 +38,23 @@ class Kernel:
     def __init__(self, entry: Any, device: int) -> None:
         """entry: a cupy.RawKernel, whose code is loaded to `device` here."""
         self._entry = entry
-        self._function = entry.kernel
+        self._function = entry.kernel.ptr
         self._device = device
+        self._capability = torch.cuda.get_device_capability(device)
         self._shared_bytes = _FREE_SHARED_BYTES
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
     ) -> None:
-        """Launch on torch's current stream of the device, without waiting for anything.
+        """Launch on torch's current stream of the device, without waiting for anything. Arguments as in `launch`.
 
-        args: pointers and long long as int, 0 for null; int as numpy.int32 and float as numpy.float32.
         shared_bytes: dynamic shared memory of a block.
         """
         if shared_bytes > self._shared_bytes:
             self._entry.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
         # What torch.cuda.current_stream().cuda_stream returns, at a fifth of the time.
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        self._function(grid, block, args, shared_bytes, _stream_at(stream))
+        launch(self._function, grid, block, args, shared_bytes, stream, self._capability)
 
 
 def kernel(source: str, entry: str, dtype: torch.dtype) -> Kernel:
@@ -106,12 +107,6 @@ def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...
 def pointer_or_null(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     """As `pointer`; 0 for None."""
     return 0 if tensor is None else pointer(name, tensor, dtype, shape)
-
-
-@lru_cache(maxsize=256)
-def _stream_at(address: int) -> Any:
-    """CuPy's name for a stream: the address, and nothing that could outlive the stream."""
-    return _cupy().cuda.ExternalStream(address)
 
 
 @cache

@@ -33,6 +33,7 @@ __device__ __forceinline__ int warp_inclusive_scan(int v) {
 
 // Counts in cu_seqlens[1:] become their prefix sum, in place; cu_seqlens[0] becomes 0.
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) prefix_sum(int* cu_seqlens, int rows) {
+    wait_for_previous();
     __shared__ int of_warp[WARP];
     const int per_thread = (rows + SCAN_THREADS - 1) / SCAN_THREADS;
     const int begin = min(rows, (int)threadIdx.x * per_thread), end = min(rows, begin + per_thread);
@@ -118,18 +119,22 @@ __device__ __forceinline__ void pack_ids(int* packed, const Int* ids, const int*
 #define ENTRIES(NAME, INT)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128) count_tokens_##NAME(int* cu_seqlens, const INT* mask, int rows, \
                                                                           int positions) {                            \
+        wait_for_previous();                                                                                          \
         count_tokens<INT>(cu_seqlens, mask, rows, positions);                                                         \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256, 4) pack_##NAME(                                                 \
         scalar* packed, const scalar* padded, const int* cu_seqlens, const INT* mask, int positions, int width) {     \
+        wait_for_previous();                                                                                          \
         pack<INT>(packed, padded, cu_seqlens, mask, positions, width);                                                \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256, 4) unpack_##NAME(                                               \
         scalar* padded, const scalar* packed, const int* cu_seqlens, const INT* mask, int positions, int width) {     \
+        wait_for_previous();                                                                                          \
         unpack<INT>(padded, packed, cu_seqlens, mask, positions, width);                                              \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) pack_ids_##NAME(                                                \
         int* packed, const INT* ids, const int* cu_seqlens, const INT* mask, int positions) {                         \
+        wait_for_previous();                                                                                          \
         pack_ids<INT>(packed, ids, cu_seqlens, mask, positions);                                                      \
     }
 ENTRIES(int32, int)

@@ -52,7 +52,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 // The CTA's item of the plan, read anew wherever this stands: not to be kept in registers.
 __device__ __forceinline__ int2 load_item(const int2* plan) {
     int2 item;
-    asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];" : "=r"(item.x), "=r"(item.y) : "l"(plan + blockIdx.y));
+    asm volatile("ld.global.v2.s32 {%0, %1}, [%2];" : "=r"(item.x), "=r"(item.y) : "l"(plan + blockIdx.y));
     return item;
 }
 
@@ -367,6 +367,7 @@ template <int D, int WARPS, int QUERIES> __device__ __forceinline__ void start(
 #define PACKED_ATTENTION(D, QUERIES, WARPS, CTAS)                                                      \
     extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) packed_attention_##D##_##QUERIES( \
         scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {                          \
+        wait_for_previous();                                                                           \
         start<D, WARPS, QUERIES>(out, qkv, plan, log2_scale);                                          \
     }
 

@@ -95,6 +95,7 @@ __device__ __forceinline__ void pool(float* out, const scalar* hidden, int begin
 #define ENTRY(NAME, JOIN, BEGIN, END)                                                                      \
     extern "C" __global__ void __launch_bounds__(512) pool_##NAME(                                         \
         float* out, const scalar* hidden, const int* cu_seqlens, int width, int normalize, float l2_eps) { \
+        wait_for_previous();                                                                               \
         const int begin = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];                        \
         pool<JOIN>(out, hidden, BEGIN, END, width, normalize, l2_eps);                                     \
     }

@@ -6,9 +6,10 @@
 // Threads: up to 1,024 columns, a warp a row, rows independent: no shared memory, no barrier. Beyond, a block of eight
 //   warps a row. Sixteen bytes a thread, the warp's 512 contiguous; x and residual are all in flight before the first
 //   use. bias, gamma and beta come from L1 for all rows but a processor's first; what is read once is kept out of L1.
-// Versions: 1. this. Tried: prefetching gamma and beta to L1 at the start, which made 64 rows 9 % faster and 17,000 rows
-//   2.4 times slower on an H200. To try: a persistent grid whose warps load the next row before they reduce this one, and keep
-//   bias, gamma and beta in registers (more registers, fewer warps in flight).
+// Versions: 1. this. Tried: prefetching gamma and beta to L1 in every row, which made 64 rows 9 % faster and 17,000 rows
+//   2.4 times slower on an H200; now one block brings them to L2 while the kernel before is still ending. To try: a
+//   persistent grid whose warps load the next row before they reduce this one, and keep bias, gamma and beta in registers
+//   (more registers, fewer warps in flight).
 
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const scalar* x, const scalar* bias,
@@ -47,6 +48,12 @@ __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const 
     extern "C" __global__ void BOUNDS(WARPS) residual_norm_w##WARPS##_v##PER_THREAD(                                  \
         scalar* out, scalar* total, const scalar* x, const scalar* bias, const scalar* residual, const scalar* gamma, \
         const scalar* beta, long long rows, int hidden, float eps) {                                                  \
+        if (blockIdx.x == 0) {                                                                                        \
+            prefetch_weights(bias, hidden);                                                                           \
+            prefetch_weights(gamma, hidden);                                                                          \
+            prefetch_weights(beta, hidden);                                                                           \
+        }                                                                                                             \
+        wait_for_previous();                                                                                          \
         residual_norm<WARPS, PER_THREAD>(out, total, x, bias, residual, gamma, beta, rows, hidden, eps);              \
     }
 ENTRY(1, 1)

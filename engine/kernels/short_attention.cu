@@ -63,13 +63,13 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
 // Pieces of 16 bytes (of 8 where there are but two words), `spacing` bytes apart.
 template <int WORDS> __device__ __forceinline__ void load(unsigned (&words)[WORDS], const char* from, int spacing) {
     if constexpr (WORDS == 2) {
-        const uint2 piece = __ldg(reinterpret_cast<const uint2*>(from));
+        const uint2 piece = *reinterpret_cast<const uint2*>(from);
         words[0] = piece.x;
         words[1] = piece.y;
     } else {
 #pragma unroll
         for (int i = 0; i < WORDS; i += 4) {
-            const uint4 piece = __ldg(reinterpret_cast<const uint4*>(from + spacing * (i / 4)));
+            const uint4 piece = *reinterpret_cast<const uint4*>(from + spacing * (i / 4));
             words[i] = piece.x;
             words[i + 1] = piece.y;
             words[i + 2] = piece.z;
@@ -198,7 +198,7 @@ template <int D> __device__ __forceinline__ void store_rows(
 
 template <int D, bool BIASED> __device__ __forceinline__ void attend(
     scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) {
-    const int2 item = __ldg(plan + blockIdx.y * WARPS + threadIdx.x / WARP);
+    const int2 item = plan[blockIdx.y * WARPS + threadIdx.x / WARP];
     const int length = item.y & 0xffff;
     if (length == 0) return;
     const int query_tile = item.y >> 16, last = length - 1;
@@ -247,6 +247,7 @@ template <int D, bool BIASED> __device__ __forceinline__ void attend(
 #define SHORT_ATTENTION(ENTRY, D, BIASED, CTAS)                                                             \
     extern "C" __global__ void __launch_bounds__(WARP * WARPS, CTAS) ENTRY(                                 \
         scalar* out, const scalar* qkv, const int2* plan, float scale, const scalar* bias, int positions) { \
+        wait_for_previous();                                                                                \
         attend<D, BIASED>(out, qkv, plan, scale, bias, positions);                                          \
     }
 

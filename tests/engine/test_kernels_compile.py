@@ -74,3 +74,15 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(UnsupportedDevice, match=r"pip install 'penstock\[gpu\]'"):
         kernel("residual_norm", "residual_norm_w1_v3", torch.float16)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kernel_first_waits_for_the_one_before(source: str) -> None:
+    """All are launched early (launch.py): one that did not wait would read what is still being written."""
+    text = source_text(source, torch.float16)
+    bodies = [part.split("{", 1)[1] for part in text.split('extern "C" __global__')[1:]]
+    assert bodies
+    for body in bodies:
+        before = body[: body.index("wait_for_previous();")]
+        statements = [line.strip(" \\") for line in before.splitlines() if line.strip(" \\")]
+        assert all("prefetch_weights(" in line or "blockIdx" in line or line == "}" for line in statements), statements

@@ -76,7 +76,8 @@ def test_random_packs(seed: int) -> None:
     qkv, cu_seqlens = make(lengths, heads, head_dim, dtype, seed)
     out = run(qkv, cu_seqlens, heads, QUERIES[seed // 4 % 2])
     ours, theirs = errors(out, qkv, cu_seqlens, heads).max(axis=0)
-    assert ours <= 2 * theirs
+    half_ulp = torch.finfo(dtype).eps / 2 * float(out[: cu_seqlens[-1]].abs().max())
+    assert ours <= 2 * max(theirs, half_ulp)  # in a small pack torch may be luckier than its precision
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
 
 

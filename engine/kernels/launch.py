@@ -1,0 +1,81 @@
+"""The launch of one kernel by the CUDA driver, with the one attribute that neither torch nor CuPy can give.
+
+Programmatic dependent launch (CUDA programming guide, from compute capability 9.0): a kernel's blocks may start while the
+kernel before it is ending, and wait inside, in `wait_for_previous`. It takes the gap between two kernels, and what is
+asked for before the wait, out of a forward's time. Kernels captured in a CUDA graph keep it.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+_FIRST_CAPABILITY = (9, 0)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+_EARLY = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
+
+
+def launch(
+    function: int,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: tuple[Any, ...],
+    shared_bytes: int,
+    stream: int,
+    capability: tuple[int, int],
+) -> None:
+    """Queue a kernel on a stream. `function` is a CUfunction; every kernel of ours begins with `wait_for_previous`.
+
+    args: pointers and long long as int, 0 for null; int as numpy.int32 and float as numpy.float32.
+    capability: the device's. Raises RuntimeError with the driver's error code.
+    """
+    values = [_as_c(argument) for argument in args]
+    pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    config = _Config(
+        grid=(*grid, *(1,) * (3 - len(grid))),
+        block=(*block, *(1,) * (3 - len(block))),
+        shared_bytes=shared_bytes,
+        stream=stream,
+        attributes=ctypes.pointer(_EARLY),
+        num_attributes=1 if capability >= _FIRST_CAPABILITY else 0,
+    )
+    code = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
+    if code:
+        raise RuntimeError(f"CUDA error {code} at a launch of {grid} blocks of {block} threads.")
+
+
+def _as_c(argument: Any) -> Any:
+    if isinstance(argument, np.int32):
+        return ctypes.c_int(int(argument))
+    if isinstance(argument, np.float32):
+        return ctypes.c_float(float(argument))
+    if isinstance(argument, int):
+        return ctypes.c_uint64(argument)
+    raise TypeError(f"a kernel's argument is an int, numpy.int32 or numpy.float32, not {type(argument)}.")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
