@@ -18,10 +18,10 @@ from penstock.producer.errors import (
 
 if TYPE_CHECKING:
     from penstock.producer.client import Client
-    from penstock.producer.messages import Classification, Options
+    from penstock.producer.messages import Classification, Options, Ranked, TokenClass
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
-_LAZY = {"Client": "client", "Classification": "messages", "Options": "messages"}
+_LAZY = {"Client": "client"} | dict.fromkeys(("Classification", "Options", "Ranked", "TokenClass"), "messages")
 
 __all__ = [
     "BackendError",
@@ -34,7 +34,9 @@ __all__ = [
     "Options",
     "Overloaded",
     "PenstockError",
+    "Ranked",
     "ShuttingDown",
+    "TokenClass",
     "TooLong",
     "UnknownModel",
     "UnsupportedTask",

@@ -1,21 +1,23 @@
 """What travels, as plain data: requests, replies and error replies. `wire` turns them into bytes and back."""
 
 import contextlib
+import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, error_from_code
+from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
 
-TASKS = ("embed", "classify")
+TASKS = ("embed", "classify", "rerank", "token_classify")
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
 
 Text = str | tuple[str, str]
+Uint16Array = npt.NDArray[np.uint16]
 Uint32Array = npt.NDArray[np.uint32]
 
 
@@ -26,8 +28,8 @@ class Options:
     pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
     normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
     truncate: bool = False  # cut sequences that are too long instead of refusing the request
-    top_k: int = 1  # classify: how many labels to return a sequence, best first; 0: all
-    dtype: str = "float32"  # embed: element type of the reply's data, one of DTYPES
+    top_k: int = 1  # classify, token_classify: how many labels to return a sequence or token, best first; 0: all
+    dtype: str = "float32"  # embed, token_classify: element type of the reply's data, one of DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Request:
     model: str
     task: str  # one of TASKS
     tokens: Tokens | None = None
-    text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second)
+    text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second): rerank has only pairs
     options: Options = field(default_factory=Options)
 
     @property
@@ -74,21 +76,78 @@ class Classification:
         return self.scores[0]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenClass(Classification):
+    """Labels of one token, best first, with their scores, and where the token stands in its text."""
+
+    start: int | None = None  # characters (code points), as the tokenizer counts them; None: of an id, without a text
+    end: int | None = None  # exclusive
+
+
+class Ranked(NamedTuple):
+    """A document's place in the list that was given, and its score."""
+
+    index: int
+    score: float
+
+
 Vector = npt.NDArray[np.floating[Any]]
-Row = Vector | Classification  # what one sequence is answered with
+Row = Vector | Classification | float | list[TokenClass]  # what one sequence is answered with, by task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """Labels of the tokens of n sequences, end to end. T is the sum of `lens`; each token has k labels, best first."""
+
+    names: tuple[str, ...]  # of all the labels that the model knows
+    lens: tuple[int, ...]  # tokens of each sequence, special tokens included
+    classes: Uint16Array  # [T, k], places in `names`
+    scores: Vector  # [T, k]
+    spans: Uint32Array | None  # [T, 2], first character and the one after the last; None: there was no text
+
+    def rows(self) -> list[list[TokenClass]]:
+        """The tokens of each sequence. With spans, those that cover no character, special tokens, are left out."""
+        spans = [(None, None)] * len(self.classes) if self.spans is None else self.spans.tolist()
+        tokens = zip(self.classes.tolist(), self.scores.tolist(), spans, strict=True)
+        return [
+            [
+                TokenClass(tuple([self.names[index] for index in classes]), tuple(scores), start, end)
+                for classes, scores, (start, end) in itertools.islice(tokens, length)
+                if start is None or start < end
+            ]
+            for length in self.lens
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. `vectors` for embed, `classes` for classify; rows in the order of the request's sequences."""
+    """One answer: one of the four fields after `revision`; rows in the order of the request's sequences."""
 
     model: str
     revision: str
-    vectors: Vector | None = None  # [n, dim]
-    classes: tuple[Classification, ...] | None = None  # n of them
+    vectors: Vector | None = None  # embed: [n, dim]
+    classes: tuple[Classification, ...] | None = None  # classify: n of them
+    scores: tuple[float, ...] | None = None  # rerank: n of them
+    tokens: TokenTable | None = None  # token_classify: n sequences
     cached: int = 0  # how many of the rows came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
     batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of the last batch it was in
+
+    def rows(self, task: str) -> Sequence[Row]:
+        """What each sequence is answered with.
+
+        Raises:
+            BackendError: the reply is not one to this task.
+        """
+        rows: Any = {
+            "embed": self.vectors,
+            "classify": self.classes,
+            "rerank": self.scores,
+            "token_classify": self.tokens and self.tokens.rows(),
+        }[task]
+        if rows is None:
+            raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
+        return rows  # type: ignore[no-any-return]  # an array is a sequence of its rows, which its type does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,17 @@ Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accep
 """
 
 import struct
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
 from penstock.producer.messages import (
     DTYPES,
     POOLINGS,
     TASKS,
-    Classification,
     ErrorReply,
     Options,
     Reply,
@@ -26,18 +23,16 @@ from penstock.producer.messages import (
     Text,
     Tokens,
 )
+from penstock.producer.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
 MAX_ROW_ERRORS = 64  # sequences at fault that one error reply names
 MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
-MAX_LABELS = 65_536  # of one row, in a reply with all labels
+MAX_LABELS = 65_536  # of one row, in a reply with all labels; of a token's labels, which are named in 16 bits
 
-_LITTLE_ENDIAN = sys.byteorder == "little"
-_ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _UINT32 = np.dtype("<u4")
-_DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
 _SMALL_BYTES = 64 * 1024  # nothing this short takes much memory, whatever it holds
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _MAX_FIELDS = 64
@@ -92,6 +87,7 @@ def decode_request(value: bytes | None) -> Request:
     text = _decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
+    _check_pairs(task, text)
     opts = body.get("opts")
     return Request(model, task, tokens, text, _NO_OPTIONS if opts is None else _decode_options(opts))
 
@@ -99,17 +95,7 @@ def decode_request(value: bytes | None) -> Request:
 def encode_reply(reply: Reply) -> bytes:
     """The value of a successful reply record."""
     body: dict[str, Any] = {"v": VERSION, "ok": True, "model": reply.model, "revision": reply.revision}
-    if reply.vectors is not None:
-        body["n"] = reply.vectors.shape[0]
-        body["shape"] = reply.vectors.shape
-        body["dtype"] = _DTYPE_NAMES[reply.vectors.dtype]
-        body["data"] = reply.vectors.tobytes() if _LITTLE_ENDIAN else reply.vectors.byteswap().tobytes()
-    elif reply.classes is not None:
-        body["n"] = len(reply.classes)
-        body["labels"] = [row.labels for row in reply.classes]
-        body["scores"] = [row.scores for row in reply.classes]
-    else:
-        raise TypeError("A reply needs vectors or classes. This is a bug.")
+    body |= row_items(reply)
     body["cached"] = reply.cached
     body["timing"] = reply.timing
     body["batch"] = reply.batch
@@ -137,16 +123,15 @@ def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     if body.get("ok") is not True:
         raise InvalidRequest("`ok` must be true or false.")
     n = body.get("n")
-    if not _is_int(n) or n < 1:
-        raise InvalidRequest("`n` must be a count of rows, at least 1.")
+    if not is_int(n) or not 1 <= n <= MAX_SEQUENCES:
+        raise InvalidRequest(f"`n` must be a count of rows, 1 to {MAX_SEQUENCES}.")
     return Reply(
         model=_string(body, "model"),
         revision=_string(body, "revision"),
-        vectors=_decode_vectors(body, n) if "data" in body else None,
-        classes=None if "data" in body else _decode_classes(body, n),
-        cached=body["cached"] if _is_int(body.get("cached")) else 0,
+        cached=body["cached"] if is_int(body.get("cached")) else 0,
         timing=_entries(body, "timing", _TIMING_TYPES),
         batch=_entries(body, "batch", _BATCH_TYPES),
+        **decode_rows(body, n),
     )
 
 
@@ -176,7 +161,7 @@ def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: 
     if not isinstance(body, dict):
         raise InvalidRequest(f"The record holds a {type(body).__name__}; a msgpack map was expected.")
     version = body.get("v")
-    if version != VERSION or not _is_int(version):
+    if version != VERSION or not is_int(version):
         raise InvalidRequest(f"`v` must be {VERSION}. Given: {_show(version)}")
     return body
 
@@ -204,10 +189,6 @@ def _show(value: object) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a map"
     return repr(value[:40] if isinstance(value, str | bytes) else value)
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _string(body: Mapping[str, Any], name: str) -> str:
@@ -260,6 +241,19 @@ def _decode_one_text(item: object, index: int) -> Text:
     raise InvalidRequest(f"`text` item {index} must be a string or a pair of strings.")
 
 
+def _check_pairs(task: str, text: Sequence[Text] | None) -> None:
+    """Rerank scores pairs, whose second members only a tokenizer can mark; spans of a pair would be of two texts."""
+    if task not in ("rerank", "token_classify"):
+        return
+    if task == "rerank" and text is None:
+        raise InvalidRequest("`rerank` needs `text`: `ids` cannot say where the second text of a pair begins.")
+    expected = "a pair of strings" if task == "rerank" else "a single string"
+    at_fault = [index for index, item in enumerate(text or ()) if isinstance(item, str) is (task == "rerank")]
+    if at_fault:
+        errors = {index: InvalidRequest(f"For `{task}`, a text must be {expected}.") for index in at_fault}
+        raise InvalidRequest(f"For `{task}`, `text` item {at_fault[0]} must be {expected}.", errors)
+
+
 def _option_items(options: Options) -> tuple[tuple[str, Any], ...]:
     return (
         ("pooling", options.pooling),
@@ -276,7 +270,7 @@ _OPTION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pooling": (lambda v: v is None or v in POOLINGS, f"one of {', '.join(POOLINGS)}"),
     "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),
     "truncate": (lambda v: isinstance(v, bool), "true or false"),
-    "top_k": (lambda v: _is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
+    "top_k": (lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
     "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
 }
 
@@ -311,39 +305,9 @@ def _decode_error(detail: object) -> ErrorReply:
 
 def _decode_row_error(row: object) -> tuple[int, str, str]:
     match row:
-        case [int(index), str(code), str(message)] if _is_int(index) and index >= 0:
+        case [int(index), str(code), str(message)] if is_int(index) and index >= 0:
             return (index, code, message)
     raise InvalidRequest("An item of `error.rows` must be [sequence index, code, message].")
-
-
-def _decode_vectors(body: Mapping[str, Any], n: int) -> npt.NDArray[np.floating[Any]]:
-    data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
-    if dtype not in DTYPES or not isinstance(data, bytes):
-        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
-    element = _ELEMENTS[dtype]
-    dim = shape[1] if isinstance(shape, list) and len(shape) == 2 and shape[0] == n else None
-    if not _is_int(dim) or dim < 1 or n * dim * element.itemsize != len(data):
-        raise InvalidRequest("`shape` must be [n, dim] and agree with `data`.")
-    return np.frombuffer(data, dtype=element).reshape(n, dim)
-
-
-def _decode_classes(body: Mapping[str, Any], n: int) -> tuple[Classification, ...]:
-    labels, scores = body.get("labels"), body.get("scores")
-    if not isinstance(labels, list) or not isinstance(scores, list) or not len(labels) == len(scores) == n:
-        raise InvalidRequest("`labels` and `scores` must be lists of n rows.")
-    return tuple([_decode_class(*row) for row in zip(labels, scores, strict=True)])
-
-
-def _decode_class(labels: object, scores: object) -> Classification:
-    if not isinstance(labels, list) or not isinstance(scores, list) or not 1 <= len(labels) == len(scores):
-        raise InvalidRequest("A row of `labels` and `scores` must be two lists of one length, at least 1.")
-    if not all(isinstance(label, str) for label in labels) or not all(_is_number(score) for score in scores):
-        raise InvalidRequest("`labels` must hold strings and `scores` numbers.")
-    return Classification(tuple(labels), tuple([float(score) for score in scores]))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or _is_int(value)
 
 
 def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.producer import messages, wire
 from penstock.producer.errors import (
+    BackendError,
     EmptyInput,
     InvalidRequest,
     Overloaded,
@@ -31,6 +32,7 @@ from penstock.producer.messages import (
     Options,
     Reply,
     Request,
+    TokenTable,
     join_tokens,
 )
 from penstock.producer.wire import decode_reply, decode_request, encode_error, encode_reply, encode_request
@@ -42,6 +44,8 @@ REQUESTS = {
     "request-text": Request("m", "embed", text=("hello",)),
     "request-ids": Request("bge-small", "embed", tokens=join_tokens([[101, 7592, 102], [101, 102]])),
     "request-pairs": Request("m", "classify", text=(("premise", "hypothesis"), "single é")),
+    "request-rerank": Request("m", "rerank", text=(("query", "document"), ("query", "dé"))),
+    "request-token-classify": Request("m", "token_classify", text=("Ada sings",), options=Options(top_k=2)),
     "request-options": Request("m", "embed", text=("hello",), options=Options("mean", False, True, 3, "float16")),
 }
 REPLIES = {
@@ -54,6 +58,21 @@ REPLIES = {
         batch={"size": 2, "tokens": 5, "trigger": "timeout"},
     ),
     "reply-float16": Reply("m", "main", vectors=np.array([[0.5], [-1.0]], dtype=np.float16)),
+    "reply-scores": Reply("m", "main", scores=(0.75, -1.5)),
+    "reply-tokens": Reply(
+        "m",
+        "main",
+        tokens=TokenTable(
+            names=("O", "PER"),
+            lens=(3, 1),
+            classes=np.array([[0, 1], [1, 0], [0, 1], [1, 0]], np.uint16),
+            scores=np.array([[1.0, 0.0], [0.75, 0.25], [0.5, 0.5], [0.875, 0.125]], np.float16),
+            spans=np.array([[0, 0], [0, 3], [0, 0], [0, 2]], np.uint32),
+        ),
+    ),
+    "reply-tokens-of-ids": Reply(
+        "m", "main", tokens=TokenTable(("O",), (1,), np.zeros((1, 1), np.uint16), np.ones((1, 1), np.float32), None)
+    ),
     "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
 }
 ERRORS = {
@@ -75,12 +94,21 @@ def assert_same_request(left: Request, right: Request) -> None:
 
 
 def assert_same_reply(left: Reply, right: Reply) -> None:
-    meta = [(r.model, r.revision, r.classes, r.cached, r.timing, r.batch) for r in (left, right)]
+    meta = [(r.model, r.revision, r.classes, r.scores, r.cached, r.timing, r.batch) for r in (left, right)]
     assert meta[0] == meta[1]
-    assert (left.vectors is None) == (right.vectors is None)
-    if left.vectors is not None and right.vectors is not None:
-        assert left.vectors.dtype == right.vectors.dtype
-        np.testing.assert_array_equal(left.vectors, right.vectors)
+    assert_same_array(left.vectors, right.vectors)
+    assert (left.tokens is None) == (right.tokens is None)
+    if left.tokens is not None and right.tokens is not None:
+        assert (left.tokens.names, left.tokens.lens) == (right.tokens.names, right.tokens.lens)
+        for name in ("classes", "scores", "spans"):
+            assert_same_array(getattr(left.tokens, name), getattr(right.tokens, name))
+
+
+def assert_same_array(left: Any, right: Any) -> None:
+    assert (left is None) == (right is None)
+    if left is not None:
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
 
 
 class TestGolden:
@@ -147,7 +175,7 @@ class TestPage:
         assert "at most 4 MiB and 4096 sequences" in PAGE
         assert wire.MAX_SEQUENCES == 4096
         assert (wire.MAX_REPLY_BYTES, wire.MAX_LABELS) == (64 * 2**20, 65_536)
-        assert "at most 64 MiB and 65,536 labels" in PAGE
+        assert "at most 64 MiB, 4096 rows and 65,536 labels" in PAGE
         assert f"up to {wire.MAX_ROW_ERRORS} of" in PAGE
 
     def test_every_option_and_choice_is_named(self) -> None:
@@ -226,7 +254,22 @@ class TestRefusals:
         refused({"v": 1, "model": "m", "task": "embed", "ids": b"", "lens": lens}, EmptyInput)
 
     def test_unknown_task(self) -> None:
-        assert "one of embed, classify. Given: 'summarize'" in refused({**GOOD, "task": "summarize"}, UnsupportedTask)
+        says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
+        assert "one of embed, classify, rerank, token_classify. Given: 'summarize'" in says
+
+    def test_rerank_takes_pairs_only(self) -> None:
+        with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:
+            decode_request(msgpack.packb({**GOOD, "task": "rerank", "text": [["a", "b"], "c", ["d", "e"], "f"]}))
+        assert set(caught.value.rows) == {1, 3}
+        ids = {"ids": b"\1\0\0\0", "lens": b"\1\0\0\0"}
+        assert "`rerank` needs `text`" in refused({"v": 1, "model": "m", "task": "rerank", **ids})
+
+    def test_token_classify_takes_no_pairs(self) -> None:
+        with pytest.raises(
+            InvalidRequest, match="For `token_classify`, `text` item 0 must be a single string"
+        ) as caught:
+            decode_request(msgpack.packb({**GOOD, "task": "token_classify", "text": [["a", "b"], "c"]}))
+        assert set(caught.value.rows) == {0}
 
     @pytest.mark.parametrize("value", [b"", b"\xc1", msgpack.packb([]), msgpack.packb("x"), b"\x81\xa1v", b"\x80\x80"])
     def test_not_a_map(self, value: bytes) -> None:
@@ -277,7 +320,10 @@ HOSTILE = {
     "bytes that are not UTF-8": b"\xc4\x02\xff\xfe",
 }
 REQUEST_FIELDS = ("v", "model", "task", "text", "ids", "lens", "opts", "opts.pooling", "opts.top_k", "opts.dtype", "x")
-REPLY_FIELDS = ("v", "ok", "model", "revision", "n", "shape", "dtype", "data", "labels", "scores", "timing", "batch")
+REPLY_FIELDS = (
+    *("v", "ok", "model", "revision", "n", "shape", "dtype", "data", "labels", "scores", "timing", "batch"),
+    *("names", "lens", "classes", "spans"),
+)
 ERROR_FIELDS = ("error", "error.code", "error.message", "error.retriable", "error.rows")
 
 
@@ -303,7 +349,7 @@ class TestHostile:
         request_or_refusal(with_raw(GOOD, path, raw))
 
     @pytest.mark.parametrize("path", REPLY_FIELDS)
-    @pytest.mark.parametrize("name", ["reply-float32", "reply-classes"])
+    @pytest.mark.parametrize("name", ["reply-float32", "reply-classes", "reply-scores", "reply-tokens"])
     def test_in_a_reply(self, name: str, path: str, raw: bytes) -> None:
         reply_or_refusal(with_raw(msgpack.unpackb(golden(name)), path, raw))
 
@@ -329,9 +375,14 @@ def reply_or_refusal(value: bytes) -> None:
     if isinstance(reply, ErrorReply):
         assert isinstance(reply.exception(), PenstockError)
     else:
-        assert (reply.vectors is None) != (reply.classes is None)
+        [task] = [task for task, field in FIELDS.items() if getattr(reply, field) is not None]
+        assert len(reply.rows(task)) >= 1
+        for other in FIELDS.keys() - {task}:
+            with pytest.raises(BackendError, match="rows of the wrong kind"):
+                reply.rows(other)
 
 
+FIELDS = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_classify": "tokens"}
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 
 
@@ -373,6 +424,28 @@ class TestMemory:
         assert isinstance(reply, Reply)
         assert reply.classes == (row,) * wire.MAX_SEQUENCES
 
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"names": ["O", 7]}, "`names` must be a list of strings"),
+            ({"names": ["O"]}, "below 1. Given: 1"),
+            ({"names": []}, "below 0"),
+            ({"lens": b"\4\0\0\0"}, "`lens` must be bytes of n"),
+            ({"lens": b"\4\0\0\0\0\0\0\0"}, "Row 1 has no tokens"),
+            ({"lens": b"\xff" * 8}, "`shape` must be \\[8589934590, at least 1\\]"),
+            ({"n": 1, "lens": b"\xff" * 4, "shape": [2**32 - 1, 2**63]}, "agree with `data`"),
+            ({"shape": [4, 1]}, "agree with `data`"),
+            ({"classes": b"\0" * 15}, "`classes` must be bytes"),
+            ({"classes": None}, "`classes` must be bytes"),
+            ({"spans": b"\0" * 31}, "`spans` must be bytes"),
+            ({"spans": [[0, 1]]}, "`spans` must be bytes"),
+            ({"n": 4097, "lens": b"\1\0\0\0" * 4097}, "1 to 4096"),
+        ],
+    )
+    def test_token_tables_whose_sizes_disagree_are_refused(self, change: dict[str, Any], says: str) -> None:
+        with pytest.raises(InvalidRequest, match=says):
+            decode_reply(msgpack.packb({**msgpack.unpackb(golden("reply-tokens")), **change}))
+
     def test_replies_without_rows_or_columns_are_refused(self) -> None:
         for shape in ([0, 2**63], [1, 0], [0, 0]):
             body = {"v": 1, "ok": True, "model": "m", "revision": "r", "n": shape[0], "shape": shape}
@@ -391,8 +464,13 @@ OPTIONS = st.builds(
     st.integers(0, 1_000_000),
     st.sampled_from(DTYPES),
 )
-VALID_REQUESTS = st.builds(Request, TEXT, st.sampled_from(TASKS), tokens=TOKENS, options=OPTIONS) | st.builds(
-    Request, TEXT, st.sampled_from(TASKS), text=TEXTS, options=OPTIONS
+SINGLES = st.lists(TEXT, min_size=1, max_size=5).map(tuple)
+PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
+VALID_REQUESTS = (
+    st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank"}]), tokens=TOKENS, options=OPTIONS)
+    | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
 )
 VECTORS_ARRAY = st.builds(
     lambda rows, dim, dtype, seed: np.random.default_rng(seed).standard_normal((rows, dim)).astype(dtype),
@@ -409,8 +487,34 @@ META = {
     "timing": st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     "batch": st.dictionaries(st.text(max_size=5), st.integers(0, 99) | st.text(max_size=5), max_size=3),
 }
-VALID_REPLIES = st.builds(Reply, TEXT, TEXT, vectors=VECTORS_ARRAY, **META) | st.builds(
-    Reply, TEXT, TEXT, classes=st.lists(CLASS_ROWS, min_size=1, max_size=3).map(tuple), **META
+
+
+def token_table(lens: list[int], k: int, names: list[str], dtype: str, has_spans: bool, seed: int) -> TokenTable:
+    rng, total = np.random.default_rng(seed), sum(lens)
+    return TokenTable(
+        names=tuple(names),
+        lens=tuple(lens),
+        classes=rng.integers(0, len(names), (total, k), dtype=np.uint16),
+        scores=rng.random((total, k)).astype(dtype),
+        spans=rng.integers(0, 2**32, (total, 2), dtype=np.uint32) if has_spans else None,
+    )
+
+
+TOKEN_TABLES = st.builds(
+    token_table,
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.lists(st.text(max_size=5), min_size=1, max_size=4),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.integers(0, 100),
+)
+SCORES = st.lists(st.floats(allow_nan=False), min_size=1, max_size=4).map(tuple)
+VALID_REPLIES = (
+    st.builds(Reply, TEXT, TEXT, vectors=VECTORS_ARRAY, **META)
+    | st.builds(Reply, TEXT, TEXT, classes=st.lists(CLASS_ROWS, min_size=1, max_size=3).map(tuple), **META)
+    | st.builds(Reply, TEXT, TEXT, scores=SCORES, **META)
+    | st.builds(Reply, TEXT, TEXT, tokens=TOKEN_TABLES, **META)
 )
 SCALARS = (
     st.none()
