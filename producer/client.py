@@ -1,9 +1,10 @@
-"""The async client: texts or token ids in, vectors or labels out.
+"""The async client: texts or token ids in; vectors, labels or scores out.
 
 async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") as client:
     vectors = await client.embed(["a text", "another"])
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Sequence
@@ -14,23 +15,26 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.producer.errors import BackendError, EmptyInput, PenstockError
+from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.exchange import Exchange
 from penstock.producer.gather import Gatherer
 from penstock.producer.messages import (
     Classification,
     Options,
+    Ranked,
     Reply,
     Request,
     Row,
     Text,
+    TokenClass,
+    Uint32Array,
     Vector,
     concatenate_tokens,
     join_tokens,
 )
 from penstock.producer.sequences import check
 from penstock.producer.settings import ClientSettings
-from penstock.producer.tokenization import Tokenizer
+from penstock.producer.tokenization import Encoded, Tokenizer
 
 __all__ = ["Client", "Row"]
 
@@ -123,6 +127,45 @@ class Client:
         options = _options(None, None, truncate, top_k, "float32")
         return await self._rows("classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
 
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = False, timeout_s: float | None = None
+    ) -> list[Ranked]:
+        """Each document's place in `documents` and its score beside the query, the best first: `for index, score in …`.
+
+        Scores are those of sentence-transformers' CrossEncoder. In the documents' order, and of pairs with different
+        queries, they come from `map("rerank", [(query, document), …])`.
+
+        Raises:
+            PenstockError: the first pair's error; use `map` to get the others' results beside it.
+        """
+        if isinstance(documents, str):
+            raise InvalidRequest("`documents` must be a list of strings.")
+        options = _options(None, None, truncate, 1, "float32")
+        pairs = [(query, document) for document in documents]
+        scores = await self._rows("rerank", pairs, None, options, timeout_s)
+        ranked = [Ranked(index, score) for index, score in enumerate(scores)]
+        return sorted(ranked, key=lambda one: one.score, reverse=True)
+
+    async def token_classify(
+        self,
+        texts: str | Sequence[str] | None = None,
+        *,
+        ids: Sequence[npt.ArrayLike] | None = None,
+        top_k: int = 1,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[list[TokenClass]]:
+        """The best `top_k` labels (0: all) of each token of each text or sequence of token ids; a lone text is one row.
+
+        Tokens of a text say where they stand in it, and special tokens are left out. Of ids each has its labels, and
+        no place.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map` to get the others' results beside it.
+        """
+        options = _options(None, None, truncate, top_k, "float32")
+        return await self._rows("token_classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+
     async def map(
         self,
         task: str,
@@ -171,22 +214,38 @@ class Client:
     async def _ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
         """One record of these sequences, which are of one kind, and the rows of its answer."""
         model: str = self._settings.model
+        encoded: list[Encoded] = []
         if isinstance(sequences[0], np.ndarray):
             request = Request(model, task, concatenate_tokens(sequences), None, options)
         elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
             request = Request(model, task, None, tuple(sequences), options)
         else:
-            encoded = await self._tokenizer.encode_async(sequences, truncate=False)
+            spans = task == "token_classify"
+            encoded = await self._tokenizer.encode_async(sequences, truncate=False, spans=spans)
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, deadline)
-        rows: Any = reply.vectors if task == "embed" else reply.classes
-        if rows is None:
-            raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
-        return rows  # type: ignore[no-any-return]  # an array is a sequence of its rows, which its type does not say
+        return _with_spans(reply, encoded).rows(task)
 
 
 _options = functools.lru_cache(Options)  # few in a program, and looked up by every call
+
+
+def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
+    """The reply, of whose tokens only this side knows the places: its texts were tokenized here."""
+    spans = [sequence.spans for sequence in encoded if sequence.spans is not None]
+    if not spans or reply.tokens is None:
+        return reply
+    lens = reply.tokens.lens
+    if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
+        raise BackendError("The worker answered with other tokens than it was asked about.")
+    places = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
+    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(places)))
+
+
+def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:
+    """What a worker leaves of a sequence that is too long: its beginning, and its last token."""
+    return spans if len(spans) == num_tokens else np.concatenate([spans[: num_tokens - 1], spans[-1:]])
 
 
 def _raise_first(results: Sequence[object]) -> None:

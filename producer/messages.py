@@ -87,7 +87,7 @@ class TokenClass(Classification):
 class Ranked(NamedTuple):
     """A document's place in the list that was given, and its score."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody misses
     score: float
 
 

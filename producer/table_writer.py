@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.messages import Classification
+from penstock.producer.messages import Classification, Row
 from penstock.producer.table_reader import Block, Object, Reader, TableError, by_extension
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 
-Result = np.ndarray[Any, Any] | Classification | PenstockError
+Result = Row | PenstockError
 Columns = dict[str, list[Any]]  # result name -> one value a row; None: there is none
 
 

@@ -17,6 +17,7 @@ from penstock.producer.errors import InvalidRequest
 
 Text = str | tuple[str, str]
 Int32Array = npt.NDArray[np.int32]
+Uint32Array = npt.NDArray[np.uint32]
 
 # Tokenizing these takes less than handing them to another thread and back (some 50 µs a text of 100 characters).
 _FEW_TEXTS = 4
@@ -33,6 +34,9 @@ class Encoded:
 
     ids: Int32Array  # [n], special tokens included
     token_type_ids: Int32Array | None  # [n]; None: all zero
+    # [n, 2], where each token stands in its text, in characters, the end exclusive; [0, 0] for special tokens. None:
+    # not asked for.
+    spans: Uint32Array | None = None
 
 
 class Tokenizer:
@@ -73,13 +77,16 @@ class Tokenizer:
         """End the thread of `encode_async`. `encode` works on."""
         self._executor.shutdown()
 
-    def encode(self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None) -> list[Encoded]:
+    def encode(
+        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
+    ) -> list[Encoded]:
         """Token ids of each text or pair, in order. Blocks; a batch is spread over the processor's cores.
 
         Args:
             truncate: cut what is longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
                 longer member is cut first. False: nothing is cut, and the caller refuses what is too long.
             max_tokens: longest sequence, special tokens included. Needed when `truncate`, not read otherwise.
+            spans: say of each token where it stands in its text; of a pair, in its member.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode can carry.
@@ -89,20 +96,22 @@ class Tokenizer:
         try:
             if len(texts) == 1:  # a batch would go to the library's own threads, and wait for them
                 encodings = [tokenizer.encode(*_parts(texts[0]), add_special_tokens=True)]
-            else:
+            elif spans:
+                encodings = tokenizer.encode_batch(list(texts), add_special_tokens=True)
+            else:  # does not keep track of places in the text
                 encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
         except TypeError:  # what the library makes of text that is not Unicode
             _refuse_surrogates(texts)
             raise
-        return [_encoded(encoding) for encoding in encodings]
+        return [_encoded(encoding, spans) for encoding in encodings]
 
     async def encode_async(
-        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None
+        self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
         """`encode` in this object's own thread, so that the event loop goes on; at once if that is quicker."""
         if len(texts) <= _FEW_TEXTS and sum([_num_characters(text) for text in texts]) <= _FEW_CHARACTERS:
-            return self.encode(texts, truncate=truncate, max_tokens=max_tokens)
-        call = functools.partial(self.encode, texts, truncate=truncate, max_tokens=max_tokens)
+            return self.encode(texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
+        call = functools.partial(self.encode, texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def _cutting_at(self, max_tokens: int | None) -> Any:
@@ -144,9 +153,10 @@ def _from_transformers(directory: Path) -> Any:
     return backend
 
 
-def _encoded(encoding: Any) -> Encoded:
+def _encoded(encoding: Any, with_spans: bool) -> Encoded:
     types = np.array(encoding.type_ids, dtype=np.int32)
-    return Encoded(np.array(encoding.ids, dtype=np.int32), types if types.any() else None)
+    spans = np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) if with_spans else None
+    return Encoded(np.array(encoding.ids, dtype=np.int32), types if types.any() else None, spans)
 
 
 def _refuse_surrogates(texts: Sequence[Text]) -> None:

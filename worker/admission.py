@@ -1,6 +1,7 @@
 """From Kafka records to rows: decode, check, tokenize, key. What cannot be accepted is refused on the way."""
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -30,7 +31,7 @@ class Admission:
         self._refuse = refuse
 
     async def rows(self, records: Sequence[KafkaRecord], now: float, unix_now: float) -> list[Row]:
-        """Rows of every record that can be served, keyed. One tokenizer call for all their texts."""
+        """Rows of every record that can be served, keyed. One tokenizer call for all texts that want the same of it."""
         rows: list[Row] = []
         texts: list[InFlight] = []
         for record in records:
@@ -41,10 +42,10 @@ class Admission:
                 texts.append(inflight)
             else:
                 rows += self._rows_from_tokens(inflight)
-        for truncate in (False, True):
-            chosen = [inflight for inflight in texts if inflight.request.options.truncate is truncate]
+        for wanted in itertools.product((False, True), repeat=2):
+            chosen = [inflight for inflight in texts if _wants(inflight) == wanted]
             if chosen:
-                rows += await self._rows_from_texts(chosen, truncate)
+                rows += await self._rows_from_texts(chosen, *wanted)
         return rows
 
     def _accept(self, record: KafkaRecord, now: float, unix_now: float) -> InFlight | None:
@@ -66,7 +67,7 @@ class Admission:
             self._refuse(inflight.record, inflight.address, error)
             return []
 
-    async def _rows_from_texts(self, inflights: list[InFlight], truncate: bool) -> list[Row]:
+    async def _rows_from_texts(self, inflights: list[InFlight], truncate: bool, spans: bool) -> list[Row]:
         """One tokenizer call for all; should it fail, one a record, so that only the culprit is refused."""
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
@@ -75,14 +76,16 @@ class Admission:
             return []
         texts: list[Text] = [text for inflight in inflights for text in inflight.request.text or ()]
         try:
-            encoded = await self._tokenizer.encode_async(texts, truncate=truncate, max_tokens=self._info.max_tokens)
+            encoded = await self._tokenizer.encode_async(
+                texts, truncate=truncate, max_tokens=self._info.max_tokens, spans=spans
+            )
         except Exception as problem:
             log.exception("tokenizer_failed", records=len(inflights), texts=len(texts))
             if len(inflights) == 1:
                 failure = BackendError(f"The tokenizer failed on this text: {problem!r}"[:500])
                 self._refuse(inflights[0].record, inflights[0].address, failure)
                 return []
-            return [row for inflight in inflights for row in await self._rows_from_texts([inflight], truncate)]
+            return [row for inflight in inflights for row in await self._rows_from_texts([inflight], truncate, spans)]
         return self._rows_from_encoded(inflights, encoded)
 
     def _rows_from_encoded(self, inflights: list[InFlight], encoded: Sequence[Encoded]) -> list[Row]:
@@ -91,6 +94,7 @@ class Admission:
         for inflight in inflights:
             stop = start + inflight.request.num_sequences
             mine = [(sequence.ids, sequence.token_type_ids) for sequence in encoded[start:stop]]
+            inflight.spans = [sequence.spans for sequence in encoded[start:stop] if sequence.spans is not None]
             start = stop
             try:
                 rows += self._keyed(rows_of(inflight, self._intake.fit(inflight.request, mine)))
@@ -105,6 +109,11 @@ class Admission:
             types = row.token_type_ids
             row.key = space.key(row.token_ids.tobytes(), None if types is None else types.tobytes())
         return rows
+
+
+def _wants(inflight: InFlight) -> tuple[bool, bool]:
+    """What the tokenizer is to do for a record: cut what is too long, say where tokens stand."""
+    return inflight.request.options.truncate, inflight.request.task == "token_classify"
 
 
 @functools.lru_cache(maxsize=256)

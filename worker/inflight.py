@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.engine.types import Float32Array, Int32Array, TaskOptions
 from penstock.producer.headers import ReplyAddress
-from penstock.producer.messages import Request
+from penstock.producer.messages import Request, Uint32Array
 
 
 class KafkaRecord(Protocol):
@@ -40,6 +40,7 @@ class InFlight:
     failed: bool = False  # an error was answered; later rows are ignored
     timing_ms: dict[str, float] = field(default_factory=dict)  # stage -> ms, as the reply shows it
     batch: dict[str, int | str] = field(default_factory=dict)  # the last batch it was in, as the reply shows it
+    spans: list[Uint32Array] = field(default_factory=list)  # token_classify of texts: [n, 2] a row, as tokenized
 
 
 @dataclass(slots=True, eq=False)

@@ -19,11 +19,14 @@ from penstock.producer.errors import (
 )
 from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms
 from penstock.producer.messages import Request, Tokens
-from penstock.producer.wire import decode_request
+from penstock.producer.wire import MAX_LABELS, decode_request
 from penstock.worker.inflight import InFlight, KafkaRecord
 from penstock.worker.lenient import UNREADABLE
 
 _ITEM_BYTES = {"float32": 4, "float16": 2}
+_SPAN_BYTES = 8
+_NUMBER_BYTES = 9  # a float of msgpack
+_HEAD_BYTES = 5  # of a string of msgpack
 
 Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)
 
@@ -37,7 +40,8 @@ class Intake:
         self._allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
         self._max_reply_bytes = max_reply_bytes
-        self._longest_label_bytes = max((len(label.encode()) for label in info.labels), default=0)
+        label_bytes = [_HEAD_BYTES + len(label.encode()) for label in info.labels]
+        self._longest_label_bytes, self._all_labels_bytes = max(label_bytes, default=0), sum(label_bytes)
 
     def address(self, record: KafkaRecord) -> ReplyAddress:
         """Where the record wants its answer.
@@ -88,11 +92,37 @@ class Intake:
             )
 
     def _row_bytes(self, request: Request) -> int:
-        if request.task == "embed":
-            return self._info.dim * _ITEM_BYTES[request.options.dtype]
-        labels = self._info.labels
-        kept = min(request.options.top_k or len(labels), len(labels))
-        return kept * (12 + self._longest_label_bytes)
+        match request.task:
+            case "embed":
+                return self._info.dim * _ITEM_BYTES[request.options.dtype]
+            case "classify":
+                return self._num_kept(request) * (_NUMBER_BYTES + self._longest_label_bytes)
+            case "rerank":
+                return _NUMBER_BYTES
+            case "token_classify":
+                return 4  # its length; the tokens are counted in `fit`, where they are known
+            case task:
+                raise RuntimeError(f"The size of a row is not known for {task!r}. This is a bug.")
+
+    def _check_tokens(self, request: Request, num_tokens: int) -> None:
+        """The bound on a token_classify record, before it is run: of its reply, and of the scores that wait for it."""
+        num_labels = len(self._info.labels)
+        if num_labels > MAX_LABELS:
+            raise UnsupportedTask(f"{self._info.name!r} has {num_labels:,} labels; a reply can name {MAX_LABELS:,}.")
+        sent = self._num_kept(request) * (2 + _ITEM_BYTES[request.options.dtype])
+        sent += _SPAN_BYTES if request.text is not None else 0
+        room = self._max_reply_bytes - self._all_labels_bytes - 4 * request.num_sequences
+        at_most = room // max(sent, 4 * num_labels)
+        if num_tokens > at_most:
+            raise InvalidRequest(
+                f"The scores of {num_tokens:,} tokens would exceed {self._max_reply_bytes:,} bytes; "
+                f"send at most {max(0, at_most):,} tokens a record."
+            )
+
+    def _num_kept(self, request: Request) -> int:
+        """Labels that are sent of each row or token."""
+        num_labels = len(self._info.labels)
+        return min(request.options.top_k or num_labels, num_labels)
 
     def sequences_from_tokens(self, request: Request, tokens: Tokens) -> list[Sequence]:
         """The sequences of a request that came as token ids.
@@ -115,14 +145,13 @@ class Intake:
         Raises:
             EmptyInput: with the sequences at fault, when a tokenizer made nothing of a text.
             TooLong: with the sequences at fault, when the request does not allow truncation.
+            InvalidRequest: there are more tokens than may be classified in one record.
         """
         longest = self._info.max_tokens
         lengths = [len(ids) for ids, _ in sequences]
         if 0 in lengths:
             raise _first({i: EmptyInput("The text holds no token.") for i, length in enumerate(lengths) if not length})
-        if max(lengths) <= longest:
-            return sequences
-        if not request.options.truncate:
+        if max(lengths) > longest and not request.options.truncate:
             raise _first(
                 {
                     index: TooLong(f"`inputs` must have at most {longest} tokens. Given: {len(ids)}")
@@ -130,7 +159,9 @@ class Intake:
                     if len(ids) > longest
                 }
             )
-        return [_cut(sequence, longest) for sequence in sequences]
+        if request.task == "token_classify":
+            self._check_tokens(request, sum([min(length, longest) for length in lengths]))
+        return sequences if max(lengths) <= longest else [_cut(sequence, longest) for sequence in sequences]
 
     def _bad_ids(self, sequences: list[Int32Array]) -> dict[int, PenstockError]:
         size = self._info.vocab_size

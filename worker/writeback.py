@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from penstock.cache import ResponseCache
 
-_MOST_WAITING = 50_000  # a disk slower than the engine loses cache entries, never memory
+_MOST_WAITING_BYTES = 64 * 1024 * 1024  # a disk slower than the engine loses cache entries, never memory
 
 
 class WriteBack:
@@ -14,12 +14,14 @@ class WriteBack:
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
         self._waiting: dict[bytes, bytes] = {}
+        self._waiting_bytes = 0
         self._writer: asyncio.Task[None] | None = None
 
     def put(self, items: Mapping[bytes, bytes]) -> None:
         """Keep these results, sometime soon. Called on the event loop."""
-        if len(self._waiting) < _MOST_WAITING:
+        if self._waiting_bytes < _MOST_WAITING_BYTES:
             self._waiting.update(items)
+            self._waiting_bytes += sum(map(len, items.values()))
         if self._writer is None and self._waiting:
             self._writer = asyncio.create_task(self._write())
 
@@ -30,6 +32,6 @@ class WriteBack:
 
     async def _write(self) -> None:
         while self._waiting:
-            items, self._waiting = self._waiting, {}
+            items, self._waiting, self._waiting_bytes = self._waiting, {}, 0
             await self._cache.put_many(items)
         self._writer = None

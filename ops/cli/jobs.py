@@ -14,12 +14,12 @@ from penstock.ops.cli.job_settings import JobSettings
 from penstock.ops.cli.progress import JobScreen, rate
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
 from penstock.producer.errors import PenstockError
-from penstock.producer.messages import Classification, Options
+from penstock.producer.messages import Classification, Options, Vector
 from penstock.producer.settings import ClientSettings
 
 if TYPE_CHECKING:
     from penstock.producer.bulk import BulkResult
-    from penstock.producer.client import Client, Row
+    from penstock.producer.client import Client
     from penstock.producer.tables import Reader, Writer
 
 INPUT_HELP = "File to read: .csv, .jsonl or .parquet."
@@ -59,6 +59,8 @@ def _stalled(settings: JobSettings) -> str:
 async def _one(task: str, settings: JobSettings, options: Options, text: str) -> int:
     async with _client(settings) as client:
         (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _ANSWER_SOON_S))
+    if isinstance(row, float | list):
+        raise RuntimeError(f"{task} was answered with what another task gives. This is a bug.")
     if isinstance(row, PenstockError):
         fail(f"{row.code}: {row.message}" + _advice(row, settings))
         return EXIT_PROBLEM
@@ -75,13 +77,13 @@ def _advice(error: PenstockError, settings: JobSettings) -> str:
     return f" Is a worker for {settings.model!r} running? Start one: penstock worker --model …"
 
 
-def _for_program(row: "Row") -> Any:
+def _for_program(row: Vector | Classification) -> Any:
     if isinstance(row, Classification):
         return [{"label": label, "score": score} for label, score in zip(row.labels, row.scores, strict=True)]
     return row.tolist()
 
 
-def _for_person(row: "Row") -> Table | str:
+def _for_person(row: Vector | Classification) -> Table | str:
     if isinstance(row, Classification):
         table = Table("label", "score", box=None, header_style="bold")
         for label, score in zip(row.labels, row.scores, strict=True):

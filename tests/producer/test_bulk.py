@@ -80,7 +80,7 @@ class Never(Lengths):
 
 
 def lengths(table: Table) -> list[int | str]:
-    return [result.code if isinstance(result, PenstockError) else int(result[0]) for _, result in table.written]  # type: ignore[index]  # Lengths answers with arrays
+    return [result.code if isinstance(result, PenstockError) else int(result[0]) for _, result in table.written]  # type: ignore[index,arg-type]  # Lengths answers with arrays
 
 
 async def test_every_row_in_order() -> None:
