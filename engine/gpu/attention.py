@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.choice import PACKED_QUERIES, AttentionKernel
+from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import packed_attention
@@ -51,8 +51,10 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
     match inputs.shape.kernel, attention:
         case AttentionKernel.SHORT, _:
             short_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, tables.short_bias)
-        case AttentionKernel.PACKED, PlainAttention():
-            packed_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, PACKED_QUERIES)
+        case AttentionKernel.PACKED_64, PlainAttention():
+            packed_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, 64)
+        case AttentionKernel.PACKED_128, PlainAttention():
+            packed_attention(out, qkv, inputs.attention_plan, tables.num_heads, scale, 128)
         case AttentionKernel.DISENTANGLED, DisentangledAttention():
             _disentangled(out, qkv, attention, inputs, tables)
         case AttentionKernel.ONE_BY_ONE, BiasedAttention():

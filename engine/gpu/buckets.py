@@ -18,10 +18,11 @@ _ROW_STEPS = ((512, 32), (1024, 64), (GRAPH_ROWS, 128))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 
-def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int], AttentionKernel]) -> Shape | None:
+def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int, int], AttentionKernel]) -> Shape | None:
     """The shape whose graph can run this batch; None for batches that no graph can run.
 
-    max_tokens: longest sequence that the model allows. choose: the attention kernel for sequences of at most so many.
+    max_tokens: longest sequence that the model allows. choose: the attention kernel for the longest sequence and
+    the rows.
     """
     num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
@@ -29,7 +30,7 @@ def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int], Att
     max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), max(max_tokens, batch.max_seqlen))
     rows = _rounded_rows(num_tokens)
     needed = num_sequences + -(-(rows - num_tokens) // max_seqlen)
-    slots, kernel = max(_MIN_SLOTS, _power_of_two(needed)), choose(max_seqlen)
+    slots, kernel = max(_MIN_SLOTS, _power_of_two(needed)), choose(max_seqlen, rows)
     if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
         return None
     return Shape(rows, slots, max_seqlen, batch.token_type_ids is not None, kernel)

@@ -1,8 +1,12 @@
 """Which attention kernel a batch gets, and the plan that some of them take. The crossovers were measured on an H200.
 
-Microseconds a layer, float16, 12 heads of 64: 16k tokens of 2-100: short 45, packed 43, torch's FlashAttention-2 98;
-one sequence of 50: short 3.5, flash 6.4; 16k tokens of 5-500: packed 73, flash 125; 16 sequences of 205-1,024: packed
-81, flash 110.
+Microseconds a layer, float16, 12 heads of 64, packed with 128 and with 64 queries a block, torch's FlashAttention-2:
+
+    16k tokens of 2-100            short 45   packed 44, 50    flash 98
+    16k tokens of 5-500                       packed 70, 81    flash 126
+    16 sequences of 205-1,024                 packed 79, 85    flash 111
+    one sequence of 250                       packed 7.4, 5.2  flash 9.3
+    one sequence of 50             short 3.5                   flash 6.4
 """
 
 from enum import Enum
@@ -20,28 +24,32 @@ from penstock.engine.weights import (
     RotaryAttention,
 )
 
-PACKED_QUERIES = 64  # of a CTA; 128 is 5 % faster for 512 tokens and up to 40 % slower for few short sequences
-_SHORT = 64  # tokens: up to here a warp for sixteen queries is quickest
+# A warp for sixteen queries is quickest for the shortest sequences, and where few warps are all there is to do.
+_SHORT_TOKENS, _SHORT_ROWS = 64, 2048
+# Blocks of 128 queries fill an H200 from here on, at 12 heads; below it, twice as many of 64 are sooner done.
+_ROWS_THAT_FILL = 2816
 
 
 class AttentionKernel(Enum):
     """One launch, or for ONE_BY_ONE one a sequence."""
 
     SHORT = "short"
-    PACKED = "packed"
+    PACKED_64 = "packed, 64 queries a block"
+    PACKED_128 = "packed, 128 queries a block"
     DISENTANGLED = "disentangled"
     FLASH = "flash"
     ONE_BY_ONE = "one by one"
 
 
-def choose_kernel(attention: Attention, head_dim: int, max_seqlen: int) -> AttentionKernel:
-    """For sequences of up to `max_seqlen` tokens. Raises UnsupportedDevice where there is none."""
+def choose_kernel(attention: Attention, head_dim: int, max_seqlen: int, rows: int) -> AttentionKernel:
+    """For `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice where there is none."""
     match attention:
         case PlainAttention():
-            if max_seqlen <= _SHORT and short_attention.supports(head_dim, max_seqlen):
+            is_small = max_seqlen <= _SHORT_TOKENS or rows <= _SHORT_ROWS
+            if is_small and short_attention.supports(head_dim, max_seqlen):
                 return AttentionKernel.SHORT
             if packed_attention.supports(head_dim, max_seqlen):
-                return AttentionKernel.PACKED
+                return AttentionKernel.PACKED_64 if rows <= _ROWS_THAT_FILL else AttentionKernel.PACKED_128
             return AttentionKernel.FLASH
         case BiasedAttention():
             is_short = short_attention.supports(head_dim, max_seqlen)
@@ -61,8 +69,10 @@ def plan_capacity(kernel: AttentionKernel, rows: int, slots: int) -> int:
     match kernel:
         case AttentionKernel.SHORT:
             return short_attention.plan_capacity(rows, slots)
-        case AttentionKernel.PACKED:
-            return packed_attention.plan_capacity(rows, slots, PACKED_QUERIES)
+        case AttentionKernel.PACKED_64:
+            return packed_attention.plan_capacity(rows, slots, 64)
+        case AttentionKernel.PACKED_128:
+            return packed_attention.plan_capacity(rows, slots, 128)
         case _:
             return 0
 
@@ -72,7 +82,9 @@ def plan_items(kernel: AttentionKernel, cu_seqlens: Int32Array, capacity: int) -
     match kernel:
         case AttentionKernel.SHORT:
             return short_attention.plan_items(cu_seqlens, capacity)
-        case AttentionKernel.PACKED:
-            return packed_attention.plan_items(cu_seqlens, capacity, PACKED_QUERIES)
+        case AttentionKernel.PACKED_64:
+            return packed_attention.plan_items(cu_seqlens, capacity, 64)
+        case AttentionKernel.PACKED_128:
+            return packed_attention.plan_items(cu_seqlens, capacity, 128)
         case _:
             return np.empty((0, 2), np.int32)

@@ -49,7 +49,7 @@ class GpuEncoder:
         self.dtype = dtype
         encoder = prepare_for_gpu(weights, dtype, self.device)
         self._kernel_for = partial(choose_kernel, encoder.layers[0].attention, encoder.head_dim)
-        self._kernel_for(1)  # raises here, and not in the first batch, where there is none
+        self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
@@ -75,7 +75,7 @@ class GpuEncoder:
         shape = graph_shape(batch, self._max_tokens, self._kernel_for) if self._graphs is not None else None
         if shape is not None:
             return self._upload_for_graph(batch, shape)
-        return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen)))
+        return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen, len(batch.token_ids))))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Hidden states [rows, H] of what was uploaded last."""

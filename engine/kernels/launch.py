@@ -1,8 +1,8 @@
 """The launch of one kernel by the CUDA driver, with the one attribute that neither torch nor CuPy can give.
 
-Programmatic dependent launch (CUDA programming guide, from compute capability 9.0): a kernel's blocks may start while the
-kernel before it is ending, and wait inside, in `wait_for_previous`. It takes the gap between two kernels, and what is
-asked for before the wait, out of a forward's time. Kernels captured in a CUDA graph keep it.
+Programmatic dependent launch (CUDA programming guide, from compute capability 9.0): a kernel's blocks may start while
+the kernel before it is ending, and wait inside, in `wait_for_previous`. It takes the gap between two kernels, and what
+is asked for before the wait, out of a forward's time. Kernels captured in a CUDA graph keep it.
 """
 
 import ctypes

@@ -28,7 +28,7 @@ def described(batch: PackedBatch, shape: Shape) -> Inputs:
 @given(lengths=lengths_of_batches)
 def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
     batch = pack(random_sequences(lengths))
-    inputs = described(batch, exact_shape(batch, AttentionKernel.PACKED))
+    inputs = described(batch, exact_shape(batch, AttentionKernel.PACKED_64))
     assert inputs.token_ids.tolist() == batch.token_ids.tolist()
     assert inputs.cu_seqlens.tolist() == batch.cu_seqlens.tolist()
     assert inputs.positions.tolist() == [position for length in lengths for position in range(length)]

@@ -184,7 +184,7 @@ class TorchOps:
 
 def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
     """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
-    shape = exact_shape(batch, choose_kernel(PlainAttention(), 64, batch.max_seqlen))
+    shape = exact_shape(batch, choose_kernel(PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids)))
     values = np.empty(shape.num_values, np.int32)
     describe(batch, shape, values)
     return views(torch.from_numpy(values).to(device), shape)
