@@ -1,7 +1,6 @@
 """From Kafka records to rows: decode, check, tokenize, key. What cannot be accepted is refused on the way."""
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -33,19 +32,17 @@ class Admission:
     async def rows(self, records: Sequence[KafkaRecord], now: float, unix_now: float) -> list[Row]:
         """Rows of every record that can be served, keyed. One tokenizer call for all texts that want the same of it."""
         rows: list[Row] = []
-        texts: list[InFlight] = []
+        texts: dict[tuple[bool, bool], list[InFlight]] = {}  # by what the tokenizer is to do
         for record in records:
             inflight = self._accept(record, now, unix_now)
             if inflight is None:
                 continue
             if inflight.request.tokens is None:
-                texts.append(inflight)
+                texts.setdefault(_wants(inflight), []).append(inflight)
             else:
                 rows += self._rows_from_tokens(inflight)
-        for wanted in itertools.product((False, True), repeat=2):
-            chosen = [inflight for inflight in texts if _wants(inflight) == wanted]
-            if chosen:
-                rows += await self._rows_from_texts(chosen, *wanted)
+        for (truncate, spans), chosen in texts.items():
+            rows += await self._rows_from_texts(chosen, truncate, spans)
         return rows
 
     def _accept(self, record: KafkaRecord, now: float, unix_now: float) -> InFlight | None:
@@ -112,7 +109,7 @@ class Admission:
 
 
 def _wants(inflight: InFlight) -> tuple[bool, bool]:
-    """What the tokenizer is to do for a record: cut what is too long, say where tokens stand."""
+    """Whether the tokenizer is to cut what is too long, and to say where tokens stand."""
     return inflight.request.options.truncate, inflight.request.task == "token_classify"
 
 

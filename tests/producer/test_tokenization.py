@@ -91,6 +91,22 @@ def test_truncation_cuts_where_transformers_cuts(text: Text, max_tokens: int) ->
     assert encoded.ids[-1] == THEIRS.sep_token_id
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(any_text, min_size=1, max_size=3), st.booleans())
+def test_spans_are_those_of_transformers(batch: list[Text], truncate: bool) -> None:
+    plain = OURS.encode(batch, truncate=truncate, max_tokens=12)
+    for one, without, text in zip(
+        OURS.encode(batch, truncate=truncate, max_tokens=12, spans=True), plain, batch, strict=True
+    ):
+        assert one.ids.tolist() == without.ids.tolist()
+        assert without.spans is None
+        assert one.spans is not None
+        parts = (text,) if isinstance(text, str) else text
+        longest = {"truncation": "longest_first", "max_length": 12} if truncate else {}
+        expected = THEIRS(*parts, return_offsets_mapping=True, verbose=False, **longest)["offset_mapping"]
+        assert [tuple(span) for span in one.spans.tolist()] == expected
+
+
 def test_the_truncation_and_padding_of_the_file_do_not_leak() -> None:
     stored = json.loads((CHECKPOINT / "tokenizer.json").read_text())
     assert stored["truncation"]["max_length"] == 128

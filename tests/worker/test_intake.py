@@ -1,6 +1,7 @@
 """The worker's door: what is let in, what is refused, and with which error."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -23,9 +24,11 @@ from penstock.producer.errors import (
 from penstock.producer.headers import ReplyAddress, request_headers
 from penstock.producer.messages import Options, Request, join_tokens
 from penstock.producer.topics import REPLY_TOPIC_PATTERN
-from penstock.producer.wire import encode_request
+from penstock.producer.wire import encode_reply, encode_request
+from penstock.worker.inflight import rows_of
 from penstock.worker.intake import Intake
 from penstock.worker.lenient import UNREADABLE
+from penstock.worker.replies import make_reply
 
 ADDRESS = ReplyAddress("penstock.replies", 0, b"id", None)
 
@@ -76,6 +79,22 @@ BAD_VALUES: dict[str, tuple[bytes | None, type[PenstockError], str]] = {
     ),
     "five megabytes": (body(ids=bytes(5_000_000)), InvalidRequest, "bytes; at most 4,194,304"),
     "an unknown pooling": (body(opts={"pooling": "median"}), InvalidRequest, "`opts.pooling`"),
+    "a rerank of ids": (body(task="rerank"), InvalidRequest, "`rerank` needs `text`"),
+    "a rerank of a single text": (
+        body(task="rerank", ids=..., lens=..., text=["a"]),
+        InvalidRequest,
+        "item 0 must be a pair",
+    ),
+    "tokens of a pair": (
+        body(task="token_classify", ids=..., lens=..., text=[["a", "b"]]),
+        InvalidRequest,
+        "item 0 must be a single",
+    ),
+    "a rerank by a model that cannot": (
+        body(task="rerank", ids=..., lens=..., text=[["a", "b"]]),
+        UnsupportedTask,
+        r"'tiny' can classify or embed\. Asked for: 'rerank'",
+    ),
     "an extension type": (body(model=msgpack.ExtType(1, b"x")), InvalidRequest, "extension"),
 }
 
@@ -108,6 +127,69 @@ def test_a_reply_that_would_be_too_large_is_refused_with_the_number_that_fits(
     accept(128, "float16")
     with pytest.raises(InvalidRequest, match="at most 64 sequences"):
         accept(65, "float32")
+
+
+def tagger(num_labels: int) -> ModelInfo:
+    labels = tuple(f"{n:05}" for n in range(num_labels))
+    return ModelInfo("tiny", "r", "float32", "cpu", 100, 1000, frozenset({"rerank", "token_classify"}), 4, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_labels", "bytes_a_token"),
+    [
+        (Options(dtype="float32"), 1, 6),
+        (Options(dtype="float16"), 1, 4),
+        (Options(top_k=0), 3, 18),
+        (Options(top_k=2, dtype="float16"), 2, 8),
+        (Options(), 30, 120),
+    ],
+)
+def test_tokens_are_counted_before_they_are_classified(
+    make_record: Callable[..., Any], options: Options, num_labels: int, bytes_a_token: int
+) -> None:
+    """Bounded by what is sent, or by the scores of all labels, which wait in memory until the record is complete."""
+    info = tagger(num_labels)
+    intake = Intake(info, reply_topics=".*", max_sequences=16, max_reply_bytes=4000)
+    at_most = (4000 - 10 * num_labels - 2 * 4) // bytes_a_token
+
+    def reply_bytes(num_tokens: int) -> int:
+        lengths = [num_tokens // 2, num_tokens - num_tokens // 2]
+        tokens = join_tokens([[1] * n for n in lengths])
+        request = Request("tiny", "token_classify", tokens=tokens, options=options)
+        owner = intake.accept(make_record(encode_request(request)), ADDRESS, 0.0, 0.0)
+        for row in rows_of(owner, intake.sequences_from_tokens(request, tokens)):
+            row.settle(np.ones((len(row.token_ids), num_labels), np.float32))
+        return len(encode_reply(make_reply(owner, info)))
+
+    assert reply_bytes(at_most) < 4000 + 256  # what every reply has: names of fields, timing
+    with pytest.raises(
+        InvalidRequest, match=rf"{at_most + 1:,} tokens would exceed 4,000 .* at most {at_most:,} tokens"
+    ):
+        reply_bytes(at_most + 1)
+
+
+def test_what_is_cut_does_not_count(make_record: Callable[..., Any]) -> None:
+    intake = Intake(replace(tagger(1), max_tokens=8), reply_topics=".*", max_sequences=16, max_reply_bytes=1024)
+    request = tokens_of([1] * 1000, task="token_classify", truncate=True)
+    assert sequences(intake, request) == [[1] * 8]
+
+
+def test_labels_that_16_bits_cannot_name_are_refused() -> None:
+    intake = Intake(tagger(65_537), reply_topics=".*", max_sequences=16, max_reply_bytes=1 << 30)
+    with pytest.raises(UnsupportedTask, match=r"65,537 labels; a reply can name 65,536"):
+        sequences(intake, tokens_of([1], task="token_classify"))
+
+
+def test_scores_of_pairs_are_bounded_too(make_record: Callable[..., Any]) -> None:
+    intake = Intake(tagger(1), reply_topics=".*", max_sequences=1000, max_reply_bytes=1024)
+
+    def accept(n: int) -> None:
+        request = Request("tiny", "rerank", text=(("a", "b"),) * n)
+        intake.accept(make_record(encode_request(request)), ADDRESS, 0.0, 0.0)
+
+    accept(1024 // 9)
+    with pytest.raises(InvalidRequest, match="at most 113 sequences"):
+        accept(1024 // 9 + 1)
 
 
 def test_an_accepted_record_knows_where_it_came_from_and_how_long_it_waited(
@@ -165,8 +247,8 @@ def test_an_address_keeps_what_the_answer_must_carry(intake: Intake, make_record
     assert address == ReplyAddress("penstock.replies.team-a", 3, b"\x00\xff", b"00-1-2-01")
 
 
-def tokens_of(*sequences: list[int], truncate: bool = False) -> Request:
-    return Request("tiny", "embed", tokens=join_tokens(sequences), options=Options(truncate=truncate))
+def tokens_of(*sequences: list[int], truncate: bool = False, task: str = "embed") -> Request:
+    return Request("tiny", task, tokens=join_tokens(sequences), options=Options(truncate=truncate))
 
 
 def sequences(intake: Intake, request: Request) -> list[list[int]]:

@@ -58,6 +58,33 @@ def test_equal_scores_keep_the_models_order(info: ModelInfo, make_rows: MakeRows
     assert reply.classes[0].labels == info.labels
 
 
+def test_scores_of_pairs_are_numbers_in_the_requests_order(info: ModelInfo, make_rows: MakeRows) -> None:
+    first, second = make_rows([1], [2], task="rerank")
+    second.settle(vector(-1.5))
+    first.settle(vector(0.25))
+    assert make_reply(first.owner, info).scores == (0.25, -1.5)
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(1, 1), (2, 2), (0, 3), (9, 3)])
+@pytest.mark.parametrize("flat", [False, True], ids=["from the engine", "from the cache"])
+def test_tokens_have_their_labels_and_places(
+    info: ModelInfo, make_rows: MakeRows, top_k: int, kept: int, flat: bool
+) -> None:
+    first, second = make_rows([1, 2], [3], task="token_classify", options=Options(top_k=top_k, dtype="float16"))
+    first.owner.spans = [np.array([[0, 1], [2, 3]], np.uint32), np.array([[0, 0]], np.uint32)]
+    scores = np.array([[0.25, 0.125, 0.625], [0.5, 0.5, 0.0]], np.float32)
+    second.settle(vector(0.0, 1.0, 0.0))
+    first.settle(scores.ravel() if flat else scores)
+    tokens = make_reply(first.owner, info).tokens
+    assert tokens is not None
+    assert (tokens.names, tokens.lens) == (info.labels, (2, 1))
+    assert tokens.classes.tolist() == [row[:kept] for row in ([2, 0, 1], [0, 1, 2], [1, 0, 2])]
+    assert tokens.scores.tolist() == [row[:kept] for row in ([0.625, 0.25, 0.125], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0])]
+    assert tokens.scores.dtype == np.float16
+    assert tokens.spans is not None
+    assert tokens.spans.tolist() == [[0, 1], [2, 3], [0, 0]]
+
+
 def test_a_reply_before_its_rows_is_a_bug(info: ModelInfo, make_rows: MakeRows) -> None:
     rows = make_rows([1], [2])
     rows[0].settle(vector(1, 2, 3, 4))

@@ -1,0 +1,164 @@
+"""Reranking and token classification through a real broker and workers, against sentence-transformers and transformers.
+
+The checkpoints are small and random; what matters is that every score arrives at its pair, every label at its token.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
+from penstock.producer.messages import Options, Request
+from tests.engine.helpers import MAX_TOKENS, VOCAB, save_classifier, save_tagger, write_json
+
+Unique = Callable[[str], str]
+StartWorker = Callable[..., Any]
+
+QUERY = "w1 w7 w30"
+DOCUMENTS = ["w2 w2", "w9 w1 w4 w4 w8 w100", "w3", "w7 w30 w1", "w50 w51 w52 w53 w54 w55 w56 w57"]
+TEXTS = ["w1 w7 w30", "  w2,  w2 ", "Ünknown 🙂 w9 漢字 w1", "w5", "e\u0301 w4 w4 w4 w4 w4 w4 w8!"]
+
+
+def add_tokenizer(directory: Path) -> None:
+    """Words w0, w1, ..., and nothing else."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 5))]
+    (directory / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    settings = {"tokenizer_class": "BertTokenizer", "model_max_length": MAX_TOKENS}
+    write_json(directory / "tokenizer_config.json", settings)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cross-encoder")
+    save_classifier(directory, "bert", num_labels=1)
+    add_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tagger")
+    save_tagger(directory, "bert", id2label={0: "O", 1: "PER", 2: "LOC"})
+    add_tokenizer(directory)
+    return directory
+
+
+def expected_tokens(directory: Path, texts: list[str]) -> list[list[dict[str, Any]]]:
+    """What transformers' own pipeline says of each token."""
+    from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+    model = AutoModelForTokenClassification.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tag: Any = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[], device="cpu")
+    return [tag(text) for text in texts]
+
+
+def assert_same_tokens(rows: list[list[TokenClass]], expected: list[list[dict[str, Any]]]) -> None:
+    for tokens, theirs in zip(rows, expected, strict=True):
+        shown = [(token.label, token.start, token.end) for token in tokens]
+        assert shown == [(token["entity"], token["start"], token["end"]) for token in theirs]
+        scores = [token.score for token in tokens]
+        np.testing.assert_allclose(scores, [token["score"] for token in theirs], atol=1e-5)
+
+
+async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, cross_encoder: Path, tmp_path: Path
+) -> None:
+    from sentence_transformers import CrossEncoder
+
+    model = unique("cross-encoder")
+    cache = tmp_path / "cache.sqlite"
+    worker = start_worker(kafka, model=cross_encoder, served_name=model, dtype="float32", cache_path=cache)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    reference = await asyncio.to_thread(CrossEncoder, str(cross_encoder), device="cpu")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        ranked = await client.rerank(QUERY, DOCUMENTS)
+        expected = reference.rank(QUERY, DOCUMENTS)
+        assert [index for index, _ in ranked] == [one["corpus_id"] for one in expected]
+        np.testing.assert_allclose([score for _, score in ranked], [one["score"] for one in expected], atol=1e-5)
+
+        in_order = await client.map("rerank", pairs)
+        np.testing.assert_allclose(in_order, reference.predict(pairs), atol=1e-5)
+
+        # The logit itself: the same pairs in another task are another answer, whatever the cache holds of them.
+        rows = await client.classify(pairs)
+        logits = np.array([row.score for row in rows])
+        np.testing.assert_allclose(1 / (1 + np.exp(-logits)), in_order, atol=1e-5)
+
+        mixed = await client.map("rerank", [("w1", "w2"), "w3", ("w1", "w2 " * MAX_TOKENS)])
+        assert isinstance(mixed[0], float)
+        assert [type(row) for row in mixed[1:]] == [InvalidRequest, TooLong]
+        [refused] = await client.map("rerank", ids=[[2, 6, 3]])
+        assert isinstance(refused, InvalidRequest)
+        assert "`rerank` needs `text`" in refused.message
+        with pytest.raises(UnsupportedTask, match=r"can classify or embed or rerank\. Asked for: 'token_classify'"):
+            await client.token_classify("w1")
+
+
+async def test_each_token_has_the_label_and_the_place_that_transformers_gives_it(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tagger: Path, tmp_path: Path
+) -> None:
+    model = unique("tagger")
+    cache = tmp_path / "cache.sqlite"
+    worker = start_worker(kafka, model=tagger, served_name=model, dtype="float32", cache_path=cache)
+    expected = await asyncio.to_thread(expected_tokens, tagger, TEXTS)
+    servers = kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model, timeout_s=60) as client,
+        Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tagger) as tokenizing,
+    ):
+        await worker.ready()
+        assert_same_tokens(await client.token_classify(TEXTS), expected)
+        assert_same_tokens(await tokenizing.token_classify(TEXTS), expected)
+
+        request = Request(model, "token_classify", text=tuple(TEXTS), options=Options(top_k=0, dtype="float16"))
+        async with asyncio.timeout(30):
+            while (reply := await client.request(request)).cached < len(TEXTS):
+                pass  # answers do not wait until the cache has written them
+        assert reply.tokens is not None
+        assert reply.tokens.scores.dtype == np.float16
+        rows = reply.tokens.rows()
+        for tokens, theirs in zip(rows, expected, strict=True):
+            assert [token.label for token in tokens] == [token["entity"] for token in theirs]
+            assert all(sorted(token.labels) == ["LOC", "O", "PER"] for token in tokens)
+            np.testing.assert_allclose([sum(token.scores) for token in tokens], 1.0, atol=2e-3)
+
+        [of_ids] = await client.token_classify(ids=[[2, 6, 12, 35, 3]])  # [CLS] w1 w7 w30 [SEP]
+        assert [token.label for token in of_ids[1:-1]] == [token["entity"] for token in expected[0]]
+        assert {(token.start, token.end) for token in of_ids} == {(None, None)}
+
+        long = "w8 " * 500
+        [cut], [cut_here] = (
+            await client.token_classify([long], truncate=True),
+            await tokenizing.token_classify([long], truncate=True),
+        )
+        assert [len(cut), len(cut_here)] == [MAX_TOKENS - 2] * 2
+        assert [(token.start, token.end) for token in cut] == [(3 * n, 3 * n + 2) for n in range(MAX_TOKENS - 2)]
+        assert cut == cut_here
+
+        [refused] = await client.map("token_classify", [("w1", "w2")])
+        assert isinstance(refused, InvalidRequest)
+        assert "must be a single string" in refused.message
+        with pytest.raises(UnsupportedTask, match=r"can embed or token_classify\. Asked for: 'rerank'"):
+            await client.rerank("w1", ["w2"])
+
+
+async def test_answers_that_are_too_large_for_one_record_come_in_several(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tagger: Path
+) -> None:
+    model = unique("large")
+    worker = start_worker(kafka, model=tagger, served_name=model, dtype="float32", max_reply_bytes=1024)
+    texts = [" ".join(["w1"] * (1 + n % 40)) for n in range(64)] + ["w2 " * 100]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        rows = await client.map("token_classify", texts)
+    *answered, refused = rows
+    assert [len(row) for row in answered if isinstance(row, list)] == [1 + n % 40 for n in range(64)]
+    assert isinstance(refused, PenstockError)
+    assert "102 tokens would exceed 1,024 bytes; send at most" in refused.message
