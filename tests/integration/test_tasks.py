@@ -83,7 +83,11 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         assert [index for index, _ in ranked] == [one["corpus_id"] for one in expected]
         np.testing.assert_allclose([score for _, score in ranked], [one["score"] for one in expected], atol=1e-5)
 
-        in_order = await client.map("rerank", pairs)
+        long = ["w3 " * 2 * MAX_TOKENS, "w40 " * 2 * MAX_TOKENS]
+        cut = dict(await client.rerank(QUERY, long, truncate=True))
+        np.testing.assert_allclose([cut[0], cut[1]], reference.predict([(QUERY, text) for text in long]), atol=1e-5)
+
+        in_order = [row for row in await client.map("rerank", pairs) if isinstance(row, float)]
         np.testing.assert_allclose(in_order, reference.predict(pairs), atol=1e-5)
 
         # The logit itself: the same pairs in another task are another answer, whatever the cache holds of them.

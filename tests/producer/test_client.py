@@ -433,8 +433,9 @@ async def test_documents_come_back_best_first_and_ties_in_their_order(monkeypatc
     scores = {"worst": -2.0, "best": 7.5, "middling": 0.5, "as good": 0.5}
 
     def answer(request: Request) -> Reply:
-        assert all(query == "the query" for query, _ in request.text or ())
-        return Reply("m", "r", scores=tuple([scores[document] for _, document in request.text or ()]))
+        pairs = [text for text in request.text or () if isinstance(text, tuple)]
+        assert {query for query, _ in pairs} == {"the query"}
+        return Reply("m", "r", scores=tuple([scores[document] for _, document in pairs]))
 
     async with connected(monkeypatch, answer) as (client, loop):
         ranked = await client.rerank("the query", list(scores), truncate=True)
