@@ -45,7 +45,7 @@ def _grid(axes: Axes, part: Result) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.set_title("BERT-base fp16, mean length 0.6 of the maximum")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _fill(axes: Axes, part: Result) -> None:
@@ -56,7 +56,7 @@ def _fill(axes: Axes, part: Result) -> None:
         axes.plot([p["ratio"] for p in have], [p["ms"][name] for p in have], label=name, **style)  # type: ignore[arg-type]  # a style's values
     axes.set(xlabel="mean length / maximum", ylabel="ms", ylim=(0, None))
     axes.set_title(f"BERT-base fp16, batch {part['batch']}, maximum {part['max_tokens']}")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _ablation(axes: Axes, part: Result) -> None:
@@ -73,7 +73,7 @@ def _ablation(axes: Axes, part: Result) -> None:
     )
     axes.set(ylabel="times as fast as the plain forward")
     axes.set_title("What each step adds")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _backlog(axes: Axes, part: Result) -> None:
@@ -89,7 +89,7 @@ def _backlog(axes: Axes, part: Result) -> None:
     axes.set_xticks([place + 0.4 - width / 2 for place in places], [w["name"] for w in part["workloads"]])
     axes.set(ylabel="share of the GEMM floor's requests per second", ylim=(0, 1))
     axes.set_title("Backlogs, host work included")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _kernels(axes: Axes, part: Result) -> None:
@@ -104,7 +104,7 @@ def _kernels(axes: Axes, part: Result) -> None:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.set_title(f"Kernels, hidden size {part['hidden']}")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 _PLOTS: dict[str, Callable[[Axes, Result], None]] = {
