@@ -23,7 +23,7 @@ class KeySpace:
 
     revision: str  # strong hash of weights, head and configuration (engine.ModelInfo.revision)
     dtype: str  # the arithmetic's precision
-    task: str  # "embed" or "classify"
+    task: str  # as in the request
     pooling: str | None  # None: the checkpoint's own
     normalize: bool | None  # None: the checkpoint's own
     _prefix: Any = field(init=False, repr=False, compare=False)  # blake2b over the fields above
