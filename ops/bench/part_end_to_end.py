@@ -73,7 +73,7 @@ def _result(dtype: str, alone_rates: Sequence[float], loads: dict[str, list[Load
     rates = {name: statistics.median(load.requests_per_s for load in results) for name, results in loads.items()}
     names = {
         "bulk": f"lists of texts, {_BULK_CALLERS} callers",
-        "single": f"one text a request, {_SINGLE_CALLERS} in flight",
+        "single": f"one text a call, {_SINGLE_CALLERS} in flight, records shared",
     }
     claims = [
         Claim(

@@ -85,13 +85,22 @@ def _claim(way: str, loads: Sequence[LoadResult], echo_rates: Mapping[str, float
 
 
 def run_profile(setup: Setup) -> PartResult:
-    """Part `profile`: the null engine's processor time by stage, a record each; a run of its own for the sampling."""
-    samples = {name: setup.logs / f"{name}.samples.json" for name in ("worker", "client")}
+    """Part `profile`: the null engine's processor time by stage, for both ways; a run of its own for the sampling."""
+    grids: list[Grid] = []
+    details: dict[str, Any] = {"requests": setup.count(_PROFILED_REQUESTS)}
+    for way, gather in WAYS.items():
+        found, details[way] = _profile(setup, way, gather)
+        grids += found
+    return PartResult((), grids, details)
+
+
+def _profile(setup: Setup, way: str, gather: bool) -> tuple[list[Grid], dict[str, Any]]:
+    samples = {name: setup.logs / f"{name}.{gather}.samples.json" for name in ("worker", "client")}
     count = setup.count(_PROFILED_REQUESTS)
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER, profile=samples["worker"]) as null_worker:
-        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, gather=False, profile=samples["client"])
+        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, gather=gather, profile=samples["client"])
     grids = []
-    details: dict[str, Any] = {"requests": count, "requests_per_s": result.requests_per_s}
+    details: dict[str, Any] = {"requests_per_s": result.requests_per_s}
     for name, path in samples.items():
         seen = read_samples(path)
         total_us = result.cpu_us(name)
@@ -99,7 +108,7 @@ def run_profile(setup: Setup) -> PartResult:
         stages = split_cost(seen, total_us, count)
         grids.append(
             Grid(
-                f"{name}: {total_us:.1f} µs a request ({user_us:.1f} user, {total_us - user_us:.1f} system), "
+                f"{name}, {way}: {total_us:.1f} µs a request ({user_us:.1f} user, {total_us - user_us:.1f} system), "
                 f"{seen.stacks.total()} samples",
                 ("stage", "µs a request", "share"),
                 [(stage, us, us / total_us) for stage, us in stages],
@@ -112,7 +121,7 @@ def run_profile(setup: Setup) -> PartResult:
             "stages_us": dict(stages),
             "functions_us": dict(split_cost(seen, total_us, count, function_of)[:40]),
         }
-    return PartResult((), grids, details)
+    return grids, details
 
 
 def run_memory(setup: Setup) -> PartResult:

@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from penstock.ops.cli.screen import exit_code_of
 
-EPILOG = "Every option is also an environment variable: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
+EPILOG = "Settings are also environment variables, as each says: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
 
 # Command -> its line in the overview. Each is a function of the same name in a module of the same name.
 COMMANDS = {
