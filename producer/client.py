@@ -213,6 +213,7 @@ class Client:
 
     async def _ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
         """One record of these sequences, which are of one kind, and the rows of its answer."""
+        self._exchange.check_open()  # the tokenizer's thread ends with it
         model: str = self._settings.model
         encoded: list[Encoded] = []
         if isinstance(sequences[0], np.ndarray):

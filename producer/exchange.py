@@ -53,12 +53,19 @@ class Exchange:
 
     async def close(self) -> None:
         """Fail what is pending with `ShuttingDown` and disconnect. Safe to call twice."""
-        self._open = False
+        if self._open:
+            self._open = False
+            self._places.release()  # one more: each caller that waits is woken in turn, and passes it on
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
         await self._outbox.stop()
+
+    def check_open(self) -> None:
+        """Raises `ShuttingDown` before `start` and after `close`."""
+        if not self._open:
+            raise ShuttingDown("The client is closed.")
 
     async def ask(self, request: Request, deadline: float) -> Reply:
         """Send one record and await its answer; `deadline` is Unix time in seconds. Retriable refusals are sent again.
@@ -99,8 +106,7 @@ class Exchange:
 
     def _post(self, correlation_id: bytes, value: bytes, deadline: float, place: "_Place") -> Answer:
         """Hand the record over to Kafka; the future is its answer's."""
-        if not self._open:
-            raise ShuttingDown("The client is closed.")
+        self.check_open()
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
         place.holders += 1

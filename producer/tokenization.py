@@ -74,8 +74,8 @@ class Tokenizer:
             ) from error
 
     def close(self) -> None:
-        """End the thread of `encode_async`. `encode` works on."""
-        self._executor.shutdown()
+        """End the thread of `encode_async`, once it is through; does not wait for it. `encode` works on."""
+        self._executor.shutdown(wait=False)
 
     def encode(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False

@@ -260,6 +260,30 @@ async def test_closing_fails_what_is_pending_and_what_comes_later(
             await client.embed(ids=[[1]])
 
 
+async def test_closing_wakes_those_who_wait_behind_records_that_were_never_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(monkeypatch, first_ids, max_in_flight=2, gather=False) as (client, loop):
+        monkeypatch.setattr(loop, "put", lambda *record: None)  # the broker is away: nothing is ever done
+        calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=60)) for n in range(4)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await client.close()
+        results = await within(5, asyncio.gather(*calls, return_exceptions=True))
+        assert [type(result) for result in results] == [ShuttingDown] * 4
+        with pytest.raises(ShuttingDown):
+            await within(5, client.embed(ids=[[1]], timeout_s=60))
+
+
+@pytest.mark.parametrize("text", ["a text", "a long text " * 1000])
+async def test_a_closed_client_with_a_tokenizer_says_so(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    async with connected(monkeypatch, first_ids, tokenizer=CHECKPOINT) as (client, _):
+        assert (await client.embed(text)).shape == (3,)
+        await client.close()
+        with pytest.raises(ShuttingDown):
+            await client.embed(text)
+
+
 async def test_a_cancelled_call_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(
         monkeypatch, lambda request: None if request.num_sequences == 2 else first_ids(request), max_in_flight=1

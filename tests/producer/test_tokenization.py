@@ -145,6 +145,15 @@ async def test_the_event_loop_gets_the_same_answers_from_its_own_thread() -> Non
     tokenizer.close()
 
 
+async def test_closing_does_not_wait_for_the_thread() -> None:
+    tokenizer = Tokenizer.from_directory(CHECKPOINT)
+    long = asyncio.create_task(tokenizer.encode_async(["card " * 100_000], truncate=False))
+    await asyncio.sleep(0)
+    tokenizer.close()
+    assert not long.done()
+    assert len((await long)[0].ids) == 100_002
+
+
 def test_older_files_are_enough(tmp_path: Path) -> None:
     for name in ("vocab.txt", "config.json", "tokenizer_config.json", "special_tokens_map.json"):
         (tmp_path / name).write_bytes((CHECKPOINT / name).read_bytes())
