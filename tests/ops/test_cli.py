@@ -95,7 +95,11 @@ class TestBadUsage:
                 "--lanes (or PENSTOCK_LANES): Input should be greater than or equal to 1. Given: '0'",
             ),
             (["worker"], {"PENSTOCK_MODEL": "m", "PENSTOCK_SLO_MS": "fast"}, "--slo-ms (or PENSTOCK_SLO_MS)"),
-            (["worker", "--model", "m", "--dtype", "int4"], {}, "'auto', 'float32', 'bfloat16' or 'float16'. Given: 'int4'"),
+            (
+                ["worker", "--model", "m", "--dtype", "int4"],
+                {},
+                "'auto', 'float32', 'bfloat16' or 'float16'. Given: 'int4'",
+            ),
             (["broker", "--kind", "rabbit"], {}, "--kind (or PENSTOCK_KIND)"),
             (["classify", "--model", "m"], {}, "Give a file to read and a file to write, or one --text."),
             (["classify", "--model", "m", "in.csv"], {}, "Give a file to read and a file to write"),
