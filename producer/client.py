@@ -5,7 +5,6 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,13 +31,12 @@ from penstock.producer.messages import (
     concatenate_tokens,
     join_tokens,
 )
+from penstock.producer.options import check_options, check_task, check_timeout_s, recheck_options
 from penstock.producer.sequences import check
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Encoded, Tokenizer
 
 __all__ = ["Client", "Row"]
-
-_LONGEST_S = 10 * 365 * 86400.0  # a deadline that the wire can carry
 
 
 class Client:
@@ -54,6 +52,7 @@ class Client:
         `tokenizer` is a checkpoint directory: texts are then tokenized here, in threads, and not by the worker.
         """
         self._settings = ClientSettings(**settings)
+        self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings)
         self._gatherer = Gatherer(
             self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.gather
@@ -104,7 +103,7 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.
         """
-        options = _options(pooling, normalize, truncate, 1, dtype)
+        options = check_options({"pooling": pooling, "normalize": normalize, "truncate": truncate, "dtype": dtype})
         rows = await self._rows("embed", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
@@ -124,7 +123,7 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.
         """
-        options = _options(None, None, truncate, top_k, "float32")
+        options = check_options({"top_k": top_k, "truncate": truncate})
         return await self._rows("classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
 
     async def rerank(
@@ -140,7 +139,7 @@ class Client:
         """
         if isinstance(documents, str):
             raise InvalidRequest("`documents` must be a list of strings.")
-        options = _options(None, None, truncate, 1, "float32")
+        options = check_options({"truncate": truncate})
         pairs = [(query, document) for document in documents]
         scores = await self._rows("rerank", pairs, None, options, timeout_s)
         ranked = [Ranked(index, score) for index, score in enumerate(scores)]
@@ -163,7 +162,7 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the others' results beside it.
         """
-        options = _options(None, None, truncate, top_k, "float32")
+        options = check_options({"top_k": top_k, "truncate": truncate})
         return await self._rows("token_classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
 
     async def map(
@@ -180,8 +179,9 @@ class Client:
         Sequences at fault are taken out of their record and the others sent again; refusals that are retriable are
         tried again until the deadline.
         """
+        task, options = check_task(task), recheck_options(options)
         kind, sequences = check(texts, ids)
-        return await self._gatherer.results(task, options or Options(), kind, sequences, self._timeout_s(timeout_s))
+        return await self._gatherer.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Reply:
         """Send one record and await its answer: the call beneath all others.
@@ -189,10 +189,11 @@ class Client:
         Raises:
             PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
         """
-        return await self._exchange.ask(request, time.time() + self._timeout_s(timeout_s))
+        checked = dataclasses.replace(request, task=check_task(request.task), options=recheck_options(request.options))
+        return await self._exchange.ask(checked, time.time() + self._timeout_s(timeout_s))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
-        return min(self._settings.timeout_s if timeout_s is None else timeout_s, _LONGEST_S)
+        return self._default_timeout_s if timeout_s is None else check_timeout_s(timeout_s)
 
     async def _rows(
         self,
@@ -227,9 +228,6 @@ class Client:
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, deadline)
         return _with_spans(reply, encoded).rows(task)
-
-
-_options = functools.lru_cache(Options)  # few in a program, and looked up by every call
 
 
 def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:

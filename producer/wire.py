@@ -11,11 +11,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, UnsupportedTask
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.messages import (
-    DTYPES,
-    POOLINGS,
-    TASKS,
     ErrorReply,
     Options,
     Reply,
@@ -23,6 +20,7 @@ from penstock.producer.messages import (
     Text,
     Tokens,
 )
+from penstock.producer.options import NO_OPTIONS, check_options, check_task, show
 from penstock.producer.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
@@ -53,7 +51,7 @@ def encode_request(request: Request) -> bytes:
         body["lens"] = struct.pack(f"<{len(lens)}I", *lens)
     else:
         body["text"] = request.text
-    if request.options != _NO_OPTIONS:
+    if request.options != NO_OPTIONS:
         items = _option_items(request.options)
         body["opts"] = {name: value for name, value in items if value != _DEFAULTS[name]}
     try:
@@ -80,16 +78,14 @@ def decode_request(value: bytes | None) -> Request:
     """
     body = _unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
     model = _string(body, "model")
-    task = _string(body, "task")
-    if task not in TASKS:
-        raise UnsupportedTask(f"`task` must be one of {', '.join(TASKS)}. Given: {_show(task)}")
+    task = check_task(_string(body, "task"))
     tokens = _decode_tokens(body)
     text = _decode_text(body)
     if (tokens is None) == (text is None):
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
     _check_pairs(task, text)
     opts = body.get("opts")
-    return Request(model, task, tokens, text, _NO_OPTIONS if opts is None else _decode_options(opts))
+    return Request(model, task, tokens, text, NO_OPTIONS if opts is None else _decode_options(opts))
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -162,7 +158,7 @@ def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: 
         raise InvalidRequest(f"The record holds a {type(body).__name__}; a msgpack map was expected.")
     version = body.get("v")
     if version != VERSION or not is_int(version):
-        raise InvalidRequest(f"`v` must be {VERSION}. Given: {_show(version)}")
+        raise InvalidRequest(f"`v` must be {VERSION}. Given: {show(version)}")
     return body
 
 
@@ -182,13 +178,6 @@ def _container_bound(max_containers: int) -> Callable[[Any], Any]:
 
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not part of the format")
-
-
-def _show(value: object) -> str:
-    """A stranger's value, for a message: short, and never walked into, for it may be nested deeper than Python goes."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "a map"
-    return repr(value[:40] if isinstance(value, str | bytes) else value)
 
 
 def _string(body: Mapping[str, Any], name: str) -> str:
@@ -264,29 +253,13 @@ def _option_items(options: Options) -> tuple[tuple[str, Any], ...]:
     )
 
 
-_NO_OPTIONS = Options()
-_DEFAULTS: dict[str, Any] = dict(_option_items(_NO_OPTIONS))
-_OPTION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "pooling": (lambda v: v is None or v in POOLINGS, f"one of {', '.join(POOLINGS)}"),
-    "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),
-    "truncate": (lambda v: isinstance(v, bool), "true or false"),
-    "top_k": (lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
-    "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
-}
+_DEFAULTS: dict[str, Any] = dict(_option_items(NO_OPTIONS))
 
 
 def _decode_options(opts: object) -> Options:
     if not isinstance(opts, dict):
         raise InvalidRequest("`opts` must be a map.")
-    known = dict(_DEFAULTS)
-    for name, (is_valid, expected) in _OPTION_CHECKS.items():
-        if name not in opts:
-            continue
-        value = opts[name]
-        if isinstance(value, list | dict) or not is_valid(value):
-            raise InvalidRequest(f"`opts.{name}` must be {expected}. Given: {_show(value)}")
-        known[name] = value
-    return Options(**known)
+    return check_options(opts, "opts.")
 
 
 def _decode_error(detail: object) -> ErrorReply:

@@ -19,10 +19,12 @@ from penstock.producer import (
     EmptyInput,
     Expired,
     InvalidRequest,
+    Options,
     Overloaded,
     PenstockError,
     ShuttingDown,
     TooLong,
+    UnsupportedTask,
 )
 from penstock.producer import exchange as module
 from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
@@ -379,6 +381,76 @@ async def test_what_is_no_list_is_refused(monkeypatch: pytest.MonkeyPatch, call:
                 await method(**call)
         with pytest.raises(InvalidRequest, match="must be a list"):
             await client.map("embed", **call)
+
+
+WRONG: dict[str, list[Any]] = {
+    "pooling": ["median", 5, ["mean"], np.array(["mean", "cls"])],
+    "normalize": [1, "yes", np.int64(1)],
+    "truncate": [None, 0, 1.0, []],
+    "dtype": [None, "float64", np.float32, {}],
+    "timeout_s": ["5", True, float("nan"), 1j, []],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+async def test_an_option_that_is_none_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        with pytest.raises(InvalidRequest, match=f"`{name}` must be"):
+            await client.embed(ids=[[1]], **{name: value})
+    assert loop.requests == []
+
+
+@pytest.mark.parametrize("top_k", [2.0, True, -1, "2", None, 1_000_001, np.float32(2), [2]], ids=repr)
+async def test_a_top_k_that_is_no_count_is_refused(monkeypatch: pytest.MonkeyPatch, top_k: Any) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        for call in (
+            client.classify(ids=[[1]], top_k=top_k),
+            client.token_classify(ids=[[1]], top_k=top_k),
+            client.map("classify", ids=[[1]], options=Options(top_k=top_k)),
+            client.request(Request("m", "classify", join_tokens([[1]]), options=Options(top_k=top_k))),
+        ):
+            with pytest.raises(InvalidRequest, match="`top_k` must be a count"):
+                await call
+    assert loop.requests == []
+
+
+async def test_one_callers_mistake_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        wrong = client.embed(ids=[[1]], truncate=1)  # type: ignore[arg-type]  # the mistake
+        others = [client.embed(ids=[[n]], truncate=truncate) for n, truncate in ((2, True), (3, np.True_))]  # type: ignore[arg-type]  # taken too
+        results = await asyncio.gather(wrong, *others, return_exceptions=True)
+    assert [type(result) for result in results] == [InvalidRequest, np.ndarray, np.ndarray]
+    [request] = loop.requests
+    assert request.num_sequences == 2
+    assert request.options.truncate is True
+
+
+async def test_numpys_scalars_are_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(top_k=np.int64(2), truncate=np.False_, dtype=np.str_("float16"))  # type: ignore[arg-type]  # taken too
+    async with connected(monkeypatch, lambda request: BackendError("seen")) as (client, loop):
+        await client.map("classify", ids=[[1]], options=options, timeout_s=np.float32(7))  # type: ignore[arg-type]  # taken too
+    [request] = loop.requests
+    assert request.options == Options(top_k=2, dtype="float16")
+
+
+@pytest.mark.parametrize("task", ["sing", "", None, 5, ["embed"]])
+async def test_what_is_no_task_is_refused(monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        for call in (client.map(task, ids=[[1]]), client.request(Request("m", task, join_tokens([[1]])))):
+            with pytest.raises(UnsupportedTask, match="`task` must be one of embed"):
+                await call
+        with pytest.raises(InvalidRequest, match="`options` must be Options"):
+            await client.map("embed", ids=[[1]], options={})  # type: ignore[arg-type]  # the mistake
+    assert loop.requests == []
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 10**400, 1e300])
+async def test_a_deadline_as_far_as_can_be_is_sent(monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        await client.embed(ids=[[1]], timeout_s=timeout_s)
+    assert int(dict(loop.records[0].headers)[DEADLINE_MS]) / 1000 > time.time() + 9 * 365 * 86400
 
 
 class Worker:
