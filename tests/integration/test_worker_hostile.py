@@ -9,6 +9,7 @@ import aiokafka.producer.message_accumulator as accumulator
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from penstock.ops.kafka import KafkaBroker
@@ -73,5 +74,67 @@ async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(
             assert b"headers could not be read" in dict(letter.headers)["penstock-error-message"]
         async with asyncio.timeout(20):
             while await committed(kafka, group) != {TopicPartition(topic, 2): 6}:  # noqa: ASYNC110 — nobody tells
+                await asyncio.sleep(0.1)
+    assert worker.process.poll() is None
+
+
+async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_hold_nothing_up(
+    kafka: KafkaBroker,
+    unique: Callable[[str], str],
+    start_worker: Callable[..., Any],
+    committed: Callable[[KafkaBroker, str], Any],
+) -> None:
+    """Compressed, a record is small enough for the broker that would close the connection on its dead letter."""
+    model, replies = unique("large"), unique("penstock.replies.")
+    topic, group = f"penstock.requests.{model}", f"penstock.{model}"
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    await admin.create_topics([NewTopic(replies, 4, 1, topic_configs={"max.message.bytes": "1024"})])
+    await admin.close()
+    worker = start_worker(kafka, served_name=model)
+    await worker.ready()
+
+    def request(num_sequences: int) -> bytes:
+        ids = struct.pack("<I", 7) * num_sequences
+        lens = struct.pack("<I", 1) * num_sequences
+        return bytes(msgpack.packb({"v": 1, "model": model, "task": "embed", "ids": ids, "lens": lens}))
+
+    values = {b"bomb": bytes(150 * 1024 * 1024), b"header": None, b"reply": request(100), b"fine": request(1)}
+    producer = AIOKafkaProducer(
+        bootstrap_servers=kafka.bootstrap_servers, compression_type="gzip", max_request_size=1 << 30
+    )
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    async with producer, consumer:
+        for name, value in values.items():
+            headers = [("kafka_correlationId", name), ("kafka_replyTopic", replies.encode())]
+            headers += [("x", bytes(20 * 1024 * 1024))] if name == b"header" else []
+            await producer.send_and_wait(topic, value, partition=1, key=b"key", headers=headers)
+
+        async def receive(of: str, count: int, partitions: int) -> list[Any]:
+            consumer.assign([TopicPartition(of, p) for p in range(partitions)])
+            await consumer.seek_to_beginning()
+            async with asyncio.timeout(60):
+                return [await consumer.getone() for _ in range(count)]
+
+        answers = {
+            dict(record.headers)["kafka_correlationId"]: msgpack.unpackb(record.value)
+            for record in await receive(replies, 4, 4)
+        }
+        assert {name for name, answer in answers.items() if "error" not in answer} == {b"fine"}
+        assert {answer["error"]["code"] for answer in answers.values() if "error" in answer} == {"invalid_request"}
+        assert "send fewer sequences" in answers[b"reply"]["error"]["message"]
+        letters = {
+            dict(letter.headers)["penstock-source"].rpartition(b"-")[2]: letter
+            for letter in await receive(f"{topic}.dead-letter", 3, 8)
+        }
+        bomb, header, reply = (letters[b"%d" % offset] for offset in range(3))
+        notes = dict(bomb.headers)
+        assert (bomb.key, bomb.value, notes["kafka_correlationId"]) == (b"key", b"", b"bomb")
+        assert notes["penstock-value-left-out-bytes"] == b"%d" % len(values[b"bomb"] or b"")
+        assert header.value is None
+        assert int(dict(header.headers)["penstock-headers-left-out-bytes"]) > 20 * 1024 * 1024
+        assert (reply.key, reply.value) == (b"key", values[b"reply"])
+        async with asyncio.timeout(20):
+            while await committed(kafka, group) != {TopicPartition(topic, 1): 4}:  # noqa: ASYNC110 — nobody tells
                 await asyncio.sleep(0.1)
     assert worker.process.poll() is None

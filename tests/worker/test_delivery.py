@@ -1,6 +1,8 @@
 """The order of delivery as a list of events, with a stand-in for the outbox: produced, acknowledged, finished."""
 
+import asyncio
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import msgpack
@@ -8,12 +10,15 @@ import numpy as np
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BadTokenId, InvalidRequest
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.outbox import OutRecord
-from penstock.worker.delivery import Delivery, reply_key
+from penstock.worker import dead_letters
+from penstock.worker.dead_letters import reply_key
+from penstock.worker.delivery import Delivery
 from penstock.worker.held import Held
 from penstock.worker.inflight import Row
 from penstock.worker.offsets import OffsetTracker
@@ -149,6 +154,104 @@ def test_a_dead_letter_too_large_with_its_reasons_is_kept_without_its_value(
     assert desk.events[-1] == "finished 7"
     assert desk.sent[1][2].value == b""
     assert ("penstock-value-left-out-bytes", b"100") in desk.sent[1][2].headers
+    assert ("penstock-value-left-out-sha256", sha256(b"x" * 100).hexdigest().encode()) in desk.sent[1][2].headers
+    assert desk.sent[1][2].key == b"key"
+
+
+def test_a_value_that_no_broker_would_take_is_never_put(desk: Desk, make_record: MakeRecord) -> None:
+    """A record of 150 MB of zeros comes as 150 kB; sent again as it is, it would end the connection."""
+    value = bytes(9 * 1024 * 1024)
+    with capture_logs() as logs:
+        desk.delivery.refuse(make_record(value, offset=7, headers=[("x", b"1")]), None, InvalidRequest("no good"))
+        [(_, _, letter)] = desk.sent
+        assert logs[-1]["event"] == "request_refused"  # nothing is said of the letter before the broker has it
+        desk.acknowledge(0)
+    assert (letter.key, letter.value, letter.headers[0]) == (b"key", b"", ("x", b"1"))
+    assert ("penstock-value-left-out-bytes", b"%d" % len(value)) in letter.headers
+    assert (logs[-1]["event"], logs[-1]["left_out"]) == ("dead_letter_kept_in_part", "value")
+    assert desk.events[-1] == "finished 7"
+
+
+@pytest.mark.parametrize("part", ["key", "headers"])
+def test_a_key_or_headers_that_no_broker_would_take_are_never_put(
+    desk: Desk, make_record: MakeRecord, part: str
+) -> None:
+    huge = bytes(9 * 1024 * 1024)
+    parts: dict[str, Any] = {"key": huge} if part == "key" else {"headers": [("x", huge), ("y", None)]}
+    record = make_record(b"bad", offset=7, **parts)
+    desk.delivery.refuse(record, None, InvalidRequest("no good"))
+    [(_, _, letter)] = desk.sent
+    assert (letter.key, letter.value) == (reply_key(record), b"")
+    assert sum(len(name) + len(value) for name, value in letter.headers) < 1024
+
+
+@pytest.mark.parametrize("value", [None, b"x" * 100])
+def test_headers_too_large_for_the_broker_are_left_out_last(
+    desk: Desk, make_record: MakeRecord, value: bytes | None
+) -> None:
+    record = make_record(value, offset=7, headers=[("x", b"1" * 1000), ("null", None)])
+    desk.delivery.refuse(record, None, InvalidRequest("no good"))
+    for index in range(len(desk.sent) + (value is not None)):
+        desk.acknowledge(index, MessageSizeTooLargeError("too large"))
+    _, _, letter = desk.sent[-1]
+    assert letter.value == (None if value is None else b"")
+    notes = {"penstock-headers-left-out-bytes": b"1005", "penstock-key-left-out-bytes": b"3"}
+    if value is not None:
+        notes["penstock-value-left-out-bytes"] = b"100"
+        notes["penstock-value-left-out-sha256"] = sha256(value).hexdigest().encode()
+    assert dict(letter.headers) == notes | {
+        "penstock-error-code": b"invalid_request",
+        "penstock-error-message": b"no good",
+        "penstock-source": b"penstock.requests.tiny-0-7",
+    }
+    assert "finished 7" not in desk.events
+    desk.acknowledge(len(desk.sent) - 1)
+    assert desk.events[-1] == "finished 7"
+
+
+def test_a_record_whose_smallest_letter_is_refused_for_its_size_is_finished_and_the_loss_logged(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    with capture_logs() as logs:
+        desk.delivery.refuse(make_record(b"bad", offset=7, partition=3), None, InvalidRequest("no good"))
+        for index in range(3):
+            assert "finished 7" not in desk.events
+            desk.acknowledge(index, MessageSizeTooLargeError("too large"))
+    assert desk.events[-1] == "finished 7"
+    [lost] = [entry for entry in logs if entry["log_level"] in ("warning", "error")]
+    assert lost["event"] == "dead_letter_lost"
+    assert (lost["topic"], lost["partition"], lost["offset"]) == ("penstock.requests.tiny", 3, 7)
+
+
+async def test_a_letter_whose_topic_is_missing_is_tried_again(
+    desk: Desk, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_RETRY_S", 0.0)
+    desk.delivery.refuse(make_record(b"bad", offset=7), None, InvalidRequest("no good"))
+    desk.acknowledge(0, UnknownTopicOrPartitionError("not yet"))
+    await asyncio.sleep(0.001)
+    assert "finished 7" not in desk.events
+    assert desk.sent[1][2].value == b"bad"
+    desk.acknowledge(1)
+    assert desk.events[-1] == "finished 7"
+
+
+def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
+    desk: Desk, info: ModelInfo, make_rows: MakeRows
+) -> None:
+    [row] = make_rows([1])
+    answer(desk, info, row)
+    desk.acknowledge(0, MessageSizeTooLargeError("too large"))
+    topic, _, reply = desk.sent[1]
+    error = msgpack.unpackb(reply.value or b"")["error"]
+    assert (topic, error["code"]) == ("penstock.replies", "invalid_request")
+    assert "send fewer sequences" in error["message"]
+    desk.acknowledge(1)
+    assert "finished 0" not in desk.events
+    desk.acknowledge(2)
+    assert desk.events[-1] == "finished 0"
+    assert desk.sent[2][0] == DEAD_LETTERS
+    assert desk.held.reply_bytes == 0
 
 
 def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_record: MakeRecord) -> None:
