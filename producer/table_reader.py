@@ -248,17 +248,47 @@ def _open_parquet_reader(path: Path, column: str) -> Reader:
 def _parquet_blocks(path: Path, file: Any, column: str) -> Generator[Block, None, None]:
     import pyarrow as pa
 
-    null = InvalidRequest(f"The column {column!r} is null.")
+    number = 1
     with file:
         try:
             for batch in file.iter_batches(batch_size=BLOCK_ROWS):
                 rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
-                    texts = part.column(column).to_pylist()
-                    yield Block([null if text is None else text for text in texts], part)
+                    yield Block(_parquet_texts(part, column, number), part)
+                    number += part.num_rows
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{path} is damaged: {error}.") from error
+
+
+def _parquet_texts(rows: "pa.RecordBatch", column: str, number: int) -> list[str | PenstockError]:
+    """`number` is the first row's, counted from 1."""
+    import pyarrow as pa
+
+    try:
+        rows.validate(full=True)
+        texts = rows.column(column).to_pylist()
+    except pa.ArrowInvalid:  # Arrow says what is wrong, but not in which row
+        texts = [_parquet_text(rows.slice(row, 1), column, number + row) for row in range(rows.num_rows)]
+    null = InvalidRequest(f"The column {column!r} is null.")
+    return [null if text is None else text for text in texts]
+
+
+def _parquet_text(row: "pa.RecordBatch", column: str, number: int) -> str | PenstockError | None:
+    if not all(_is_utf8(field[0]) for field in row.columns):
+        return InvalidRequest(f"Row {number} holds bytes that are not UTF-8.")
+    text: str | None = row.column(column)[0].as_py()
+    return text
+
+
+def _is_utf8(scalar: "pa.Scalar") -> bool:
+    try:
+        scalar.as_py()
+    except UnicodeDecodeError:
+        return False
+    except (ValueError, OverflowError):
+        pass  # a time that Python has no word for
+    return True
 
 
 _OPENERS = {".csv": _open_csv_reader, ".jsonl": _open_jsonl_reader, ".parquet": _open_parquet_reader}

@@ -160,6 +160,61 @@ def test_parquet_keeps_its_types_and_metadata(tmp_path: Path) -> None:
     assert count_rows(tmp_path / "in.parquet") == 3
 
 
+def unchecked(values: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    """Strings that were never looked at, as careless writers of Parquet leave them."""
+    raw = pa.array(values, pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    if pa.types.is_dictionary(kind):
+        places = pa.array([None if value is None else place for place, value in enumerate(values)], kind.index_type)
+        return pa.DictionaryArray.from_arrays(places, unchecked([value or b"" for value in values], kind.value_type))
+    if pa.types.is_string_view(kind):
+        return raw.cast(pa.binary_view()).view(kind)
+    return pa.Array.from_buffers(kind, len(raw), raw.buffers())
+
+
+KINDS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_parquet_whose_strings_are_not_utf8_keeps_its_other_rows(
+    tmp_path: Path, kind: pa.DataType, extension: str
+) -> None:
+    texts = unchecked([b"one", b"\xff two", None, b"four", b"five"], kind)
+    others = unchecked([b"a", b"b", b"c", b"d\xfe", None], kind)
+    tags = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4, 5], pa.int32()), others)
+    schema = pa.schema([("text", kind), ("other", kind), ("tags", pa.list_(kind))])
+    batch = pa.RecordBatch.from_arrays([texts, others, tags], schema=schema)
+    with pq.ParquetWriter(tmp_path / "in.parquet", schema) as writer:
+        writer.write_batch(batch)
+    assert shown(read_texts(tmp_path / "in.parquet")) == [
+        "one",
+        "! Row 2 holds bytes that are not UTF-8.",
+        "! The column 'text' is null.",
+        "! Row 4 holds bytes that are not UTF-8.",
+        "five",
+    ]
+    run(tmp_path / "in.parquet", tmp_path / f"out.{extension}")
+    if extension == "jsonl":
+        rows = json_rows(tmp_path / "out.jsonl")
+        assert [row["text"] for row in rows] == ["one", "\ufffd two", None, "four", "five"]
+        assert [row["tags"] for row in rows] == [["a"], ["b"], ["c"], None, [None]]
+        assert [row["label"] for row in rows] == ["aone", None, None, None, "afiv"]
+    elif extension == "csv":
+        assert [row[1] for row in csv_rows(tmp_path / "out.csv")] == ["other", "a", "b", "c", "d\ufffd", ""]
+    else:
+        written = pq.read_table(tmp_path / "out.parquet")
+        assert written.column("other").cast(pa.binary()).to_pylist() == [b"a", b"b", b"c", b"d\xfe", None]
+        assert written.column("label").to_pylist() == ["aone", None, None, None, "afiv"]
+
+
+def test_a_parquet_row_is_counted_over_blocks(tmp_path: Path) -> None:
+    texts: list[bytes | None] = [b"text"] * (2 * BLOCK_ROWS)
+    texts[BLOCK_ROWS + 2] = b"\xff"
+    pq.write_table(pa.table({"text": unchecked(texts, pa.string())}), tmp_path / "in.parquet")
+    [error] = [text for text in read_texts(tmp_path / "in.parquet") if isinstance(text, PenstockError)]
+    assert error.message == f"Row {BLOCK_ROWS + 3} holds bytes that are not UTF-8."
+
+
 def test_parquet_becomes_csv_and_jsonl(tmp_path: Path) -> None:
     day = datetime.datetime(2024, 5, 17, 12, 30)
     table = pa.table({"text": ["a,b"], "at": [day], "price": [Decimal("1.50")], "tags": [["x", "y"]], "raw": [b"\xff"]})
