@@ -88,8 +88,8 @@ class _Narrator:
             return f"Kafka at {self._servers} does not answer. Waiting for it; Ctrl-C ends."
         if name == "send_failed":
             return f"Kafka at {self._servers} was lost. Waiting for it to come back; Ctrl-C ends."
-        if name == "topic_created":
-            return f"Created topic {event['topic']} with {event['partitions']} partitions."
+        if name == "topics_created" and event["topics"]:
+            return f"Created topics: {', '.join(event['topics'])}."
         if method == "info":
             return ""
         details = ", ".join(f"{key}={value}" for key, value in event.items() if key != "event")

@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import structlog
+from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
@@ -18,6 +21,7 @@ from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import env_name, option_name
 from penstock.ops.kafka import MockBroker
+from penstock.producer import kafka
 from penstock.producer.errors import Overloaded
 from penstock.worker.settings import WorkerSettings
 
@@ -143,6 +147,43 @@ class TestExitCodes:
         err = capsys.readouterr().err
         assert "ZeroDivisionError" in err
         assert "This is a bug." in err
+
+
+class Admin:
+    """Stands for aiokafka's client of a cluster that has no topic, and may refuse to make one."""
+
+    def __init__(self, refused: Sequence[str]) -> None:
+        self._refused = refused
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def list_topics(self) -> list[str]:
+        return []
+
+    async def describe_cluster(self) -> dict[str, list[int]]:
+        return {"brokers": [1]}
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> SimpleNamespace:
+        return SimpleNamespace(topic_errors=[(topic.name, 29 * (topic.name in self._refused)) for topic in topics])
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [([], "Created topics: here, there."), (["there"], "Created topics: here."), (["here", "there"], "")],
+)
+async def test_topics_that_a_command_creates_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: list[str], said: str
+) -> None:
+    monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
+    before = structlog.get_config()
+    screen.narrate_logs("localhost:9092")
+    try:
+        await kafka.ensure_topics("localhost:9092", ["here", "there"], 8)
+    finally:
+        structlog.configure(**before)
+    assert capsys.readouterr().err.strip() == said
 
 
 class TestCheck:
