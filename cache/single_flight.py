@@ -10,8 +10,8 @@ class SingleFlight(Generic[Waiter]):
     """Who waits for which computation. Pure and synchronous: it holds waiters and never calls them.
 
     Owned by one event loop; no locks. For each key the first `join` makes its caller the leader, who must compute the
-    answer and then end the flight with `finish` or `fail`, exactly once. Joins in between are followers. Joins after it
-    start a new flight: the answer is in the cache by then, or the computation failed and may be tried again.
+    answer and then end the flight with `finish`, exactly once. Joins in between are followers. Joins after it start a new
+    flight: the answer is in the cache by then, or the computation failed and may be tried again.
     """
 
     def __init__(self) -> None:
@@ -36,25 +36,14 @@ class SingleFlight(Generic[Waiter]):
         return False
 
     def finish(self, key: Hashable) -> list[Waiter]:
-        """End the flight with an answer. Returns the followers, in the order they joined, to be answered alike.
+        """End the flight, with an answer or without. Returns the followers, in the order they joined.
 
-        Raises:
-            KeyError: the key is not in flight: it was ended twice, or never begun.
-        """
-        return self._end(key)
-
-    def fail(self, key: Hashable) -> list[Waiter]:
-        """End the flight without an answer. Returns the followers, in the order they joined.
-
-        The failure is the leader's, and it may be the leader's alone (its deadline, its partition revoked): the caller
+        A failure is the leader's, and it may be the leader's alone (its deadline, its partition revoked): the caller
         decides whether the followers get the same error or one of them leads a new flight.
 
         Raises:
             KeyError: the key is not in flight: it was ended twice, or never begun.
         """
-        return self._end(key)
-
-    def _end(self, key: Hashable) -> list[Waiter]:
         followers = self._flights.pop(key, None)
         if followers is None:
             raise KeyError(f"No flight of {key!r} to end. This is a bug.")

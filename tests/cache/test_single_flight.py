@@ -21,7 +21,7 @@ def test_the_first_to_join_leads_and_the_others_follow_in_order() -> None:
 def test_after_an_end_the_next_to_join_leads_again() -> None:
     flights: SingleFlight[str] = SingleFlight()
     flights.join(b"k", "first")
-    assert flights.fail(b"k") == []
+    assert flights.finish(b"k") == []
     assert flights.join(b"k", "second")
 
 
@@ -31,11 +31,9 @@ def test_ending_a_flight_twice_is_a_bug() -> None:
     flights.finish(b"k")
     with pytest.raises(KeyError, match="This is a bug"):
         flights.finish(b"k")
-    with pytest.raises(KeyError, match="This is a bug"):
-        flights.fail(b"k")
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "finish", "fail"]))))
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "finish"]))))
 def test_every_waiter_leads_once_or_is_handed_out_once(steps: list[tuple[str, str]]) -> None:
     flights: SingleFlight[int] = SingleFlight()
     led, handed, in_flight = [], [], set()
@@ -46,7 +44,7 @@ def test_every_waiter_leads_once_or_is_handed_out_once(steps: list[tuple[str, st
             in_flight.add(key)
             led += [waiter] if leads else []
         elif key in in_flight:
-            handed += flights.finish(key) if step == "finish" else flights.fail(key)
+            handed += flights.finish(key)
             in_flight.discard(key)
         assert len(flights) == len(in_flight)
     for key in in_flight:
