@@ -8,7 +8,7 @@ is kept alive on the event loop, so nothing here may block it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -25,6 +25,7 @@ _FETCH_BYTES = 2 * 1024 * 1024
 
 log = structlog.get_logger("penstock.consumer")
 
+Taken = Callable[[Sequence[KafkaRecord]], None]
 Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
 
 
@@ -39,14 +40,19 @@ class Consumer:
         *,
         fetch_max_wait_ms: int,
         drain_s: float,
+        taken: Taken,
         revoked: Revoked,
     ) -> None:
-        """`revoked` finishes or abandons what is in flight of the given partitions, within `drain_s`."""
+        """`taken` gets the records of one partition, in their order, before anything can happen to the assignment.
+
+        `revoked` finishes or abandons what was taken of the given partitions, within `drain_s`.
+        """
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._taken = taken
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
         self._paused = False
@@ -65,32 +71,36 @@ class Consumer:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, timeout_s)
 
-    async def poll(self, timeout_ms: int) -> Mapping[TopicPartition, list[KafkaRecord]]:
-        """Everything that was fetched. Must be called all the time, also while paused: it keeps the membership.
+    async def poll(self, timeout_ms: int) -> None:
+        """Hand out all that was fetched. Must be called all the time, also while paused: it keeps the membership.
 
         The number of records is bounded by the sizes of a fetch alone, because aiokafka fetches nothing more from a
         broker while a part of its last answer is left.
         """
         try:
-            polled = dict(await self._joined.getmany(timeout_ms=timeout_ms))
+            self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await self._seek_back()
             await asyncio.sleep(_RETRY_S)
-            polled = await self._poll_each()
-        for source, records in polled.items():
-            self._next[source] = records[-1].offset + 1
-        return polled
+            await self._poll_each()
 
-    async def _poll_each(self) -> dict[TopicPartition, list[KafkaRecord]]:
+    async def _poll_each(self) -> None:
         """What was fetched, one partition at a time: the others go on beside one that cannot be read."""
-        polled: dict[TopicPartition, list[KafkaRecord]] = {}
         for source in self._joined.assignment():
             try:
-                polled.update(await self._joined.getmany(source, timeout_ms=0))
+                self._hand_out(await self._joined.getmany(source, timeout_ms=0))
             except KafkaError as error:
                 log.warning("partition_unreadable", partition=_name(source), error=repr(error))
-        return polled
+
+    def _hand_out(self, polled: Mapping[TopicPartition, list[KafkaRecord]]) -> None:
+        """Called in the very step in which aiokafka lets go of the records, so that a revocation finds them all.
+
+        Kept over an `await`, they could outlive their assignment, and be taken for records of the next one.
+        """
+        for source, records in polled.items():
+            self._next[source] = records[-1].offset + 1
+            self._taken(records)
 
     async def _seek_back(self) -> None:
         """To what each partition should bring next; waits for a broker that is away."""

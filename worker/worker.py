@@ -86,6 +86,7 @@ class Worker:
             settings.group_id or f"penstock.{info.name}",
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
+            taken=self._on_taken,
             revoked=self._on_revoked,
         )
         scheduler = Scheduler(scheduler_settings(settings), cost)
@@ -189,11 +190,7 @@ class Worker:
     async def _turn(self) -> None:
         """Poll, and start on its way as much of what has arrived as may be held."""
         timeout_ms = _PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS
-        polled = await self._unless_stopped(self._consumer.poll(timeout_ms)) or {}
-        for records in polled.values():
-            for record in records:
-                self._held.take(record)
-            self._polled += records
+        await self._unless_stopped(self._consumer.poll(timeout_ms))
         while self._polled and self._held.can_admit and not self._stopping.is_set():
             await self._admit(self._next_slice())
             await asyncio.sleep(0)
@@ -209,6 +206,11 @@ class Worker:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
         return None
+
+    def _on_taken(self, records: Sequence[KafkaRecord]) -> None:
+        for record in records:
+            self._held.take(record)
+        self._polled += records
 
     def _next_slice(self) -> list[KafkaRecord]:
         """Some of what was polled. From here on these records are this worker's to answer."""
