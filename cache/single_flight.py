@@ -10,8 +10,8 @@ class SingleFlight(Generic[Waiter]):
     """Who waits for which computation. Pure and synchronous: it holds waiters and never calls them.
 
     Owned by one event loop; no locks. For each key the first `join` makes its caller the leader, who must compute the
-    answer and then end the flight with `finish`, exactly once. Joins in between are followers. Joins after it start a new
-    flight: the answer is in the cache by then, or the computation failed and may be tried again.
+    answer and then end the flight with `finish`, exactly once. Joins in between are followers. Joins after it start a
+    new flight: the answer is in the cache by then, or the computation failed and may be tried again.
     """
 
     def __init__(self) -> None:
