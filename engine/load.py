@@ -1,5 +1,6 @@
 """From a model's name to an engine on the device that is there."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 L = TypeVar("L")
 
 
+def default_name(model: str) -> str:
+    """What a model is called that nobody gave a name: the last part of its path, as written, or of its id."""
+    return Path(os.path.abspath(model)).name  # "." has a name, and a link keeps its own
+
+
 def load_engine(
     model: str,
     *,
@@ -33,7 +39,7 @@ def load_engine(
 ) -> "CpuEngine | GpuEngine":
     """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
 
-    name: what requests call the model; the directory's name or the id when None.
+    name: what requests call the model; `default_name` when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
         natively, else float32.
@@ -50,7 +56,7 @@ def load_engine(
     dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(
-        name=name or (directory.resolve().name if Path(model).is_dir() else model),
+        name=name or default_name(model),
         revision=revision_of(directory, (Path(head),) if head is not None else ()),
         dtype=precision,
         device=device_name() if on_gpu else "cpu",

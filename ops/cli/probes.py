@@ -68,8 +68,13 @@ def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Find
 def _topic_name(settings: "CheckSettings") -> str | None:
     if settings.topic is not None:
         return settings.topic
-    name = settings.served_name or (Path(settings.model).name if settings.model else None)
-    return None if name is None else request_topic(name)
+    if settings.served_name:
+        return request_topic(settings.served_name)
+    if settings.model is None:
+        return None
+    from penstock.engine.load import default_name
+
+    return request_topic(default_name(settings.model))
 
 
 def _reply_topic(topics: Mapping[str, int]) -> Finding:
