@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.engine.errors import CheckpointError
 Config = dict[str, Any]
 
 _HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json"]
+_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # the last two: tokenizers without a tokenizer.json
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -128,15 +130,17 @@ def read_json(path: Path) -> Config:
 
 def read_tensors(directory: Path) -> Tensors:
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        files = [directory / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    else:
-        files = [directory / "model.safetensors"]
     tensors: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in _weight_files(directory):
         tensors.update(read_safetensors(file)[0])
     return Tensors(directory, tensors)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return [directory / "model.safetensors"]
+    return [directory / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -151,18 +155,18 @@ def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str
 
 
 def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) -> str:
-    """SHA-256 over names and contents of every JSON and safetensors file of the model, and of `extra_files`.
+    """SHA-256 over names and contents of every file that a result may depend on, and of `extra_files`.
 
-    Equal revisions give equal results, so the tokenizer's files count too. Returns 32 hex digits.
+    Equal revisions give equal results, so the tokenizer's files count too. They lie in the directory, in those of its
+    modules and where an index of shards says; other folders (training's checkpoints, other formats) are not looked at.
+    Returns 32 hex digits. Raises CheckpointError when modules.json or an index cannot be read.
     """
-    files = [
-        p
-        for pattern in ("*.json", "*.safetensors", "*/*.json", "*/*.safetensors")
-        for p in checkpoint_directory.glob(pattern)
-    ]
+    folders = {checkpoint_directory, *(module.directory for module in _read_modules(checkpoint_directory))}
+    files = {path for folder in folders for pattern in _RESULT_FILES for path in folder.glob(pattern)}
+    files.update(path for folder in folders for path in _weight_files(folder))
+    named = {Path(os.path.relpath(path, checkpoint_directory)).as_posix(): path for path in files if path.is_file()}
     total = hashlib.sha256()
-    for path in (*sorted(files), *extra_files):
-        name = path.relative_to(checkpoint_directory).as_posix() if path not in extra_files else "head"
+    for name, path in (*sorted(named.items()), *(("head", path) for path in extra_files)):
         with path.open("rb") as file:
             total.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()[:32]
