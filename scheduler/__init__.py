@@ -1,13 +1,16 @@
 """Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy only."""
 
 from penstock.scheduler.cost import CostFunction, PackedCost, PaddedCost, fit_packed_cost
-from penstock.scheduler.partition import Partition, choose_partition, partition_dp, partition_fifo
+from penstock.scheduler.partition import Caps, Partition, PartitionPolicy, partition_policy
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.trigger import Hungry, Lazy, TriggerPolicy
-from penstock.scheduler.types import Job, Plan, Trigger, Wait
+from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
 
 __all__ = [
+    "Batch",
+    "Caps",
+    "Cause",
     "CostFunction",
     "Hungry",
     "Job",
@@ -15,14 +18,14 @@ __all__ = [
     "PackedCost",
     "PaddedCost",
     "Partition",
+    "PartitionPolicy",
     "Plan",
+    "Refusal",
     "Scheduler",
     "SchedulerSettings",
     "Trigger",
     "TriggerPolicy",
     "Wait",
-    "choose_partition",
     "fit_packed_cost",
-    "partition_dp",
-    "partition_fifo",
+    "partition_policy",
 ]

@@ -2,30 +2,28 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from dataclasses import replace
 
 from penstock.scheduler.cost import CostFunction
-from penstock.scheduler.partition import choose_partition, full_batches_end, share_out
+from penstock.scheduler.partition import Caps, partition_policy
 from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.trigger import Hungry, Lazy, TriggerPolicy
-from penstock.scheduler.types import Job, Plan, Trigger, Wait
+from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
 
 
 class Scheduler:
-    """Holds jobs until a trigger fires, then plans batches for the oldest of them. Not thread-safe.
+    """Holds jobs until a trigger fires, then plans batches for those due first. Not thread-safe.
 
-    Every job that was added leaves exactly once: in a plan, or by `remove`. This is checked after each step.
+    Every job handed to `add` leaves exactly once: refused, in a plan, or by `remove`. This is checked after each step.
     """
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
         self._settings = settings
         self._cost = cost
         self._trigger = _trigger_policy(settings)
+        self._partition = partition_policy(settings.partition)
         self._queue = JobQueue()
-        self._num_received = 0
-        self._num_planned = 0
-        self._num_removed = 0
 
     @property
     def num_queued(self) -> int:
@@ -36,8 +34,13 @@ class Scheduler:
         return self._queue.tokens
 
     @property
+    def backlog_s(self) -> float:
+        """Predicted seconds until the lanes have worked off the online jobs that wait."""
+        return self._predicted_run_s() / self._settings.num_lanes if self._queue else 0.0
+
+    @property
     def is_full(self) -> bool:
-        """Whether a full batch waits, by count or by tokens: waiting longer could not make it any fuller."""
+        """Whether a full batch waits: waiting longer could not make it any fuller."""
         settings = self._settings
         return len(self._queue) >= settings.max_batch_sequences or self._queue.tokens >= settings.max_batch_tokens
 
@@ -46,90 +49,81 @@ class Scheduler:
         """Earliest arrival among queued jobs, on the caller's clock; None when none is queued."""
         return self._queue.summary().oldest_arrival if self._queue else None
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs, behind those already there. ValueError (none is queued): id in use, or num_tokens < 1."""
-        self._queue.add(jobs)
-        self._num_received += len(jobs)
-        self._check_conservation()
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[Refusal]:
+        """Queue jobs. Returns those refused, which are not queued.
+
+        `busy_s`: predicted seconds until the lanes have worked off what was planned before (mean over lanes).
+        ValueError (none is queued): id in use, num_tokens < 1, a time that is no number.
+        """
+        slo_s = self._settings.slo_s
+        due = [
+            job if job.bulk or job.deadline is not None or slo_s is None else replace(job, deadline=job.arrival + slo_s)
+            for job in jobs
+        ]
+        late = {job.id: _refusal(job, Cause.ARRIVED_LATE, now) for job in due if _is_late(job, now)}
+        self._queue.add([job for job in due if job.id not in late])
+        return list(late.values())
 
     def remove(self, ids: Iterable[int]) -> int:
-        """Take back jobs that were cancelled or expired; returns how many were still queued. Other ids are skipped."""
-        num_left = self._queue.remove(ids)
-        self._num_removed += num_left
-        self._check_conservation()
-        return num_left
+        """Take back jobs that were cancelled; returns how many were still queued. Other ids are skipped."""
+        return self._queue.remove(ids)
 
-    def poll(self, now: float, *, idle_lanes: int) -> Plan | Wait:
+    def poll(self, now: float, *, idle_lanes: int, busy_s: float = 0.0) -> Plan | Wait:
         """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when an engine lane falls idle.
 
         A plan's jobs leave the queue: the caller now answers for them. While no lane is idle nothing is planned, so
-        that jobs keep gathering; while several are, a short queue is shared out among them. Where a full batch waits,
-        only full batches are planned: the newest jobs stay, under their own triggers, to meet mates. A clock that steps
-        back counts as no time elapsed.
+        that jobs keep gathering. A clock that steps back counts as no time elapsed.
         """
         if idle_lanes < 1 or not self._queue:
             return Wait(None)
         self._queue.clamp_arrivals(now)
-        queue = self._queue.summary()
-        predicted_run_s = float(self._cost.seconds(queue.tokens, queue.squares, queue.longest, queue.num_jobs))
-        decision = self._trigger.decide(queue, now, predicted_run_s)
-        return self._plan(decision, idle_lanes) if isinstance(decision, Trigger) else Wait(decision)
+        decision = self._trigger.decide(self._queue.summary(), now, self._predicted_run_s())
+        return self._plan(decision, idle_lanes, now) if isinstance(decision, Trigger) else Wait(decision)
 
-    def drain(self) -> Plan | None:
-        """Plan the oldest jobs whatever the trigger policy says; None when none is queued. Call until None."""
-        return self._plan(Trigger.DRAIN, idle_lanes=1) if self._queue else None
+    def drain(self, now: float) -> Plan | None:
+        """Plan the jobs due first whatever the trigger policy says; None when none is queued. Call until None."""
+        return self._plan(Trigger.DRAIN, 1, now) if self._queue else None
 
     def check_integrity(self) -> None:
         """Recount everything, O(queued). RuntimeError when the books do not balance."""
-        self._check_conservation()
         self._queue.check_integrity()
 
-    def _plan(self, trigger: Trigger, idle_lanes: int) -> Plan:
+    def _predicted_run_s(self) -> float:
+        queue = self._queue.summary()
+        return float(self._cost.seconds(queue.tokens, queue.squares, queue.longest, queue.num_jobs))
+
+    def _plan(self, trigger: Trigger, idle_lanes: int, now: float) -> Plan:
         settings = self._settings
-        caps = settings.max_batch_sequences, settings.max_batch_tokens
-        jobs = self._queue.oldest(max(settings.window, settings.max_batch_sequences))
-        if self.is_full:
-            jobs = jobs[: full_batches_end([job.num_tokens for job in jobs], *caps)]
-        prioritised = any(job.priority for job in jobs)
-        if prioritised:
-            jobs.sort(key=lambda job: -job.priority)
-        lengths = [job.num_tokens for job in jobs]
-        partition = choose_partition(lengths, self._cost, *caps)
-        if len(partition.batches) < idle_lanes:
-            partition = share_out(partition, lengths, self._cost, *caps, num_lanes=idle_lanes)
+        waiting = self._queue.oldest(max(settings.window, settings.max_batch_sequences))
+        refused = tuple(_refusal(job, Cause.QUEUED, now) for job in waiting if _is_late(job, now))
+        jobs = [job for job in waiting if not _is_late(job, now)]
+        caps = Caps(settings.max_batch_sequences, settings.max_batch_tokens)
+        partition = self._partition.partition([job.num_tokens for job in jobs], self._cost, caps, most=idle_lanes)
         if not 0 <= partition.total_s < math.inf:
             raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {partition.total_s}")
-        batches = partition.batches
-        if prioritised:
-            batches = tuple(sorted(batches, key=lambda batch: -max([jobs[index].priority for index in batch])))
-        return self._release(jobs, Plan(_to_ids(jobs, batches), trigger, partition.total_s, partition.policy))
-
-    def _release(self, jobs: Sequence[Job], plan: Plan) -> Plan:
-        """Let the plan's jobs go, and hold the plan to its contract: exactly `jobs`, each once."""
-        num_left = self._queue.remove(chain.from_iterable(plan.batches))
-        self._num_planned += num_left
-        self._check_conservation()
-        if not num_left == len(jobs) == sum(map(len, plan.batches)):
-            raise RuntimeError(f"A plan for {len(jobs)} jobs let {num_left} go: {plan}. This is a bug.")
-        return plan
-
-    def _check_conservation(self) -> None:
-        accounted = self._num_planned + self._num_removed + len(self._queue)
-        if self._num_received != accounted:
-            raise RuntimeError(
-                f"{self._num_received} jobs received, but {self._num_planned} planned, {self._num_removed} removed "
-                f"and {len(self._queue)} queued. This is a bug."
-            )
+        batches = tuple(
+            Batch(tuple(jobs[index].id for index in batch), seconds)
+            for batch, seconds in zip(partition.batches, partition.seconds, strict=True)
+        )
+        self._queue.remove([refusal.id for refusal in refused])
+        for batch in batches:
+            self._queue.remove(batch.ids)
+        return Plan(batches, trigger, self._partition.name, refused)
 
 
-def _to_ids(jobs: Sequence[Job], batches: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    ids = [job.id for job in jobs]
-    return tuple([tuple([ids[index] for index in batch]) for batch in batches])
+def _is_late(job: Job, now: float) -> bool:
+    return job.deadline is not None and job.deadline <= now
+
+
+def _refusal(job: Job, cause: Cause, now: float) -> Refusal:
+    return Refusal(job.id, cause, now - job.deadline if job.deadline is not None else 0.0)
 
 
 def _trigger_policy(settings: SchedulerSettings) -> TriggerPolicy:
     if settings.trigger == "hungry":
         return Hungry()
     if settings.trigger == "lazy":
-        return Lazy(settings.max_wait_s, settings.max_batch_sequences, settings.max_batch_tokens, settings.slo_s)
+        return Lazy(
+            settings.max_wait_s, settings.max_batch_sequences, settings.max_batch_tokens, settings.slo_s or math.inf
+        )
     raise RuntimeError(f"No policy for trigger {settings.trigger!r}. This is a bug.")

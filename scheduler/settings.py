@@ -2,27 +2,43 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+TriggerName = Literal["lazy", "hungry"]
+PartitionName = Literal["dp", "fifo", "sorted", "naive", "none"]
+OrderName = Literal["edf", "cost-first", "arrival"]
+AdmissionName = Literal["accept", "deadline"]
+
+_NAMES = {"trigger": TriggerName, "partition": PartitionName, "order": OrderName, "admission": AdmissionName}
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """When to run and how much at once. Raises ValueError for a limit that no job could meet."""
+    """When to run, what together, in which order, and whom to refuse. ValueError names the field that cannot be."""
 
     max_wait_s: float  # lazy: longest wait for batch mates
     max_batch_sequences: int
     max_batch_tokens: int  # a sequence longer than this runs alone
-    slo_s: float  # lazy: latency objective, half of which is left to the run and what follows it
-    trigger: Literal["lazy", "hungry"] = "lazy"
+    slo_s: float | None  # time from arrival to deadline of online jobs that bring none; None: they have none
+    trigger: TriggerName = "lazy"
+    partition: PartitionName = "fifo"
+    order: OrderName = "edf"
+    admission: AdmissionName = "deadline"
+    num_lanes: int = 1  # batches that run at the same time
+    bulk_slice_s: float = 0.002  # what online jobs may wait longer because of bulk work
+    bulk_quiet_s: float = 60.0  # after so long without an online job, bulk runs in full batches
     window: int = 1024  # most jobs in one plan, which bounds the time to make it; a full batch always fits
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_wait_s < math.inf:
-            raise ValueError(f"max_wait_s must be a finite number of seconds, 0 or more. Given: {self.max_wait_s}")
-        if not 0 < self.slo_s < math.inf:
-            raise ValueError(f"slo_s must be a finite number of seconds above 0. Given: {self.slo_s}")
-        for name in ("max_batch_sequences", "max_batch_tokens", "window"):
-            if getattr(self, name) < 1:
+        for name in ("max_wait_s", "bulk_slice_s", "bulk_quiet_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number of seconds, 0 or more. Given: {getattr(self, name)}")
+        if self.slo_s is not None and not 0 < self.slo_s < math.inf:
+            raise ValueError(f"slo_s must be a finite number of seconds above 0, or None. Given: {self.slo_s}")
+        for name in ("max_batch_sequences", "max_batch_tokens", "num_lanes", "window"):
+            if not 1 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 1. Given: {getattr(self, name)}")
-        if self.trigger not in ("lazy", "hungry"):
-            raise ValueError(f"trigger must be 'lazy' or 'hungry'. Given: {self.trigger!r}")
+        for name, choices in _NAMES.items():
+            if getattr(self, name) not in get_args(choices):
+                known = ", ".join(get_args(choices))
+                raise ValueError(f"{name} must be one of {known}. Given: {getattr(self, name)!r}")

@@ -8,10 +8,19 @@ class Trigger(StrEnum):
     """Which rule fired."""
 
     TIMEOUT = "timeout"  # the oldest job waited max_wait_s
-    MAX_BATCH = "max_batch"  # a full batch, by count or by tokens, is waiting
-    HALF_SLO = "half_slo"  # oldest age + predicted run >= slo / 2 (TurboTransformers section 5, lazy strategy)
-    HUNGRY = "hungry"  # the engine is idle and the policy never lets it wait
+    MAX_BATCH = "max_batch"  # a full batch, by count, by tokens or by predicted seconds, is waiting
+    HALF_SLO = "half_slo"  # elapsed + predicted run >= SLO / 2 (TurboTransformers section 5, lazy strategy)
+    HUNGRY = "hungry"  # a lane is idle and the policy never lets it wait
+    BULK = "bulk"  # bulk work fills an idle lane, and what waits online runs with it
     DRAIN = "drain"  # the caller is emptying the queue (shutdown, revocation, end of input)
+
+
+class Cause(StrEnum):
+    """Why a job was refused."""
+
+    ARRIVED_LATE = "arrived_late"  # its deadline had passed when it came
+    OVERLOADED = "overloaded"  # on arrival: what waits ahead and its own batch would end after its deadline
+    QUEUED = "queued"  # it was let in, but its deadline passed, or can no longer be met
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +30,40 @@ class Job:
     id: int  # unique among queued jobs; the caller's handle
     num_tokens: int  # >= 1
     arrival: float  # seconds, on the caller's clock (the same clock as `now`)
-    deadline: float | None = None  # seconds on that clock; None: the scheduler's SLO alone counts
-    priority: int = 0  # higher runs first among equals
+    deadline: float | None = (
+        None  # on that clock. None: arrival + slo_s if that is set and the job is online; else none
+    )
+    bulk: bool = False  # bulk jobs run where online ones leave room
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A job that will not be run. It has left the queue, or never entered it."""
+
+    id: int
+    cause: Cause
+    late_s: float  # how late it is, or would be. OVERLOADED may also mean: it would make others late by this much
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Jobs that run together."""
+
+    ids: tuple[int, ...]
+    predicted_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run now, and why. Order of `batches` is the order to run them in."""
+    """What to run now, and why. The order of `batches` is the order to run them in.
 
-    batches: tuple[tuple[int, ...], ...]  # job ids; every id was queued, each appears once, all leave the queue
+    Every id was queued and appears once, in a batch or in `refused`; all leave the queue.
+    """
+
+    batches: tuple[Batch, ...]
     trigger: Trigger
-    predicted_s: float  # the cost function's estimate for all batches together
-    partition: str  # which partition policy made the batches: "dp" or "fifo"
+    partition: str  # name of the policy that made the batches
+    refused: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +71,4 @@ class Wait:
     """Nothing to run yet."""
 
     wake_at: float | None  # ask again at this time if nothing arrives before; None: only an arrival can change it
+    refused: tuple[Refusal, ...] = ()
