@@ -1,6 +1,9 @@
 """Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy only."""
 
-from penstock.scheduler.cost import CostFunction, PackedCost, PaddedCost, fit_packed_cost
+from penstock.scheduler.cost import CostFunction, PackedCost, PaddedCost
+from penstock.scheduler.cost_fit import fit_cost_table, fit_packed_cost
+from penstock.scheduler.cost_table import CorruptTable, CostTable, cached_cost
+from penstock.scheduler.learning import LearnedCost
 from penstock.scheduler.partition import Caps, Partition, PartitionPolicy, partition_policy
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings
@@ -11,10 +14,13 @@ __all__ = [
     "Batch",
     "Caps",
     "Cause",
+    "CorruptTable",
     "CostFunction",
+    "CostTable",
     "Hungry",
     "Job",
     "Lazy",
+    "LearnedCost",
     "PackedCost",
     "PaddedCost",
     "Partition",
@@ -26,6 +32,8 @@ __all__ = [
     "Trigger",
     "TriggerPolicy",
     "Wait",
+    "cached_cost",
+    "fit_cost_table",
     "fit_packed_cost",
     "partition_policy",
 ]

@@ -1,190 +1,234 @@
-"""Which sequences run together: FIFO with a token budget, the DP over lengths, and the choice between them."""
+"""Which sequences run together: policies chosen by name, each one object."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.scheduler.cost import CostFunction, FloatArray
+from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.dp import cheapest_cuts
 
-MIN_GAIN = 0.02  # the DP must promise to save this share of FIFO's time; less is within a cost model's error
-_BLOCK_ROWS = 128  # rows of the DP's cost band priced at once: few numpy calls, and the block stays in cache
+MIN_GAIN = 0.02  # sharing out must promise to end this much sooner; less is within a cost model's error
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a batch may hold. A single sequence is always allowed."""
+
+    max_sequences: int
+    max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
+    max_seconds: float = math.inf  # predicted
+
+    def __post_init__(self) -> None:
+        if self.max_sequences < 1 or self.max_tokens < 1 or not self.max_seconds > 0:
+            raise ValueError(f"A batch must have room for one sequence, one token and some time. Given: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Batches in the order to run them, each a sequence of indices into the lengths that were given."""
+    """Batches of indices into the lengths that were given; which of them runs first is for an order policy to say."""
 
     batches: tuple[tuple[int, ...], ...]
     seconds: tuple[float, ...]  # predicted, one a batch
-    policy: str  # "fifo" or "dp"
 
     @property
     def total_s(self) -> float:
         return sum(self.seconds)
 
 
-def choose_partition(
-    lengths: Sequence[int], cost: CostFunction, max_batch_sequences: int, max_batch_tokens: int
-) -> Partition:
-    """The DP's partition where it promises to be at least MIN_GAIN cheaper than FIFO's, else FIFO's.
+class PartitionPolicy(Protocol):
+    """Groups waiting sequences into batches. Asked once for every plan."""
 
-    Ties go to FIFO: it keeps the order of arrival, so no sequence is overtaken for the sake of a gain that the cost
-    model cannot resolve. For packed costs FIFO is near the optimum anyway (each batch wastes less than one longest
-    sequence of its budget), and the DP is not even tried when FIFO is within MIN_GAIN of the cost's lower bound.
+    @property
+    def name(self) -> str: ...
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        """Batches within `caps` of sequences with these lengths (>= 1), given in the order in which they are due.
+
+        `most` (>= 1) is how many batches the caller will run now. A policy that keeps the order may stop there, and
+        then covers a prefix of `lengths`; every other covers all of it. No index comes twice.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """Fill batches in the order given, closing each at any cap."""
+
+    name: str = "fifo"
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        return _fill(lengths, cost, caps, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """FIFO over the sequences in order of length: batches of like lengths, the bucketing baseline."""
+
+    name: str = "sorted"
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        filled = _fill([lengths[index] for index in order], cost, caps, len(lengths))
+        return Partition(tuple(tuple(order[place] for place in batch) for batch in filled.batches), filled.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Naive:
+    """As many as the count cap allows, whatever their lengths (TurboTransformers section 6.3, Naive-Batch)."""
+
+    name: str = "naive"
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        num = min(len(lengths), most * caps.max_sequences)
+        return _priced(lengths, cost, [*range(0, num, caps.max_sequences), num])
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """No batching: every sequence is a batch of its own."""
+
+    name: str = "none"
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        return _priced(lengths, cost, range(min(len(lengths), most) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestCuts:
+    """The partition with the least predicted total: Eq. 2's over the length-sorted queue, or FIFO's where that is not
+    dearer, since FIFO lets nobody be overtaken.
+
+    Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the problem is
+    bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
     """
-    fifo = partition_fifo(lengths, cost, max_batch_sequences, max_batch_tokens)
-    worth_s = fifo.total_s * (1 - MIN_GAIN)
-    if _lower_bound(lengths, cost, max_batch_sequences, max_batch_tokens) >= worth_s:
-        return fifo
-    dp = partition_dp(lengths, cost, max_batch_sequences, max_batch_tokens)
-    return dp if dp.total_s < worth_s else fifo
+
+    name: str = "dp"
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        fifo = _fill(lengths, cost, caps, len(lengths))
+        if fifo.total_s <= _lower_bound(lengths, cost, caps):
+            return fifo
+        order = np.argsort(np.asarray(lengths), kind="stable")
+        cuts, seconds = cheapest_cuts(
+            np.asarray(lengths, dtype=np.float64)[order],
+            cost,
+            max_sequences=caps.max_sequences,
+            max_tokens=caps.max_tokens,
+            max_seconds=caps.max_seconds,
+        )
+        if fifo.total_s <= sum(seconds):
+            return fifo
+        return Partition(tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts)), tuple(seconds))
 
 
-def partition_fifo(
-    lengths: Sequence[int], cost: CostFunction, max_batch_sequences: int, max_batch_tokens: int
-) -> Partition:
-    """Fill batches in the order given, closing each at either cap. A sequence over the token cap runs alone."""
-    starts = _fifo_starts(lengths, max_batch_sequences, max_batch_tokens)
-    batches, seconds = [], []
-    for start, stop in pairwise([*starts, len(lengths)]):
-        batch = lengths[start:stop]
-        squares = sum([length * length for length in batch])
-        batches.append(tuple(range(start, stop)))
-        seconds.append(float(cost.seconds(sum(batch), squares, max(batch), stop - start)))
-    return Partition(tuple(batches), tuple(seconds), "fifo")
+def partition_policy(name: str) -> PartitionPolicy:
+    """The policy of that name. ValueError when there is none."""
+    policies: dict[str, type[PartitionPolicy]] = {
+        "dp": CheapestCuts,
+        "fifo": Fifo,
+        "sorted": Sorted,
+        "naive": Naive,
+        "none": Alone,
+    }
+    if name not in policies:
+        raise ValueError(f"partition must be one of {', '.join(policies)}. Given: {name!r}")
+    return policies[name]()
 
 
 def share_out(
-    partition: Partition,
-    lengths: Sequence[int],
-    cost: CostFunction,
-    max_batch_sequences: int,
-    max_batch_tokens: int,
-    *,
-    num_lanes: int,
+    partition: Partition, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, num_lanes: int
 ) -> Partition:
     """The same sequences in up to `num_lanes` batches of about equal tokens, where that ends sooner than `partition`.
 
-    For an engine with several lanes, all idle, and too little work to fill a batch for each. A batch closes only once
-    it holds its share, so there are never more batches than lanes.
+    For an engine with several lanes, all idle, and too little work to fill a batch for each: `partition` covers all of
+    `lengths`. Its order of sequences stays, so that what was sorted stays sorted.
     """
+    order = list(chain.from_iterable(partition.batches))
     share = -(-sum(lengths) // num_lanes)
-    cap = min(max_batch_tokens, share + max(lengths) - 1)
-    shared = partition_fifo(lengths, cost, max_batch_sequences, cap)
+    shared = _fill([lengths[index] for index in order], cost, caps, num_lanes + 1, enough_tokens=share)
     ends_sooner = max(shared.seconds) < max(partition.seconds) * (1 - MIN_GAIN)
-    return shared if ends_sooner and len(shared.batches) <= num_lanes else partition
+    if not ends_sooner or len(shared.batches) > num_lanes:
+        return partition
+    return Partition(tuple(tuple(order[place] for place in batch) for batch in shared.batches), shared.seconds)
 
 
-def full_batches_end(lengths: Sequence[int], max_batch_sequences: int, max_batch_tokens: int) -> int:
+def full_batches_end(lengths: Sequence[int], caps: Caps, *, padded: bool) -> int:
     """How many of the first sequences FIFO puts into batches that can take no more: all but an underfull last batch."""
-    starts = _fifo_starts(lengths, max_batch_sequences, max_batch_tokens)
-    last = lengths[starts[-1] :] if starts else []
-    is_full = len(last) >= max_batch_sequences or sum(last) >= max_batch_tokens
-    return len(lengths) if is_full else len(lengths) - len(last)
+    start = 0
+    while start < len(lengths):
+        stop = _full_at(lengths, start, caps, math.inf, padded=padded)
+        last = lengths[start:stop]
+        used = max(last) * len(last) if padded else sum(last)
+        if stop == len(lengths) and len(last) < caps.max_sequences and used < caps.max_tokens:
+            return start
+        start = stop
+    return start
 
 
-def _fifo_starts(lengths: Sequence[int], max_batch_sequences: int, max_batch_tokens: int) -> list[int]:
-    """Index of the first sequence of each FIFO batch."""
-    _check_limits(max_batch_sequences, max_batch_tokens)
-    starts: list[int] = []
-    room_tokens = room_sequences = 0
-    for index, length in enumerate(lengths):
-        room_tokens -= length
-        room_sequences -= 1
-        if room_tokens < 0 or room_sequences < 0:
-            starts.append(index)
-            room_tokens = max_batch_tokens - length
-            room_sequences = max_batch_sequences - 1
-    return starts
-
-
-def partition_dp(
-    lengths: Sequence[int], cost: CostFunction, max_batch_sequences: int, max_batch_tokens: int
+def _fill(
+    lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int, enough_tokens: float = math.inf
 ) -> Partition:
-    """The cheapest partition into batches that are contiguous in length order (TurboTransformers, Eq. 2).
-
-    With the lengths sorted, C[0] = 0 and C[j] = min over j-B <= i < j of C[i] + cost(i..j), where a batch of two or
-    more sequences over the token cap costs infinity. O(nB), one vectorised minimum for each j.
-
-    Contiguity loses nothing when the cost depends on (longest, count) alone, is non-decreasing in the longest, and the
-    cap is one of count: deal the longest sequences to the batch with the largest maximum, the next to the next, and no
-    batch's maximum grows. Under a packed cost with a token cap the problem is bin packing, and this is a heuristic.
-
-    Batches run by ascending seconds per sequence (Smith's rule), the order with the least mean completion time.
-    """
-    _check_limits(max_batch_sequences, max_batch_tokens)
-    num = len(lengths)
-    if num == 0:
-        return Partition((), (), "dp")
-    unsorted = np.asarray(lengths, dtype=np.float64)
-    order = np.argsort(unsorted, kind="stable")
-    ascending = unsorted[order]
-    # The shortest sequences give the most numerous batch that the token cap allows.
-    fitting = int(np.searchsorted(np.cumsum(ascending), max_batch_tokens, side="right"))
-    width = max(1, min(max_batch_sequences, fitting, num))
-
-    # best[width + j] is C[j]; the infinities in front stand for the batches that would start before the queue does.
-    best = np.full(width + num + 1, np.inf)
-    best[width] = 0.0
-    first = np.empty(num + 1, dtype=np.int64)
-    band_row = np.empty(width)
-    for block in range(0, num, _BLOCK_ROWS):
-        band = _band(ascending, block, min(block + _BLOCK_ROWS, num), width, cost, max_batch_tokens)
-        for j, row in enumerate(band, start=block + 1):
-            np.add(row, best[j : j + width], out=band_row)
-            column = int(band_row.argmin())  # the first of equals, which is the largest batch
-            best[width + j] = band_row[column]
-            first[j] = j - width + column
-    return _in_smith_order(order, first, best[width:])
+    """Up to `most` batches in the order given, each closed at any cap, or once it holds `enough_tokens`."""
+    batches: list[tuple[int, ...]] = []
+    seconds: list[float] = []
+    start = 0
+    while start < len(lengths) and len(batches) < most:
+        stop = _full_at(lengths, start, caps, enough_tokens, padded=cost.padded)
+        batch_s = _price(lengths[start:stop], cost)
+        if batch_s > caps.max_seconds:
+            stop = start + _num_in_time(lengths[start:stop], cost, caps.max_seconds)
+            batch_s = _price(lengths[start:stop], cost)
+        batches.append(tuple(range(start, stop)))
+        seconds.append(batch_s)
+        start = stop
+    return Partition(tuple(batches), tuple(seconds))
 
 
-def _band(
-    ascending: FloatArray, begin: int, end: int, width: int, cost: CostFunction, max_batch_tokens: int
-) -> FloatArray:
-    """[end - begin, width]: seconds of the batch i..j of `ascending`, for j = row + begin + 1, i = j - width + column.
-
-    Cells with i < 0 hold nonsense; C is infinite there.
-    """
-    padded = np.concatenate([np.zeros(max(0, width - begin)), ascending[max(0, begin - width) : end]])
-    tokens_before = np.concatenate([[0.0], np.cumsum(padded)])
-    squares_before = np.concatenate([[0.0], np.cumsum(padded * padded)])
-    rows = end - begin
-    windows = np.lib.stride_tricks.sliding_window_view
-    tokens = tokens_before[width + 1 :, None] - windows(tokens_before, width)[1 : rows + 1]
-    squares = squares_before[width + 1 :, None] - windows(squares_before, width)[1 : rows + 1]
-    count = np.arange(width, 0, -1, dtype=np.float64)
-    seconds = cost.seconds(tokens, squares, ascending[begin:end, None], count)
-    return np.where((tokens > max_batch_tokens) & (count > 1), np.inf, seconds)
+def _full_at(lengths: Sequence[int], start: int, caps: Caps, enough_tokens: float, *, padded: bool) -> int:
+    """Where the batch that begins at `start` ends, by count and tokens."""
+    limit = min(len(lengths), start + caps.max_sequences)
+    tokens = longest = 0
+    for stop in range(start, limit):
+        length = lengths[stop]
+        tokens += length
+        longest = max(longest, length)
+        used = longest * (stop - start + 1) if padded else tokens
+        if used > caps.max_tokens:
+            return max(stop, start + 1)
+        if tokens >= enough_tokens:
+            return stop + 1
+    return limit
 
 
-def _in_smith_order(order: npt.NDArray[np.intp], first: npt.NDArray[np.int64], best: FloatArray) -> Partition:
-    """Follow `first` (each batch's beginning, by its end) back from the longest; cheapest per sequence to the front."""
-    batches: list[tuple[float, tuple[int, ...]]] = []
-    stop = len(order)
-    while stop > 0:
-        start = int(first[stop])
-        seconds = float(best[stop] - best[start])
-        batches.append((seconds, tuple(order[start:stop].tolist())))
-        stop = start
-    batches.sort(key=lambda batch: batch[0] / len(batch[1]))
-    return Partition(tuple(batch for _, batch in batches), tuple(seconds for seconds, _ in batches), "dp")
+def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
+    """How many of the first sequences still run within `max_seconds`; at least one."""
+    ahead = np.asarray(lengths, dtype=np.float64)
+    seconds = cost.seconds(
+        np.cumsum(ahead), np.cumsum(ahead * ahead), np.maximum.accumulate(ahead), np.arange(1.0, len(ahead) + 1)
+    )
+    return max(1, int(np.argmax(np.asarray(seconds) > max_seconds)))
 
 
-def _lower_bound(lengths: Sequence[int], cost: CostFunction, max_batch_sequences: int, max_batch_tokens: int) -> float:
+def _price(batch: Sequence[int], cost: CostFunction) -> float:
+    squares = sum([length * length for length in batch])
+    return float(cost.seconds(sum(batch), squares, max(batch), len(batch)))
+
+
+def _priced(lengths: Sequence[int], cost: CostFunction, cuts: Sequence[int]) -> Partition:
+    bounds = [(start, stop) for start, stop in pairwise(cuts) if start < stop]
+    return Partition(
+        tuple(tuple(range(start, stop)) for start, stop in bounds),
+        tuple(_price(lengths[start:stop], cost) for start, stop in bounds),
+    )
+
+
+def _lower_bound(lengths: Sequence[int], cost: CostFunction, caps: Caps) -> float:
     """The cost's lower bound, with at least as many batches as the caps force. A sequence over the cap fills one."""
     tokens = sum(lengths)
-    capped = tokens if max(lengths, default=0) <= max_batch_tokens else sum(min(n, max_batch_tokens) for n in lengths)
-    num_batches = max(math.ceil(len(lengths) / max_batch_sequences), math.ceil(capped / max_batch_tokens))
+    capped = tokens if max(lengths, default=0) <= caps.max_tokens else sum(min(n, caps.max_tokens) for n in lengths)
+    num_batches = max(math.ceil(len(lengths) / caps.max_sequences), math.ceil(capped / caps.max_tokens))
     return cost.lower_bound(tokens, sum([length * length for length in lengths]), num_batches)
-
-
-def _check_limits(max_batch_sequences: int, max_batch_tokens: int) -> None:
-    if max_batch_sequences < 1 or max_batch_tokens < 1:
-        raise ValueError(
-            "A batch must have room for one sequence and one token. "
-            f"Given: max_batch_sequences={max_batch_sequences}, max_batch_tokens={max_batch_tokens}"
-        )
