@@ -1,0 +1,118 @@
+"""What became of the requests of one run, real or simulated, and the figures that are made from it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.ops.bench.serving.arrivals import Floats
+
+Rows = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One batch as it was run."""
+
+    started: float  # s since the run began
+    count: int
+    tokens: int
+    longest: int
+    predicted_s: float
+    measured_s: float  # the device's time
+    trigger: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Arrays have one entry a request, in the order of arrival, in seconds since the run began."""
+
+    arrival: Floats
+    start: Floats  # of its batch; nan: it was not run
+    finish: Floats  # nan: not answered with a result before the run was ended
+    refused: Mapping[str, int]  # cause -> requests
+    batches: tuple[Ran, ...]  # empty where nobody asked for them
+    scheduler_s: float  # spent in the scheduler, for all requests together
+    bulk: Rows | None = None  # which requests are of the class bulk; None: none is
+    busy_s: float = 0.0  # lanes' time in batches, all lanes together
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def latency_s(self) -> Floats:
+        """Of each online request; inf for one that was refused or not answered before the end."""
+        latency = self.finish - self.arrival
+        latency = np.where(np.isnan(latency), np.inf, latency)
+        return latency if self.bulk is None else latency[~self.bulk]
+
+    @property
+    def span_s(self) -> float:
+        """From the start to the last arrival."""
+        return float(self.arrival[-1])
+
+    @property
+    def num_refused(self) -> int:
+        return sum(self.refused.values())
+
+    def answered_per_s(self, since: float = 0.5) -> float:
+        """Answers a second while requests came, after the share `since` of that time: the way there does not count."""
+        begin, end = since * self.span_s, self.span_s
+        return float(((self.finish > begin) & (self.finish <= end)).sum()) / (end - begin)
+
+    def offered_per_s(self, since: float = 0.0) -> float:
+        """Arrivals a second, after the share `since` of the time."""
+        begin = since * self.span_s
+        return float((self.arrival > begin).sum()) / (self.span_s - begin)
+
+    def goodput_per_s(self, slo_s: float) -> float:
+        """Online requests answered within `slo_s`, a second of arrivals."""
+        return float((self.latency_s <= slo_s).sum()) / self.span_s
+
+    def in_time_of_accepted(self, slo_s: float) -> float:
+        """Share of the online requests that were not refused which were answered within `slo_s`."""
+        accepted = len(self.latency_s) - self.num_refused
+        return float((self.latency_s <= slo_s).sum()) / accepted if accepted else math.nan
+
+    def percentile_s(self, percent: float) -> float:
+        """Latency that `percent` of the online requests do not exceed; without an answer it is infinite."""
+        return float(np.percentile(self.latency_s, percent, method="higher"))
+
+    def latency_summary_s(self) -> dict[str, float]:
+        """avg, min, max, p50 and p99; avg, min and max over what was answered."""
+        latency = self.latency_s
+        answered = latency[np.isfinite(latency)]
+        nothing = len(answered) == 0
+        return {
+            "avg": math.inf if nothing else float(answered.mean()),
+            "min": math.inf if nothing else float(answered.min()),
+            "max": math.inf if nothing else float(answered.max()),
+            "p50": self.percentile_s(50),
+            "p99": self.percentile_s(99),
+        }
+
+    def padding(self) -> float:
+        """Share of the slots of padded batches that are padding: what a padded engine computes in vain."""
+        slots = sum(batch.count * batch.longest for batch in self.batches)
+        return 1 - sum(batch.tokens for batch in self.batches) / slots if slots else 0.0
+
+    def scheduler_us(self) -> float:
+        """Microseconds a request in the scheduler."""
+        return self.scheduler_s / self.num_requests * 1e6
+
+    def mean_batch(self) -> float:
+        """Sequences a batch."""
+        return sum(batch.count for batch in self.batches) / len(self.batches) if self.batches else 0.0
+
+    def keeps_up(self, slo_s: float) -> bool:
+        """Arrivals = responses, and p99 within the SLO; a refusal is a miss."""
+        answered, offered = self.answered_per_s(0.5), self.offered_per_s(0.5)
+        # What is in flight at either end of the half makes the two differ by chance.
+        slack = 0.03 * offered + 3 * math.sqrt(offered / self.span_s)
+        return self.percentile_s(99) <= slo_s and answered >= offered - slack

@@ -1,0 +1,189 @@
+"""One worker on a discrete-event clock: the real scheduler, lanes whose batches take what a cost function says."""
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.serving.arrivals import Floats
+from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
+from penstock.ops.bench.serving.outcome import Outcome, Ran, Rows
+from penstock.scheduler import CostFunction, Job
+
+_CHUNK = 65_536  # requests that exist as Python objects at a time
+
+Seconds = Callable[[int, int, int, int], float]  # (tokens, squares, longest, count) of a batch -> s
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How measured times scatter about predicted ones: factors, drawn with replacement."""
+
+    ratios: Floats  # measured / predicted, one a batch seen; each > 0
+
+    @classmethod
+    def none(cls) -> "Noise":
+        """Every batch takes what was predicted."""
+        return cls(np.ones(1))
+
+    def draws(self, seed: int) -> Iterator[float]:
+        """Endless."""
+        random = np.random.default_rng(seed)
+        while True:
+            yield from random.choice(self.ratios, 4096).tolist()
+
+
+def noisy(cost: CostFunction, noise: Noise, seed: int, overhead_s: float = 0.0) -> Seconds:
+    """Batches that take `cost` times a factor, and `overhead_s` of the host for each."""
+    factor = noise.draws(seed)
+
+    def seconds(tokens: int, squares: int, longest: int, count: int) -> float:
+        return float(cost.seconds(tokens, squares, longest, count)) * next(factor) + overhead_s
+
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The requests that come to one worker, in order of arrival."""
+
+    arrival: Floats
+    lengths: Lengths
+    bulk: Rows | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.arrival) != len(self.lengths):
+            raise ValueError(f"{len(self.arrival)} arrivals, but {len(self.lengths)} lengths.")
+
+    def jobs(self, begin: int, end: int) -> list[Job]:
+        """Of the requests [begin, end); a job's id is its request's index."""
+        rows = zip(
+            range(begin, end),
+            self.lengths[begin:end].tolist(),
+            self.arrival[begin:end].tolist(),
+            strict=True,
+        )
+        if self.bulk is None:
+            return [Job(index, length, arrival) for index, length, arrival in rows]
+        classes = self.bulk[begin:end].tolist()
+        return [
+            Job(index, length, arrival, None, is_bulk)
+            for (index, length, arrival), is_bulk in zip(rows, classes, strict=True)
+        ]
+
+
+class Arrivals:
+    """Hands out jobs as time goes on; few of them exist at once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._begin = 0  # of the chunk after this one
+        self._jobs: list[Job] = []
+        self._times: list[float] = []
+        self._at = 0
+        self.next_at = math.inf  # when the next one comes; inf: none does
+        self._turn()
+
+    def take(self, now: float) -> list[Job]:
+        """Those that have come by now."""
+        end = bisect_right(self._times, now, self._at)
+        jobs = self._jobs[self._at : end]
+        self._at = end
+        if end < len(self._times):
+            self.next_at = self._times[end]
+            return jobs
+        self._turn()
+        return jobs + self.take(now) if self.next_at <= now else jobs
+
+    def _turn(self) -> None:
+        end = min(self._begin + _CHUNK, len(self._stream.arrival))
+        self._jobs = self._stream.jobs(self._begin, end)
+        self._times = self._stream.arrival[self._begin : end].tolist()
+        self._begin, self._at = end, 0
+        self.next_at = self._times[0] if self._times else math.inf
+
+
+class SimulatedWorker:
+    """A feed, its lanes and the moment. `run` may be called again with a later end."""
+
+    def __init__(self, stream: Stream, feed: Feed, seconds: Seconds, *, keep_batches: bool = False) -> None:
+        self._stream = stream
+        self._feed = feed
+        self._seconds = seconds
+        self._batches: list[Ran] | None = [] if keep_batches else None
+        self._arrivals = Arrivals(stream)
+        self._lengths = memoryview(stream.lengths)  # plain numbers out, without numpy's overhead for one
+        self._running: list[tuple[float, int, Work]] = []  # heap by end
+        self.num_batches = 0
+        self._busy_s = 0.0
+        self._start = np.full(len(stream.arrival), np.nan)
+        self._finish = np.full(len(stream.arrival), np.nan)
+        self._start_view, self._finish_view = memoryview(self._start), memoryview(self._finish)
+
+    def run(self, until: float = math.inf) -> None:
+        """Go on until nothing is left to do, or to the last event that is not after `until`."""
+        feed, arrivals, running = self._feed, self._arrivals, self._running
+        now = 0.0
+        while True:
+            next_job = max(arrivals.next_at, now + LOOK_S) if feed.is_busy else arrivals.next_at
+            now = min(next_job, running[0][0] if running else math.inf)
+            if feed.wake_at is not None:
+                now = min(now, feed.wake_at)
+            if now > until or now == math.inf:
+                return
+            if arrivals.next_at <= now:
+                feed.add(arrivals.take(now), now)
+            while running and running[0][0] <= now:
+                self._end(heapq.heappop(running)[2], now)
+            while (work := feed.take(now)) is not None:
+                if work.started is not None:
+                    self._begin(work, now)
+
+    def outcome(self) -> Outcome:
+        """So far."""
+        return Outcome(
+            self._stream.arrival,
+            self._start,
+            self._finish,
+            dict(self._feed.refused),
+            tuple(self._batches or ()),
+            self._feed.scheduler_s,
+            self._stream.bulk,
+            self._busy_s,
+        )
+
+    def _begin(self, work: Work, now: float) -> None:
+        ids, view = work.batch.ids, self._lengths
+        lengths = [view[index] for index in ids]
+        tokens, longest = sum(lengths), max(lengths)
+        seconds = self._seconds(tokens, sum([length * length for length in lengths]), longest, len(ids))
+        start = self._start_view
+        for index in ids:
+            start[index] = now
+        self._busy_s += seconds
+        self.num_batches += 1
+        heapq.heappush(self._running, (now + seconds, self.num_batches, work))
+        if self._batches is not None:
+            predicted_s = work.batch.predicted_s
+            self._batches.append(
+                Ran(now, len(ids), tokens, longest, predicted_s, seconds, work.trigger, work.partition)
+            )
+
+    def _end(self, work: Work, now: float) -> None:
+        finish = self._finish_view
+        for index in work.batch.ids:
+            finish[index] = now
+        following = self._feed.done(work, now)
+        if following is not None:
+            self._begin(following, now)
+
+
+def simulate(stream: Stream, feed: Feed, seconds: Seconds, *, keep_batches: bool = True) -> Outcome:
+    """One worker, all of `stream`, to the last answer."""
+    worker = SimulatedWorker(stream, feed, seconds, keep_batches=keep_batches)
+    worker.run()
+    return worker.outcome()

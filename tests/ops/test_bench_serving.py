@@ -1,0 +1,196 @@
+"""Load generator and simulator: seeds, rates, conservation, and a queue whose waits are known in closed form."""
+
+import numpy as np
+import pytest
+
+from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
+from penstock.ops.bench.serving.feed import Feed
+from penstock.ops.bench.serving.fleet import Fleet, Loss, Traffic, simulate_fleet
+from penstock.ops.bench.serving.lengths import DISTRIBUTIONS, draw
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.search import confirm, highest
+from penstock.ops.bench.serving.simulate import Noise, Stream, noisy, simulate
+from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
+
+COST = PackedCost(floor_s=0.4e-3, alpha_s=0.1e-3, beta_s=0.4e-6, gamma_s=1e-10)
+SCATTER = Noise(np.random.default_rng(0).lognormal(0, 0.1, 500))
+
+
+def settings(**changes: object) -> SchedulerSettings:
+    plain: dict[str, object] = {
+        "max_wait_s": 0.002,
+        "max_batch_sequences": 256,
+        "max_batch_tokens": 4096,
+        "slo_s": None,
+        "trigger": "hungry",
+        "partition": "fifo",
+        "order": "arrival",
+        "admission": "accept",
+    }
+    return SchedulerSettings(**{**plain, **changes})  # type: ignore[arg-type]  # one dict of all kinds of values
+
+
+def run(chosen: SchedulerSettings, stream: Stream, cost: PackedCost = COST, noise: Noise = SCATTER) -> Outcome:
+    feed = Feed(Scheduler(chosen, cost), chosen.num_lanes)
+    return simulate(stream, feed, noisy(cost, noise, seed=0))
+
+
+def stream(rate_per_s: float, count: int = 5000, seed: int = 0, lengths: str = "2-100") -> Stream:
+    return Stream(poisson(rate_per_s, count, seed), draw(lengths, count, seed))
+
+
+@pytest.mark.parametrize("arrivals", [poisson, bursty])
+def test_the_same_seed_gives_the_same_arrivals_at_the_asked_rate(arrivals: object) -> None:
+    assert callable(arrivals)
+    times = arrivals(500.0, 20_000, 3)
+    assert np.array_equal(times, arrivals(500.0, 20_000, 3))
+    assert not np.array_equal(times, arrivals(500.0, 20_000, 4))
+    assert np.all(np.diff(times) >= 0)
+    assert len(times) / times[-1] == pytest.approx(500, rel=0.03)
+
+
+def test_poisson_gaps_scatter_as_much_as_their_mean() -> None:
+    gaps = np.diff(poisson(100.0, 50_000, 0))
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.03)
+
+
+def test_bursts_come_at_their_peak_and_nothing_between_them() -> None:
+    shape = OnOff(on_s=0.5, off_s=1.5)
+    times = bursty(200.0, 10_000, 0, shape)
+    assert np.all(times % 2.0 <= 0.5)
+    within = times[(times >= 2.0) & (times < 2.5)]
+    assert len(within) == pytest.approx(200 * shape.peak * 0.5, rel=0.2)
+    assert BURSTS.peak == 5
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="arrival rate"):
+        poisson(rate, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("2-100", 2, 100), ("5-500", 5, 500), ("normal 2-100", 2, 100), ("normal 5-500", 5, 500), ("squad", 41, 384)],
+)
+def test_lengths_stay_in_their_range_and_follow_their_seed(name: str, low: int, high: int) -> None:
+    lengths = draw(name, 4000, 1)
+    assert len(lengths) == 4000
+    assert low <= lengths.min() < lengths.max() <= high
+    assert np.array_equal(lengths, draw(name, 4000, 1))
+    assert not np.array_equal(lengths, draw(name, 4000, 2))
+    if name != "squad":
+        assert lengths.mean() == pytest.approx((low + high) / 2, rel=0.05)
+
+
+def test_an_unknown_distribution_is_named() -> None:
+    with pytest.raises(ValueError, match="'3-7'"):
+        draw("3-7", 1, 0)
+    assert "squad" in DISTRIBUTIONS
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
+def test_the_mean_wait_of_one_at_a_time_is_that_of_an_m_d_1_queue(load: float) -> None:
+    service_s = 0.01
+    constant = PackedCost(floor_s=service_s, alpha_s=0, beta_s=0, gamma_s=0)
+    one_by_one = settings(partition="none", max_batch_sequences=1)
+    outcome = run(one_by_one, stream(load / service_s, 40_000), constant, Noise.none())
+    expected_s = load * service_s / (2 * (1 - load))  # Pollaczek and Khinchine, no variance of service
+    assert float(np.mean(outcome.start - outcome.arrival)) == pytest.approx(expected_s, rel=0.08)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("partition", ["none", "naive", "fifo", "sorted", "dp"])
+def test_every_request_is_answered_once_after_it_came(partition: str, lanes: int) -> None:
+    outcome = run(settings(partition=partition, num_lanes=lanes, max_batch_sequences=64), stream(4000.0, 3000))
+    assert np.all(np.isfinite(outcome.finish))
+    assert np.all(outcome.finish > outcome.start)
+    assert np.all(outcome.start >= outcome.arrival)
+    assert sum(batch.count for batch in outcome.batches) == 3000
+    assert sum(batch.tokens for batch in outcome.batches) == int(draw("2-100", 3000, 0).sum())
+
+
+def test_what_is_refused_is_not_run_and_what_is_run_is_not_refused() -> None:
+    strict = settings(trigger="lazy", slo_s=0.02, order="edf", admission="deadline")
+    outcome = run(strict, stream(400_000.0, 20_000))
+    answered = int(np.isfinite(outcome.finish).sum())
+    assert outcome.num_refused > 1000
+    assert answered + outcome.num_refused == 20_000
+
+
+def test_lanes_never_run_more_batches_at_once_than_there_are() -> None:
+    outcome = run(settings(num_lanes=2), stream(20_000.0, 3000))
+    begins = np.array([batch.started for batch in outcome.batches])
+    ends = begins + [batch.measured_s for batch in outcome.batches]
+    running = [int(((begins <= moment) & (ends > moment)).sum()) for moment in begins]
+    assert max(running) == 2
+
+
+def test_a_simulation_repeats_itself() -> None:
+    one, other = (run(settings(), stream(20_000.0)) for _ in range(2))
+    assert np.array_equal(one.finish, other.finish)
+
+
+def fleet(workers: int, **changes: object) -> Fleet:
+    chosen: dict[str, object] = {"settings": settings(trigger="lazy"), "cost": COST, "noise": SCATTER}
+    return Fleet(num_workers=workers, **{**chosen, **changes})  # type: ignore[arg-type]  # one dict of all kinds
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_the_loss_of_a_worker_loses_no_request(lost: int, has_cache: bool) -> None:
+    traffic = Traffic(40_000.0, 20_000, "2-100", repeat_share=0.3, num_keys=500)
+    loss = Loss(lost, at_s=0.2, noticed_after_s=0.1)
+    outcome = simulate_fleet(traffic, fleet(4, loss=loss, has_cache=has_cache))
+    assert outcome.num_answered == 20_000
+    assert outcome.num_moved > 1000
+    after = (outcome.arrival > 0.2) & (outcome.worker == lost)
+    assert not after.any()
+    assert np.all(outcome.finish >= outcome.arrival)
+
+
+def test_workers_share_the_work_and_a_popular_key_does_not_spread() -> None:
+    even = simulate_fleet(Traffic(40_000.0, 20_000, "2-100"), fleet(8))
+    assert even.busy_s.max() < 1.5 * even.busy_s.mean()
+    skewed = Traffic(40_000.0, 20_000, "2-100", repeat_share=1.0, num_keys=1000, zipf=1.2)
+    by_key, spread = (simulate_fleet(skewed, fleet(8, routing=routing)) for routing in ("key", "spread"))
+    assert by_key.busy_s.max() > 1.5 * by_key.busy_s.mean()
+    assert spread.busy_s.max() < 1.5 * spread.busy_s.mean()
+
+
+def test_keys_that_stay_with_their_worker_find_more_in_its_cache() -> None:
+    traffic = Traffic(20_000.0, 20_000, "2-100", repeat_share=0.6, num_keys=4000, zipf=0.5)
+    by_key, spread = (
+        simulate_fleet(traffic, fleet(8, has_cache=True, routing=routing)) for routing in ("key", "spread")
+    )
+    assert by_key.num_hits > 1.5 * spread.num_hits
+    assert by_key.busy_s_per_million() < spread.busy_s_per_million()
+    assert by_key.num_answered == spread.num_answered == 20_000
+
+
+def test_a_fleet_needs_a_partition_for_each_worker_and_one_to_survive() -> None:
+    with pytest.raises(ValueError, match="partitions"):
+        fleet(9, num_partitions=8)
+    with pytest.raises(ValueError, match="nobody"):
+        fleet(1, loss=Loss(0, 0.1, 0.1))
+
+
+@pytest.mark.parametrize("limit", [3.0, 100.0, 777.0])
+def test_the_highest_rate_is_found_from_above_and_from_below(limit: float) -> None:
+    for guess in (limit * 7, limit / 7, limit):
+        assert highest(lambda rate: rate <= limit, guess) == pytest.approx(limit, rel=0.021)
+    assert highest(lambda rate: False, 100.0) == 0.0
+
+
+def test_a_rate_is_confirmed_by_few_runs_going_where_the_first_one_points() -> None:
+    tried: list[float] = []
+
+    def trial(rate: float) -> float:
+        tried.append(rate)
+        return rate
+
+    up = confirm(trial, lambda rate: rate < 110, 100.0, step=0.07)
+    assert (up.rate, up.was_sustained, tried) == (pytest.approx(107), True, [100.0, *map(pytest.approx, (107, 114.49))])
+    down = confirm(trial, lambda rate: rate < 95, 100.0, step=0.07)
+    assert (down.rate, down.was_sustained) == (pytest.approx(93), True)
+    assert not confirm(trial, lambda rate: False, 100.0).was_sustained
