@@ -1,7 +1,8 @@
-"""The response cache: aiosqlite, batched look-ups, strong keys, never in the way of an answer."""
+"""What is kept between runs, in SQLite: answers under strong keys, measured costs. Never in the way of an answer."""
 
+from penstock.cache.cost_tables import CostKey, CostTables
 from penstock.cache.key import KEY_BYTES, KeySpace
 from penstock.cache.single_flight import SingleFlight
 from penstock.cache.store import CacheStats, ResponseCache
 
-__all__ = ["KEY_BYTES", "CacheStats", "KeySpace", "ResponseCache", "SingleFlight"]
+__all__ = ["KEY_BYTES", "CacheStats", "CostKey", "CostTables", "KeySpace", "ResponseCache", "SingleFlight"]

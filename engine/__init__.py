@@ -5,24 +5,26 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, PipelinedEngine, TaskOptions
 
 if TYPE_CHECKING:
+    from penstock.engine.calibration import Calibration, Timing, measure
     from penstock.engine.checkpoint import resolve_model
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.load import load_engine
     from penstock.engine.null import NullEngine
-    from penstock.engine.warmup import Timing, measure
 
 # Looked up on first use, so that importing this package imports no torch.
 _LAZY = {
+    "Calibration": "calibration",
     "EngineLanes": "lanes",
     "NullEngine": "null",
-    "Timing": "warmup",
+    "Timing": "calibration",
     "load_engine": "load",
-    "measure": "warmup",
+    "measure": "calibration",
     "resolve_model": "checkpoint",
 }
 
 __all__ = [
     "BatchOutput",
+    "Calibration",
     "Engine",
     "EngineLanes",
     "ModelInfo",

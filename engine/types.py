@@ -54,6 +54,7 @@ class ModelInfo:
     tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
     dim: int  # length of an embedding
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
+    padded: bool = False  # whether sequences of a batch are padded to its longest: its time follows count * longest
 
 
 class Engine(Protocol):

@@ -40,7 +40,7 @@ def serve(settings: WorkerSettings) -> int:
     log.info("worker_starting", **settings.model_dump(mode="json", exclude_none=True))
     engine = _load(settings)
     settings = suited(settings, engine)
-    cost = _measure(engine)
+    cost = _measure(engine, settings)
     _calm_garbage_collection()
     return uvloop.run(_run(settings, engine, cost))
 
@@ -78,10 +78,10 @@ def _load(settings: WorkerSettings) -> Engine:
     return engine
 
 
-def _measure(engine: Engine) -> PackedCost:
-    """A first cost model from a few timings of the real engine; also the warm-up."""
+def _measure(engine: Engine, settings: WorkerSettings) -> PackedCost:
+    """A first cost model from timings of the real engine; also the warm-up."""
     started = time.monotonic()
-    timings = measure(engine)
+    timings = measure(engine, max_sequences=settings.max_batch_sequences, max_tokens=settings.max_batch_tokens).timings
     cost = fit_packed_cost([(timing.lengths, max(timing.seconds, 1e-9)) for timing in timings])
     log.info(
         "cost_fitted",

@@ -6,10 +6,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from penstock.engine import BatchOutput, EngineLanes, ModelInfo, NullEngine, PackedBatch, measure
+from penstock.engine import BatchOutput, EngineLanes, ModelInfo, NullEngine, PackedBatch
 from penstock.engine.errors import EngineError, LanesClosed
 from tests.engine.helpers import pack, random_sequences
 
@@ -133,18 +132,6 @@ async def test_unclosed_lanes_warn_and_stop_their_threads() -> None:
 def test_zero_lanes_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         EngineLanes(NullEngine(4), 0)
-
-
-def test_measure_times_a_ladder_of_batches() -> None:
-    timings = measure(NullEngine(4, max_tokens=64))
-    assert len(timings) > 3
-    assert all(timing.seconds >= 0 and max(timing.lengths) <= 64 for timing in timings)
-    sizes = [np.sum(timing.lengths) for timing in timings]
-    assert sizes[0] < sizes[-1]
-
-
-def test_a_spent_budget_still_gives_one_timing() -> None:
-    assert len(measure(NullEngine(4), budget_s=0.0)) == 1
 
 
 def test_importing_the_room_and_its_lanes_imports_no_torch() -> None:

@@ -60,8 +60,8 @@ if __name__ == "__main__":
     worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     measure = process._measure
 
-    def measure_then_break(engine: EchoEngine) -> PackedCost:
-        cost = measure(engine)
+    def measure_then_break(engine: EchoEngine, settings: WorkerSettings) -> PackedCost:
+        cost = measure(engine, settings)
         engine.broken = BREAKS
         return cost
 

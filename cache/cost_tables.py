@@ -1,0 +1,129 @@
+"""Measured cost tables, kept between runs in one small SQLite file that several processes may share.
+
+Losing it costs a few seconds of measuring: like the response cache it may forget and may fail, but is never in the way.
+"""
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import structlog
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cost_table (
+    device TEXT NOT NULL, model TEXT NOT NULL, revision TEXT NOT NULL, dtype TEXT NOT NULL, runtime TEXT NOT NULL,
+    stored_at REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (device, model, revision, dtype, runtime)) WITHOUT ROWID
+"""
+_BUSY_TIMEOUT_S = 5.0  # for another process's write to end; they take milliseconds
+# What a damaged file or row makes sqlite3 and json raise (ValueError: JSON and text alike), and what a directory does.
+_FILE_ERRORS = (sqlite3.Error, OSError, ValueError, OverflowError, MemoryError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class CostKey:
+    """What a batch's time depends on. A table is used for its own key and no other."""
+
+    device: str  # a processor's name and cores, or a GPU's name
+    model: str
+    revision: str
+    dtype: str
+    runtime: str  # versions of what computes, and in which way: "penstock 0.1.0, torch 2.11.0, packed"
+
+    def differences(self, other: "CostKey") -> dict[str, str]:
+        """Field -> the other's value, for the fields in which it differs."""
+        mine, its = asdict(self), asdict(other)
+        return {name: value for name, value in its.items() if mine[name] != value}
+
+
+class CostTables:
+    """Tables by key. Used a few times in a process's life, so each call opens the file and closes it again.
+
+    No method raises for what the file or the disk is: `cost_tables_unusable` is logged, once, and there is no table.
+    """
+
+    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
+        """`path` is created on the first `put`, its directory too. `clock`: Unix time in seconds."""
+        self._path = Path(path)
+        self._clock = clock
+        self._warned = False
+
+    async def get(self, key: CostKey) -> dict[str, Any] | None:
+        """What was put under this key; None where nothing was, or where it cannot be read."""
+        if not self._path.exists():
+            return None
+        try:
+            async with self._open() as db:
+                rows = list(await db.execute_fetchall(f"SELECT value FROM cost_table WHERE {_WHERE}", astuple(key)))
+            return _parsed(_text(rows[0][0])) if rows else None
+        except _FILE_ERRORS as error:
+            self._warn(error)
+            return None
+
+    async def put(self, key: CostKey, table: dict[str, Any]) -> None:
+        """Keep a table, plain JSON data, in place of what was kept under this key."""
+        row = (*astuple(key), self._clock(), json.dumps(table, allow_nan=False))
+        try:
+            await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
+            async with self._open() as db:
+                await db.execute_fetchall("INSERT OR REPLACE INTO cost_table VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        except _FILE_ERRORS as error:
+            self._warn(error)
+
+    async def nearest(self, key: CostKey) -> CostKey | None:
+        """The other key of this model that differs in the fewest fields: it tells why there is no table."""
+        if not self._path.exists():
+            return None
+        try:
+            async with self._open() as db:
+                rows = await db.execute_fetchall(f"SELECT {_COLUMNS} FROM cost_table WHERE model = ?", (key.model,))
+            others = [CostKey(*map(_text, row)) for row in rows]
+        except _FILE_ERRORS as error:
+            self._warn(error)
+            return None
+        return min(others, key=lambda other: len(key.differences(other)), default=None)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
+        # Tried here first: aiosqlite's thread, when it cannot connect, lives on and may outlive the event loop.
+        await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
+        async with aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None) as db:
+            # Text is decoded here, not by sqlite3: where it fails to, its statement stays open and holds the lock.
+            db.text_factory = bytes
+            if not await db.execute_fetchall("SELECT 1 FROM sqlite_master WHERE name = 'cost_table'"):
+                await db.execute_fetchall(_SCHEMA)
+            yield db
+
+    def _warn(self, error: BaseException) -> None:
+        if not self._warned:
+            self._warned = True
+            structlog.get_logger().warning(
+                "cost_tables_unusable",
+                reason=f"{type(error).__name__}: {error}",
+                path=str(self._path),
+            )
+
+
+_COLUMNS = ", ".join(field.name for field in fields(CostKey))
+_WHERE = " AND ".join(f"{field.name} = ?" for field in fields(CostKey))
+
+
+def _text(value: object) -> str:
+    """A column's text. Raises ValueError: a damaged file may hold anything."""
+    if not isinstance(value, bytes):
+        raise ValueError(f"a column of the table holds {type(value).__name__}, not text")
+    return value.decode()
+
+
+def _parsed(value: str) -> dict[str, Any]:
+    """A row's JSON object. Raises ValueError."""
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("a row of the table is no JSON object")
+    return parsed

@@ -1,0 +1,166 @@
+"""Timings of the real engine, from which a scheduler's cost model is fitted; on the way everything is warmed up.
+
+A batch's time depends on its tokens, on its longest sequence and on how even the lengths are. So the plan is a grid of
+total tokens by longest sequence, each with random lengths, with equal lengths where a batch is full, and with single
+sequences; for an engine that pads, a grid of sequences by longest. Beside the plan, a few random batches are timed on
+which nobody fits anything: they tell how good the fit is.
+
+Batches are timed one at a time. On an engine with several lanes they will compete for caches and memory, and each will
+take somewhat longer than measured here: that is a common factor, and the scheduler's online correction finds it.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.engine.types import Engine, ModelInfo, PackedBatch, PipelinedEngine, TaskOptions
+
+Lengths = tuple[int, ...]  # tokens of each sequence of a batch
+
+_SHORTEST = 8  # the first level of lengths and of tokens
+_NUM_LENGTHS, _NUM_SIZES = 5, 7  # levels of the longest sequence, and of tokens or sequences
+_NUM_CHECKS = 10
+_MAX_ROUNDS = 5
+_WARM_UP_SHARE = 0.4  # of the budget; the first counted round takes as long again at most
+_QUARTILE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One measured batch."""
+
+    lengths: Lengths
+    seconds: float  # lower quartile of its runs
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of an engine."""
+
+    timings: tuple[Timing, ...]  # of the plan, smallest first: to fit. At least one
+    checks: tuple[Timing, ...]  # of random batches within the same bounds: to judge the fit by. May be empty
+
+
+def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 10.0) -> Calibration:
+    """Time the engine on about forty batches up to the caps, smallest first, within the budget. At least one is timed.
+
+    Blocks. Run it in a lane's stead, before the lanes start. `max_sequences` and `max_tokens` bound a batch, as the
+    scheduler's caps do; a single sequence may have more tokens, up to the model's.
+
+    Every shape is first run uncounted, twice where the engine captures what comes again. What is left of the budget
+    goes to rounds over all of them: whatever else holds up the processor for a moment then falls on a few runs of many
+    shapes, not on all runs of one. It can only add time, so the lower quartile of a shape's runs is its time.
+    """
+    started = time.perf_counter()
+    plan = timing_plan(engine.info, max_sequences, max_tokens)
+    checks = _random_batches(engine.info, max_sequences, max_tokens)
+    chosen = sorted(dict.fromkeys(plan + checks), key=lambda lengths: _size(engine.info, lengths))
+    batches = _warm_up(engine, chosen, budget_s * _WARM_UP_SHARE)
+    runs: list[list[float]] = [[] for _ in batches]
+    for _ in range(_MAX_ROUNDS):
+        round_started = time.perf_counter()
+        for batch, seconds in zip(batches.values(), runs, strict=True):
+            seconds.append(engine.run(batch).device_s)
+        now = time.perf_counter()
+        if (now - started) + (now - round_started) > budget_s:
+            break
+    timings = [
+        Timing(lengths, float(np.quantile(seconds, _QUARTILE))) for lengths, seconds in zip(batches, runs, strict=True)
+    ]
+    planned = set(plan)
+    return Calibration(
+        tuple(timing for timing in timings if timing.lengths in planned),
+        tuple(timing for timing in timings if timing.lengths not in planned),
+    )
+
+
+def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
+    """The batches to fit on, each once: see this module's docstring. Deterministic."""
+    rng = np.random.default_rng(0)
+    plan: dict[Lengths, None] = {}
+    for longest in _levels(min(_SHORTEST, info.max_tokens), info.max_tokens, _NUM_LENGTHS):
+        plan[(longest,)] = None
+        most = min(max_sequences, max_tokens // longest)  # sequences of this length in a full batch
+        if most < 2:
+            continue
+        if info.padded:
+            for count in _levels(2, most, _NUM_SIZES - 1):
+                plan[_mixed(rng, longest, count=count)] = None
+        else:
+            for tokens in _levels(_SHORTEST, max_tokens, _NUM_SIZES):
+                if longest < tokens <= max_sequences * longest // 2:
+                    plan[_mixed(rng, longest, tokens=tokens)] = None
+        plan[(longest,) * most] = None
+    return tuple(plan)
+
+
+def _warm_up(engine: Engine, plan: Sequence[Lengths], budget_s: float) -> dict[Lengths, PackedBatch]:
+    """Run batches in turn until the next would exceed the budget, by the pace of the last. Returns those that ran."""
+    started = time.perf_counter()
+    ready: dict[Lengths, PackedBatch] = {}
+    pace_s = 0.0  # a token
+    for lengths in plan:
+        size = _size(engine.info, lengths)
+        if ready and time.perf_counter() - started + pace_s * size > budget_s:
+            break
+        batch = _batch(engine, lengths)
+        if not ready or isinstance(engine, PipelinedEngine):
+            engine.run(batch)
+        run_started = time.perf_counter()
+        engine.run(batch)
+        pace_s = (time.perf_counter() - run_started) / size
+        ready[lengths] = batch
+    return ready
+
+
+def _random_batches(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
+    """Batches of any size and shape within the caps, small ones as often as large ones."""
+    rng = np.random.default_rng(1)
+    batches = []
+    for _ in range(_NUM_CHECKS):
+        longest = _log_uniform(rng, min(_SHORTEST, info.max_tokens), min(info.max_tokens, max_tokens))
+        most = min(max_sequences, max_tokens // longest)
+        if info.padded:
+            batches.append(_mixed(rng, longest, count=_log_uniform(rng, 1, most)))
+        else:
+            batches.append(_mixed(rng, longest, tokens=_log_uniform(rng, longest, most * longest))[:max_sequences])
+    return tuple(batches)
+
+
+def _mixed(rng: np.random.Generator, longest: int, *, tokens: int = 0, count: int = 0) -> Lengths:
+    """Uniformly random lengths, one of which is `longest`: `count` sequences, or as many as make up `tokens`."""
+    draws = rng.integers(1, longest, count - 1 if count else tokens, endpoint=True)
+    if not count:
+        draws = draws[: np.searchsorted(np.cumsum(draws), tokens - longest)]
+        rest = tokens - longest - int(draws.sum())
+        draws = np.append(draws, rest) if rest else draws
+    return (longest, *draws.tolist())
+
+
+def _levels(low: int, high: int, num: int) -> list[int]:
+    """At most `num` integers from `low` to `high`, evenly spaced as logarithms. Just `high` where it is below `low`."""
+    if high <= low:
+        return [high]
+    return sorted({round(level) for level in np.geomspace(low, high, num)})
+
+
+def _log_uniform(rng: np.random.Generator, low: int, high: int) -> int:
+    return int(np.exp(rng.uniform(np.log(low), np.log(max(low, high)))).round())
+
+
+def _size(info: ModelInfo, lengths: Lengths) -> int:
+    """Tokens that the engine works on, padding included."""
+    return len(lengths) * max(lengths) if info.padded else sum(lengths)
+
+
+def _batch(engine: Engine, lengths: Lengths) -> PackedBatch:
+    cu_seqlens = np.cumsum((0, *lengths), dtype=np.int32)
+    return PackedBatch(
+        token_ids=np.random.default_rng(0).integers(0, engine.info.vocab_size, cu_seqlens[-1], dtype=np.int32),
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max(lengths),
+        token_type_ids=None,
+        options=(TaskOptions("embed"),) * len(lengths),
+    )
