@@ -30,6 +30,11 @@ class WorkerSettings(KafkaSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs. auto: on a GPU where there is one with CuPy installed."
     )
+    engine: Literal["auto", "packed", "padded"] = Field(
+        "auto",
+        description="What computes. packed: this project's runtime, without padding; padded: transformers, each batch "
+        "padded to its longest; auto: packed, and padded for architectures that the runtime does not know.",
+    )
     lanes: int | None = Field(
         None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core, one for a GPU."
     )
@@ -67,6 +72,11 @@ class WorkerSettings(KafkaSettings):
     cache_path: Path | None = Field(None, description="Response cache file (SQLite). Default: no cache.")
     cache_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Cache size; the least recently used leave first.")
     cache_ttl_s: float = Field(7 * 86400.0, gt=0, description="Age at which a cached answer is no longer used.")
+    cost_path: Path | None = Field(
+        None,
+        description="File of measured cost tables (SQLite), which several workers may share. Default: "
+        "penstock/costs.sqlite in the user's cache directory (XDG_CACHE_HOME, else ~/.cache).",
+    )
 
     drain_s: float = Field(
         20.0, gt=0, description="Longest time to finish what is in flight on SIGTERM or when partitions are revoked."
