@@ -35,6 +35,7 @@ from penstock.producer.options import check_options, check_task, check_timeout_s
 from penstock.producer.sequences import check
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.topics import bulk_topic, request_topic
 
 __all__ = ["Client", "Row"]
 
@@ -46,12 +47,15 @@ class Client:
     `ShuttingDown`; a call never outlives its deadline (`timeout_s`, sent along with it) by more than a moment.
     """
 
-    def __init__(self, *, tokenizer: str | Path | None = None, **settings: Any) -> None:
+    def __init__(self, *, tokenizer: str | Path | None = None, bulk: bool = False, **settings: Any) -> None:
         """`settings` are the fields of `ClientSettings` (model=…, bootstrap_servers=…); the rest comes from PENSTOCK_*.
 
         `tokenizer` is a checkpoint directory: texts are then tokenized here, in threads, and not by the worker.
+
+        `bulk`: nobody waits for the answers at once. Requests go to the bulk topic, where they take what online
+        requests leave of the workers' time; give them a `timeout_s` of hours.
         """
-        self._settings = ClientSettings(**settings)
+        self._settings = _on_bulk_topic(ClientSettings(**settings)) if bulk else ClientSettings(**settings)
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings)
         self._gatherer = Gatherer(
@@ -228,6 +232,10 @@ class Client:
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, deadline)
         return _with_spans(reply, encoded).rows(task)
+
+
+def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
+    return settings.model_copy(update={"topic": bulk_topic(settings.topic or request_topic(settings.model))})
 
 
 def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:

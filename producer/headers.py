@@ -1,4 +1,7 @@
-"""The Kafka record headers around the wire format: who to answer, by when. Names agree with Spring's request-reply."""
+"""The Kafka record headers around the wire format: who to answer, by when, in which class.
+
+Names agree with Spring's request-reply.
+"""
 
 import functools
 import hashlib
@@ -13,9 +16,11 @@ CORRELATION_ID = "kafka_correlationId"
 REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "penstock-deadline-ms"
+CLASS = "penstock-class"
 TRACEPARENT = "traceparent"
 ERROR_CODE = "penstock-error-code"
 
+_IS_BULK = {None: False, b"online": False, b"bulk": True}
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 Headers = Sequence[tuple[str, bytes]]
@@ -88,6 +93,19 @@ def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
     if not raw.isdigit() or len(raw) > 15:
         raise InvalidRequest(f"`{DEADLINE_MS}` must be Unix time in milliseconds, as decimal digits.")
     return int(raw)
+
+
+def parse_is_bulk(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether the request is of class `bulk`; without the header it is `online`.
+
+    Raises:
+        InvalidRequest: there is no such class.
+    """
+    raw = dict(headers).get(CLASS)
+    is_bulk = _IS_BULK.get(raw)
+    if is_bulk is None:
+        raise InvalidRequest(f"`{CLASS}` must be `online` or `bulk`. Given: {(raw or b'')[:20]!r}")
+    return is_bulk
 
 
 def content_key(value: bytes) -> bytes:

@@ -11,6 +11,11 @@ def request_topic(model: str) -> str:
     return "penstock.requests." + re.sub(r"[^a-zA-Z0-9._-]", "-", model)
 
 
+def bulk_topic(topic: str) -> str:
+    """The topic beside a request topic whose requests are all of class `bulk`."""
+    return topic + ".bulk"
+
+
 def dead_letter_topic(topic: str) -> str:
     """Where records that could not be processed go, with their original bytes and headers and the reason."""
     return topic + ".dead-letter"

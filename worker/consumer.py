@@ -21,7 +21,7 @@ from penstock.worker.offsets import Source
 
 _RETRY_S = 1.0
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
-_FETCH_BYTES = 2 * 1024 * 1024
+_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a full one leaves room for the other
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -35,7 +35,7 @@ class Consumer:
     def __init__(
         self,
         bootstrap_servers: str,
-        topic: str,
+        topics: Sequence[str],
         group_id: str,
         *,
         fetch_max_wait_ms: int,
@@ -48,14 +48,14 @@ class Consumer:
         `revoked` finishes or abandons what was taken of the given partitions, within `drain_s`.
         """
         self._bootstrap_servers = bootstrap_servers
-        self._topic = topic
+        self._topics = topics
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._taken = taken
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
-        self._paused = False
+        self._paused: set[str] = set()  # topics
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
 
@@ -63,7 +63,7 @@ class Consumer:
         """Join the group; waits for the broker, logging, as long as it takes."""
         lenient.install()
         self._consumer = await connect(self._make_consumer)
-        self._consumer.subscribe([self._topic], listener=_Listener(self._on_revoked, self._on_assigned))
+        self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. What should be committed must have been."""
@@ -118,17 +118,17 @@ class Consumer:
                     log.warning("seek_back_failed", partition=_name(source), error=repr(error), retry_s=_RETRY_S)
                     await asyncio.sleep(_RETRY_S)
 
-    def pause(self) -> None:
-        """Stop fetching until `resume`; `poll` goes on and returns nothing new."""
-        if not self._paused:
-            self._paused = True
-            self._joined.pause(*self._joined.assignment())
+    def pause(self, topic: str) -> None:
+        """Stop fetching a topic until `resume`; `poll` goes on and returns nothing new of it."""
+        if topic not in self._paused:
+            self._paused.add(topic)
+            self._joined.pause(*self._partitions(topic))
 
-    def resume(self) -> None:
-        """Fetch again."""
-        if self._paused:
-            self._paused = False
-            self._joined.resume(*self._joined.assignment())
+    def resume(self, topic: str) -> None:
+        """Fetch it again."""
+        if topic in self._paused:
+            self._paused.remove(topic)
+            self._joined.resume(*self._partitions(topic))
 
     async def commit(self, offsets: Mapping[Source, int]) -> bool:
         """Commit the next offsets to read; false when the group is rebalancing or the broker is away: try again."""
@@ -161,14 +161,17 @@ class Consumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether fetching is stopped."""
-        return self._paused
+        """Whether fetching is stopped, of any topic."""
+        return bool(self._paused)
 
     @property
     def _joined(self) -> AIOKafkaConsumer:
         if self._consumer is None:
             raise RuntimeError("The consumer was used before start or after stop. This is a bug.")
         return self._consumer
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        return [source for source in self._joined.assignment() if source.topic == topic]
 
     def _make_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
@@ -192,12 +195,13 @@ class Consumer:
         if not sources:
             return
         log.info("partitions_revoked", partitions=_names(sources))
-        self.pause()
+        for topic in self._topics:
+            self.pause(topic)
         await self._revoked(sources)
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
         log.info("partitions_assigned", partitions=_names(sources))
-        self._paused = False  # a rebalance forgets the flags
+        self._paused.clear()  # a rebalance forgets the flags
         self.assigned.set()
 
 

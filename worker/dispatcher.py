@@ -6,46 +6,20 @@ Runs on the worker's event loop; the only waiting it does is for the engine's fu
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import structlog
 
-from penstock.cache import SingleFlight
 from penstock.engine import EngineLanes
-from penstock.engine.types import BatchOutput, Float32Array, Int32Array, PackedBatch, TaskOptions
-from penstock.producer.errors import BackendError, Expired, PenstockError
-from penstock.scheduler import CostFunction, Job, Plan, Scheduler
-from penstock.worker.inflight import Row
+from penstock.engine.types import BatchOutput, Float32Array, PackedBatch
+from penstock.producer.errors import BackendError, PenstockError
+from penstock.scheduler import Cause, CostFunction, Job, Plan, Refusal, Scheduler, Wait
+from penstock.worker.batch import Batch, BatchStats, health_probe, pack, sums_of
+from penstock.worker.flights import Flights, deadline
+from penstock.worker.inflight import InFlight, Row
+from penstock.worker.misses import refusal_error
 
 log = structlog.get_logger("penstock.dispatcher")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """What one batch was, for replies, logs and metrics."""
-
-    trigger: str
-    partition: str
-    sequences: int
-    tokens: int
-    max_seqlen: int
-    predicted_s: float
-    device_s: float
-
-    @property
-    def padding_avoided(self) -> float:
-        """Share of the slots of a padded batch that would have been padding."""
-        return 1.0 - self.tokens / (self.sequences * self.max_seqlen)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    rows: list[Row]
-    trigger: str
-    partition: str
-
 
 Settled = Callable[[Row, Float32Array], None]
 Failed = Callable[[Row, PenstockError], None]
@@ -53,7 +27,10 @@ BatchDone = Callable[[Sequence[tuple[Row, Float32Array]], BatchStats], None]
 
 
 class Dispatcher:
-    """Owns the rows between the cache look-up and their results. Every row added is settled or failed exactly once."""
+    """Owns the rows between the cache look-up and their results.
+
+    Every row added is settled or failed exactly once, unless another row of its record has failed.
+    """
 
     def __init__(
         self,
@@ -67,7 +44,9 @@ class Dispatcher:
         batch_done: BatchDone,
         unhealthy: Callable[[BaseException], None],
     ) -> None:
-        """`settled` and `failed` are called on the event loop, once a row; `unhealthy` when the engine is past use."""
+        """The callbacks are called on the event loop. `failed` is called once a record and marks it (InFlight.failed);
+        `unhealthy` is called when the engine is past use.
+        """
         self._lanes = lanes
         self._scheduler = scheduler
         self._cost = cost
@@ -76,24 +55,21 @@ class Dispatcher:
         self._failed = failed
         self._batch_done = batch_done
         self._unhealthy = unhealthy
-        self._flights: SingleFlight[Row] = SingleFlight()
+        self._flights = Flights()
         self._ids = itertools.count()
-        self._queued: dict[int, Row] = {}
-        self._ready: deque[_Batch] = deque()
-        self._running = 0
+        self._queued: dict[int, Row] = {}  # by job id
+        self._ready: deque[Batch] = deque()
+        self._running: list[Batch] = []  # as they were submitted
         self._draining = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Queue rows; a row equal to one in flight waits for that one's result instead."""
+        """Queue rows; a row equal to one in flight shares its result. Those that would be too late fail at once."""
         now = self._clock()
-        jobs = []
         for row in rows:
             row.queued_at = now
-            if self._flights.join(row.key, row):
-                jobs.append(self._enqueue(row))
-        self._scheduler.add(jobs)
+        self._enqueue(self._flights.join(rows))
         self._dispatch()
 
     def drain(self) -> None:
@@ -111,10 +87,72 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _enqueue(self, row: Row) -> Job:
-        job = Job(next(self._ids), len(row.token_ids), row.queued_at, row.owner.deadline)
-        self._queued[job.id] = row
-        return job
+    def busy_s(self) -> float:
+        """Predicted seconds until the lanes have worked off what has been planned, mean over lanes."""
+        now = self._clock()
+        batches = itertools.chain(self._running, self._ready)
+        return sum([batch.left_s(now) for batch in batches]) / self._lanes.num_lanes
+
+    def _enqueue(self, rows: Sequence[Row]) -> None:
+        """A job for each of these rows, on behalf of its flight. For those refused, another of the flight may go on."""
+        while rows:
+            asked = {next(self._ids): row for row in rows}
+            jobs = [
+                Job(job_id, len(row.token_ids), row.queued_at, row.owner.deadline, row.owner.bulk)
+                for job_id, row in asked.items()
+            ]
+            refused = self._scheduler.add(jobs, self._clock(), busy_s=self.busy_s())
+            refusals = [(asked.pop(refusal.id), refusal) for refusal in refused]
+            for job_id, row in asked.items():
+                self._lead(row, job_id)
+            rows = self._refuse(refusals)
+
+    def _lead(self, row: Row, job_id: int) -> None:
+        former = self._flights.lead(row)
+        if former is not None:
+            self._scheduler.remove([former.job_id])
+            del self._queued[former.job_id]
+        row.job_id = job_id
+        row.owner.job_ids.append(job_id)
+        self._queued[job_id] = row
+
+    def _dequeue(self, job_id: int) -> Row:
+        """The row whose job no longer waits."""
+        row = self._queued.pop(job_id)
+        self._flights.start(row)
+        return row
+
+    def _refuse(self, refusals: Iterable[tuple[Row, Refusal]]) -> list[Row]:
+        """Fail rows that are too late. Returns the rows that should get a job in their place."""
+        without_leader: list[Row] = []
+        for row, refusal in refusals:
+            without_leader += [row, *self._fail_late(row, refusal.cause, refusal.late_s)]
+        return self._heirs(without_leader)
+
+    def _fail_late(self, row: Row, cause: Cause, late_s: float) -> list[Row]:
+        """Fail a row, and those of its flight that would be late as well. Returns as `_fail`."""
+        without_leader: list[Row] = []
+        for late, by_s in self._flights.refuse(row, late_s):
+            without_leader += self._fail(late, refusal_error(cause, by_s))
+        return without_leader
+
+    def _fail(self, row: Row, error: PenstockError) -> list[Row]:
+        """Fail a record, once, and take back its jobs. Returns its rows whose flights have no leader any longer."""
+        owner = row.owner
+        if owner.failed:
+            return []
+        self._failed(row, error)
+        return self._take_back(owner)
+
+    def _take_back(self, owner: InFlight) -> list[Row]:
+        ids = [job_id for job_id in owner.job_ids if job_id in self._queued]
+        self._scheduler.remove(ids)
+        return [self._dequeue(job_id) for job_id in ids]
+
+    def _heirs(self, former: Iterable[Row]) -> list[Row]:
+        """Of each flight that has lost its leader, the row that leads next, if any is left."""
+        flights = {row.key: row for row in former}
+        return [heir for row in flights.values() if (heir := self._flights.heir(row)) is not None]
 
     def _dispatch(self) -> None:
         """Give the lanes what they can take."""
@@ -130,63 +168,80 @@ class Dispatcher:
 
     def _has_room(self) -> bool:
         """One batch a lane; one more, prepared ahead, when waiting longer could not make it any fuller."""
-        if self._running < self._lanes.num_lanes:
+        if len(self._running) < self._lanes.num_lanes:
             return True
-        return self._running == self._lanes.num_lanes and (bool(self._ready) or self._scheduler.is_full)
+        return len(self._running) == self._lanes.num_lanes and (bool(self._ready) or self._scheduler.is_full)
 
     def _plan(self) -> bool:
         """Ask the scheduler; true when there are batches to run."""
-        now = self._clock()
-        idle_lanes = max(1, self._lanes.num_lanes - self._running)
-        decision = self._scheduler.drain() if self._draining else self._scheduler.poll(now, idle_lanes=idle_lanes)
-        if isinstance(decision, Plan):
-            for ids in decision.batches:
-                rows = [self._queued.pop(job_id) for job_id in ids]
-                self._ready.append(_Batch(rows, decision.trigger.value, decision.partition))
-            return bool(self._ready)
-        if decision is not None and decision.wake_at is not None:
+        while True:
+            now = self._clock()
+            idle_lanes = max(1, self._lanes.num_lanes - len(self._running))
+            decision: Plan | Wait | None
+            if self._draining:
+                decision = self._scheduler.drain(now)
+            else:
+                decision = self._scheduler.poll(now, idle_lanes=idle_lanes, busy_s=self.busy_s())
+            if decision is None:
+                return False
+            refusals = [(self._dequeue(refusal.id), refusal) for refusal in decision.refused]
+            if isinstance(decision, Plan):
+                self._take(decision)
+            self._enqueue(self._refuse(refusals))
+            if self._ready:
+                return True
+            if not refusals:
+                break
+        if isinstance(decision, Wait) and decision.wake_at is not None:
             delay_s = max(0.0, decision.wake_at - now)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._dispatch)
         return False
 
-    def _submit(self, batch: _Batch) -> None:
-        rows = self._without_late(batch.rows)
-        if not rows:
-            return
-        self._running += 1
-        future = self._lanes.submit(pack(rows))
-        submitted = _Batch(rows, batch.trigger, batch.partition)
-        future.add_done_callback(lambda done: self._on_done(submitted, done))
+    def _take(self, plan: Plan) -> None:
+        for batch in plan.batches:
+            rows = [self._dequeue(job_id) for job_id in batch.ids]
+            self._ready.append(Batch(rows, plan.trigger.value, plan.partition, batch.predicted_s))
 
-    def _without_late(self, rows: list[Row]) -> list[Row]:
-        """Rows worth running: their record is not refused already and its deadline not passed."""
+    def _submit(self, batch: Batch) -> None:
+        batch.rows = self._still_wanted(batch.rows)
+        if batch.rows:
+            future = self._run(batch, pack(batch.rows))
+            future.add_done_callback(lambda done: self._on_done(batch, done))
+
+    def _still_wanted(self, rows: Sequence[Row]) -> list[Row]:
+        """For each flight a row that its result is for, unless all of them were refused or are past their deadlines."""
         now = self._clock()
-        kept = []
+        kept: list[Row] = []
+        without_leader: list[Row] = []
         for row in rows:
-            deadline = row.owner.deadline
-            if not row.owner.failed and (deadline is None or deadline > now):
+            late_s = now - deadline(row)
+            if not row.owner.failed and late_s < 0:
                 kept.append(row)
-            else:
-                self._give_up(row, now)
+                continue
+            if not row.owner.failed:
+                without_leader += self._fail_late(row, Cause.QUEUED, late_s)
+            kept += self._heirs([row])
+        self._enqueue(self._heirs(without_leader))
         return kept
 
-    def _give_up(self, row: Row, now: float) -> None:
-        """End a late row alone: rows that waited for its result still want it, and go on in its place."""
-        living = []
-        for late in (row, *self._flights.finish(row.key)):
-            deadline = late.owner.deadline
-            if late.owner.failed:
-                continue
-            if deadline is not None and deadline <= now:
-                late_ms = (now - deadline) * 1000
-                self._failed(late, Expired(f"The deadline passed {late_ms:.0f} ms before the request could be run."))
-            else:
-                living.append(late)
-        leaders = [follower for follower in living if self._flights.join(follower.key, follower)]
-        self._scheduler.add([self._enqueue(follower) for follower in leaders])
+    def _run(self, batch: Batch, packed: PackedBatch) -> "asyncio.Future[BatchOutput]":
+        self._running.append(batch)
+        self._start_clocks()
+        return self._lanes.submit(packed)
 
-    def _on_done(self, batch: _Batch, done: "asyncio.Future[BatchOutput]") -> None:
-        self._running -= 1
+    def _end(self, batch: Batch) -> None:
+        self._running.remove(batch)
+        self._start_clocks()
+
+    def _start_clocks(self) -> None:
+        """The lanes take up batches as they were submitted."""
+        now = self._clock()
+        for batch in self._running[: self._lanes.num_lanes]:
+            if batch.started is None:
+                batch.started = now
+
+    def _on_done(self, batch: Batch, done: "asyncio.Future[BatchOutput]") -> None:
+        self._end(batch)
         if done.cancelled():
             return
         error = done.exception()
@@ -200,31 +255,37 @@ class Dispatcher:
             self._isolate(batch.rows[0], error)
         self._dispatch()
 
-    def _settle(self, batch: _Batch, output: BatchOutput) -> None:
-        rows = batch.rows
-        if len(output.rows) != len(rows):
-            raise RuntimeError(f"The engine answered {len(output.rows)} of {len(rows)} sequences. This is a bug.")
-        results = list(zip(rows, output.rows, strict=True))
-        for row, result in results[:]:
-            results += [(follower, result) for follower in self._flights.finish(row.key)]
-        self._batch_done(results, self._stats(batch, output.device_s))
+    def _settle(self, batch: Batch, output: BatchOutput) -> None:
+        if len(output.rows) != len(batch.rows):
+            raise RuntimeError(f"The engine answered {len(output.rows)} of {len(batch.rows)} sequences. This is a bug.")
+        results = [
+            (row, result)
+            for leader, result in zip(batch.rows, output.rows, strict=True)
+            for row in self._flights.finish(leader)
+        ]
+        sums = sums_of(batch.rows)
+        self._batch_done(results, BatchStats(batch.trigger, batch.partition, sums, batch.predicted_s, output.device_s))
         for row, result in results:
             self._settled(row, result)
 
-    def _split(self, batch: _Batch, error: BaseException) -> None:
+    def _split(self, batch: Batch, error: BaseException) -> None:
         """A batch failed: run its halves, until the culprits are alone."""
         log.warning("batch_failed", sequences=len(batch.rows), error=repr(error))
         half = len(batch.rows) // 2
         for rows in (batch.rows[half:], batch.rows[:half]):
-            self._ready.appendleft(_Batch(rows, batch.trigger, batch.partition))
+            self._ready.appendleft(Batch(rows, batch.trigger, batch.partition, self._predict(rows)))
+
+    def _predict(self, rows: Sequence[Row]) -> float:
+        sums = sums_of(rows)
+        return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
 
     def _isolate(self, row: Row, error: BaseException) -> None:
         """A sequence failed alone. If a plain one-token batch fails too, the engine is at fault."""
-        self._running += 1
-        probe = self._lanes.submit(health_probe(row.options))
+        batch = Batch([row], "probe", "probe", 0.0)
+        probe = self._run(batch, health_probe(row.options))
 
         def judge(done: "asyncio.Future[BatchOutput]") -> None:
-            self._running -= 1
+            self._end(batch)
             if done.cancelled():
                 return
             broken = done.exception()
@@ -237,36 +298,10 @@ class Dispatcher:
                 return
             log.warning("sequence_failed", tokens=len(row.token_ids), error=repr(error))
             refusal = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
-            for failed in (row, *self._flights.finish(row.key)):
-                self._failed(failed, refusal)
+            without_leader: list[Row] = []
+            for failed in self._flights.finish(row):
+                without_leader += self._fail(failed, refusal)
+            self._enqueue(self._heirs(without_leader))
             self._dispatch()
 
         probe.add_done_callback(judge)
-
-    def _stats(self, batch: _Batch, device_s: float) -> BatchStats:
-        lengths = np.array([len(row.token_ids) for row in batch.rows])
-        tokens, longest = int(lengths.sum()), int(lengths.max())
-        squares = int((lengths * lengths).sum())
-        predicted_s = float(self._cost.seconds(tokens, squares, longest, len(lengths)))
-        return BatchStats(batch.trigger, batch.partition, len(lengths), tokens, longest, predicted_s, device_s)
-
-
-def pack(rows: Sequence[Row]) -> PackedBatch:
-    """The engine's view of rows: flat arrays, nothing else."""
-    lengths = [len(row.token_ids) for row in rows]
-    cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    types = None
-    if any(row.token_type_ids is not None for row in rows):
-        types = np.concatenate([_types(row) for row in rows])
-    token_ids = np.concatenate([row.token_ids for row in rows])
-    return PackedBatch(token_ids, cu_seqlens, max(lengths), types, [row.options for row in rows])
-
-
-def _types(row: Row) -> Int32Array:
-    return row.token_type_ids if row.token_type_ids is not None else np.zeros(len(row.token_ids), np.int32)
-
-
-def health_probe(options: TaskOptions) -> PackedBatch:
-    """The smallest clean batch: one sequence of one token."""
-    return PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32), 1, None, [options])

@@ -32,12 +32,14 @@ class InFlight:
     record: KafkaRecord  # as it came: a dead letter must carry the original
     address: ReplyAddress
     request: Request
-    deadline: float | None  # on the worker's monotonic clock, seconds
+    deadline: float | None  # on the worker's monotonic clock, seconds; the request's own, else the worker's objective
+    bulk: bool  # of class bulk: nobody waits for it at once
     arrived: float  # monotonic seconds when intake saw it
     rows: list[Float32Array | None]  # filled as results come, in the request's order
     missing: int  # rows still to come
     cached: int = 0
     failed: bool = False  # an error was answered; later rows are ignored
+    job_ids: list[int] = field(default_factory=list)  # of its rows that the scheduler was given
     timing_ms: dict[str, float] = field(default_factory=dict)  # stage -> ms, as the reply shows it
     batch: dict[str, int | str] = field(default_factory=dict)  # the last batch it was in, as the reply shows it
     spans: list[Uint32Array] = field(default_factory=list)  # token_classify of texts: [n, 2] a row, as tokenized
@@ -53,7 +55,8 @@ class Row:
     token_type_ids: Int32Array | None
     options: TaskOptions
     key: bytes  # cache and single-flight key
-    queued_at: float = 0.0  # monotonic seconds when the scheduler got it
+    queued_at: float = 0.0  # monotonic seconds when the dispatcher got it
+    job_id: int = -1  # of the job that the scheduler was last given for it
 
     def settle(self, result: Float32Array) -> bool:
         """Put the result in its place; true when it was the record's last."""

@@ -10,18 +10,19 @@ from penstock.engine.types import Int32Array, ModelInfo
 from penstock.producer.errors import (
     BadTokenId,
     EmptyInput,
-    Expired,
     InvalidRequest,
     PenstockError,
     TooLong,
     UnknownModel,
     UnsupportedTask,
 )
-from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms
+from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.messages import Request, Tokens
 from penstock.producer.wire import MAX_LABELS, decode_request
+from penstock.scheduler import Cause
 from penstock.worker.inflight import InFlight, KafkaRecord
 from penstock.worker.lenient import UNREADABLE
+from penstock.worker.misses import refusal_error
 
 _ITEM_BYTES = {"float32": 4, "float16": 2}
 _SPAN_BYTES = 8
@@ -34,8 +35,23 @@ Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None:
 class Intake:
     """The worker's door. Everything a request can have wrong before tokenization is found here."""
 
-    def __init__(self, info: ModelInfo, *, reply_topics: str, max_sequences: int, max_reply_bytes: int) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        *,
+        reply_topics: str,
+        bulk_topic: str,
+        slo_s: float | None,
+        max_sequences: int,
+        max_reply_bytes: int,
+    ) -> None:
+        """What comes by `bulk_topic` is of class bulk, whatever its header says.
+
+        `slo_s` gives a deadline to online requests that bring none.
+        """
         self._info = info
+        self._bulk_topic = bulk_topic
+        self._slo_s = slo_s
         pattern = re.compile(reply_topics)
         self._allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
@@ -65,16 +81,24 @@ class Intake:
             PenstockError: the typed refusal, to be answered at once.
         """
         _check_names(record)
-        deadline_ms = parse_deadline_ms(record.headers)
-        if deadline_ms is not None and deadline_ms < unix_now * 1000:
-            late_ms = unix_now * 1000 - deadline_ms
-            raise Expired(f"The deadline had passed {late_ms:.0f} ms before a worker read the request.")
-        deadline = None if deadline_ms is None else now + deadline_ms / 1000 - unix_now
+        bulk = parse_is_bulk(record.headers) or record.topic == self._bulk_topic
+        deadline = self._deadline(record, bulk, now, unix_now)
         request = decode_request(record.value)
         self._check(request)
         n = request.num_sequences
         queue_ms = max(0.0, unix_now * 1000 - record.timestamp)
-        return InFlight(record, address, request, deadline, now, [None] * n, n, timing_ms={"queue": round(queue_ms, 3)})
+        timing_ms = {"queue": round(queue_ms, 3)}
+        return InFlight(record, address, request, deadline, bulk, now, [None] * n, n, timing_ms=timing_ms)
+
+    def _deadline(self, record: KafkaRecord, bulk: bool, now: float, unix_now: float) -> float | None:
+        """The one that the request brings, else the worker's objective for online ones, on its monotonic clock."""
+        deadline_ms = parse_deadline_ms(record.headers)
+        if deadline_ms is None:
+            return None if bulk or self._slo_s is None else now + self._slo_s
+        late_s = unix_now - deadline_ms / 1000
+        if late_s > 0:
+            raise refusal_error(Cause.ARRIVED_LATE, late_s)
+        return now - late_s
 
     def _check(self, request: Request) -> None:
         info, n = self._info, request.num_sequences

@@ -19,7 +19,20 @@ class Metrics:
         add = self.registry
         self.requests = Counter("penstock_requests", "Finished records, by outcome code.", ["outcome"], registry=add)
         self.latency = Histogram(
-            "penstock_request_seconds", "From intake to the reply's hand-over.", registry=add, buckets=_SECONDS
+            "penstock_request_seconds",
+            "From intake to the reply's hand-over, by class: online or bulk.",
+            ["class"],
+            registry=add,
+            buckets=_SECONDS,
+        )
+        self.deadline_misses = Counter(
+            "penstock_deadline_misses",
+            "Records that missed their deadline: arrived_late, queued (too long) or predicted_wrong (answered late).",
+            ["cause"],
+            registry=add,
+        )
+        self.overload_refusals = Counter(
+            "penstock_overload_refusals", "Records refused on arrival, as they would have missed it.", registry=add
         )
         self.sequences = Counter(
             "penstock_sequences", "Sequences, by where the result came from.", ["source"], registry=add
@@ -31,6 +44,17 @@ class Metrics:
             "penstock_padded_tokens", "Token slots that padded batches would have had.", registry=add
         )
         self.tokens = Counter("penstock_tokens", "Tokens computed.", registry=add)
+        self._backlog = Gauge(
+            "penstock_backlog_seconds",
+            "Predicted time until what waits online, and all that is planned, would be done.",
+            registry=add,
+        )
+        self._prediction_error = Gauge(
+            "penstock_prediction_error",
+            "|predicted / measured - 1| of the last 1,000 batches, by quantile.",
+            ["quantile"],
+            registry=add,
+        )
         self._gauge("penstock_queued_sequences", "Sequences waiting for a batch.", queued_sequences)
         self._gauge("penstock_queued_tokens", "Tokens waiting for a batch.", queued_tokens)
         self._gauge("penstock_unfinished_records", "Records read and not yet answered.", unfinished_records)
@@ -43,6 +67,12 @@ class Metrics:
         self.tokens.inc(tokens)
         self.padded_tokens.inc(sequences * max_seqlen)
         self.sequences.labels("engine").inc(sequences)
+
+    def show_load(self, backlog_s: float, error_p50: float, error_p95: float) -> None:
+        """What is told once a second."""
+        self._backlog.set(backlog_s)
+        self._prediction_error.labels("0.5").set(error_p50)
+        self._prediction_error.labels("0.95").set(error_p95)
 
     def _gauge(self, name: str, meaning: str, read: Count) -> None:
         Gauge(name, meaning, registry=self.registry).set_function(read)

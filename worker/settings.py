@@ -39,20 +39,51 @@ class WorkerSettings(KafkaSettings):
         None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core, one for a GPU."
     )
 
-    topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
+    topic: str | None = Field(
+        None,
+        description="Request topic; bulk requests come by the topic <topic>.bulk beside it. Default: "
+        "penstock.requests.<served name>.",
+    )
     group_id: str | None = Field(None, description="Consumer group. Default: penstock.<served name>.")
     reply_topics: str = Field(
         REPLY_TOPIC_PATTERN, description="Allow-list: requests whose reply topic does not match this are dead-lettered."
     )
 
     trigger: Literal["lazy", "hungry"] = Field(
-        "lazy", description="When to run a batch. lazy: timeout, full batch or half the SLO; hungry: when idle."
+        "lazy",
+        description="When to run a batch. lazy: after max-wait-ms, when a batch is full or half the time to the "
+        "deadline is spent; hungry: as soon as the engine is idle.",
     )
     max_wait_ms: float = Field(
         2.0, ge=0, description="lazy: longest wait for batch mates. More: larger batches; less: lower latency."
     )
-    slo_ms: float = Field(
-        100.0, gt=0, description="Latency objective; a batch runs at the latest when age + predicted run reach half."
+    partition: Literal["dp", "fifo", "sorted", "naive", "none"] | None = Field(
+        None,
+        description="How the queue becomes batches. fifo: fill in order, right where nothing is padded; dp: the "
+        "cheapest by the cost model, right where batches are padded; sorted, naive, none (one each): to compare with. "
+        "Default: what is right for the engine.",
+    )
+    order: Literal["edf", "cost-first", "arrival"] = Field(
+        "edf",
+        description="Which go first. edf: earliest deadline; cost-first: most sequences a second, least mean latency; "
+        "arrival: oldest.",
+    )
+    admission: Literal["deadline", "accept"] = Field(
+        "deadline",
+        description="What becomes of requests that cannot meet their deadline. deadline: refused at once, as "
+        "`overloaded`; accept: taken, and ended as `expired` if they do not meet it.",
+    )
+    slo_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Latency objective of requests that carry no deadline; half of it is the trigger, and with "
+        "admission `deadline` what cannot meet it is refused. Default: none, they wait as long as it takes.",
+    )
+    bulk_slice_ms: float = Field(
+        2.0,
+        gt=0,
+        description="How much longer a batch may run for the sake of bulk requests, and how long a batch of bulk alone "
+        "while online requests come. More: faster bulk; less: lower online latency.",
     )
     max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch. Default on a GPU: 1024.")
     max_batch_tokens: int = Field(
@@ -63,7 +94,15 @@ class WorkerSettings(KafkaSettings):
     )
 
     max_in_flight: int = Field(
-        8192, ge=1, description="Records held in memory before partitions are paused (back-pressure)."
+        8192,
+        ge=1,
+        description="Records held in memory before partitions are paused (back-pressure); at most half of them bulk.",
+    )
+    fetch_max_wait_ms: int = Field(
+        100,
+        ge=1,
+        description="Longest a broker holds back an empty fetch, and the bulk topic when it may be read on. "
+        "librdkafka's mock holds every one: 5 there.",
     )
     max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
     max_reply_bytes: int = Field(
@@ -81,7 +120,7 @@ class WorkerSettings(KafkaSettings):
     drain_s: float = Field(
         20.0, gt=0, description="Longest time to finish what is in flight on SIGTERM or when partitions are revoked."
     )
-    once: bool = Field(False, description="Work up to the current end of the topic, then exit.")
+    once: bool = Field(False, description="Work up to the current ends of both topics, then exit.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto: console on a terminal, JSON elsewhere."
     )

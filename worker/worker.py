@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,17 +17,21 @@ from penstock.producer.headers import ReplyAddress
 from penstock.producer.kafka import ensure_topics
 from penstock.producer.outbox import Outbox
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.topics import dead_letter_topic, request_topic
-from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
+from penstock.producer.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.scheduler import LearnedCost, Scheduler, SchedulerSettings
 from penstock.worker.admission import Admission
+from penstock.worker.batch import BatchStats
 from penstock.worker.consumer import Consumer
 from penstock.worker.delivery import Delivery
-from penstock.worker.dispatcher import BatchStats, Dispatcher
+from penstock.worker.dispatcher import Dispatcher
 from penstock.worker.held import Held
 from penstock.worker.inflight import KafkaRecord, Row
 from penstock.worker.intake import Intake
+from penstock.worker.load import PREDICTED_WRONG, TICK_S, Load
 from penstock.worker.metrics import Metrics
+from penstock.worker.misses import cause_of
 from penstock.worker.offsets import OffsetTracker
+from penstock.worker.polled import Polled
 from penstock.worker.replies import make_reply
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.writeback import WriteBack
@@ -36,8 +39,6 @@ from penstock.worker.writeback import WriteBack
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
-_SLICE_RECORDS = 256  # admitted at a time: the engine starts on the first while the last are still being decoded
-_SLICE_BYTES = 64 * 1024  # the same for values: 256 small records, or as few as hold some 32,000 texts of one letter
 _COMMIT_S = 0.5
 _LAST_COMMIT_S = 3.0
 _DISCONNECT_S = 2.0
@@ -56,7 +57,7 @@ class Worker:
         settings: WorkerSettings,
         engine: Engine,
         lanes: EngineLanes,
-        cost: CostFunction,
+        cost: LearnedCost,
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
@@ -66,30 +67,35 @@ class Worker:
         self._settings = settings
         self._info = info
         self._topic = settings.topic or request_topic(info.name)
+        self._bulk_topic = bulk_topic(self._topic)
         self._cache = cache
         self._write_back = WriteBack(cache) if cache is not None else None
         self._offsets = OffsetTracker()
         self._outbox = Outbox(settings.bootstrap_servers, client_id="penstock-worker")
-        self._held = Held(settings.max_in_flight)
-        self._polled: deque[KafkaRecord] = deque()  # not admitted yet
+        self._held = Held(settings.max_in_flight, self._bulk_topic)
+        self._polled = Polled(self._bulk_topic)
+        self._admitting_bulk: asyncio.Task[None] | None = None
         self._delivery = Delivery(self._outbox, self._held, self._finished)
         intake = Intake(
             info,
             reply_topics=settings.reply_topics,
+            bulk_topic=self._bulk_topic,
+            slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,
             max_reply_bytes=settings.max_reply_bytes,
         )
         self._admission = Admission(intake, info, tokenizer, self._refuse)
         self._consumer = Consumer(
             settings.bootstrap_servers,
-            self._topic,
+            (self._topic, self._bulk_topic),
             settings.group_id or f"penstock.{info.name}",
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             taken=self._on_taken,
             revoked=self._on_revoked,
         )
-        scheduler = Scheduler(scheduler_settings(settings), cost)
+        scheduler = Scheduler(scheduler_settings(settings, num_lanes=lanes.num_lanes, padded=info.padded), cost)
+        self._cost = cost
         self._dispatcher = Dispatcher(
             lanes,
             scheduler,
@@ -105,7 +111,9 @@ class Worker:
             queued_tokens=lambda: scheduler.queued_tokens,
             unfinished_records=lambda: self._held.records,
         )
+        self._load = Load(scheduler, cost, self._metrics, busy_s=self._dispatcher.busy_s)
         self._answered_ok = self._metrics.requests.labels("ok")
+        self._latency = {bulk: self._metrics.latency.labels("bulk" if bulk else "online") for bulk in (False, True)}
         self._answered = 0
         self._committing = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -129,22 +137,24 @@ class Worker:
         if not await self._start_unless_stopped():
             await self._outbox.stop(0.0)
             return 0
-        committer = asyncio.create_task(self._commit_regularly())
+        regularly = [asyncio.create_task(self._commit_regularly()), asyncio.create_task(self._tell_load_regularly())]
         try:
             if self._settings.once:
                 await self._serve_once()
             else:
                 await self._serve()
         finally:
-            committer.cancel()
+            for task in regularly:
+                task.cancel()
             await self._shut_down()
         unfinished_job = self._settings.once and self._offsets.num_unfinished > 0
         return 1 if self._broken is not None or unfinished_job else 0
 
     async def _start(self) -> None:
         await self._outbox.start()
-        topics = [self._topic, dead_letter_topic(self._topic)]
-        await ensure_topics(self._settings.bootstrap_servers, topics, _NUM_PARTITIONS)
+        topics = (self._topic, self._bulk_topic)
+        dead_letters = map(dead_letter_topic, topics)
+        await ensure_topics(self._settings.bootstrap_servers, [*topics, *dead_letters], _NUM_PARTITIONS)
         await self._consumer.start()
         log.info("worker_ready", topic=self._topic, model=self._info.name, tasks=sorted(self._info.tasks))
 
@@ -174,25 +184,36 @@ class Worker:
         while not await self._unless_stopped(self._consumer.reached(ends)) and not self._stopping.is_set():
             await self._poll()
         log.info("end_reached", partitions=len(ends), unfinished=self._held.records)
-        self._consumer.pause()
+        self._consumer.pause(self._topic)
+        self._consumer.pause(self._bulk_topic)
         self._dispatcher.drain()
         while not self._stopping.is_set() and self._held.records:
             await self._turn()
 
     async def _poll(self) -> None:
         """One turn, with back-pressure adjusted."""
-        if self._held.is_full or self._polled:
-            self._consumer.pause()
-        elif self._held.has_room and self._consumer.assigned.is_set():
-            self._consumer.resume()
+        self._adjust(self._topic, stop=self._held.is_full() or self._polled.waits(bulk=False), go=self._held.has_room())
+        self._adjust(self._bulk_topic, stop=self._held.is_full(bulk=True), go=self._held.has_room(bulk=True))
         await self._turn()
 
+    def _adjust(self, topic: str, *, stop: bool, go: bool) -> None:
+        if stop:
+            self._consumer.pause(topic)
+        elif go and self._consumer.assigned.is_set():
+            self._consumer.resume(topic)
+
     async def _turn(self) -> None:
-        """Poll, and start on its way as much of what has arrived as may be held."""
+        """Poll, and start on its way as much of what has arrived as may be held; bulk beside the turns that follow."""
         timeout_ms = _PAUSED_POLL_MS if self._consumer.is_paused else _POLL_MS
         await self._unless_stopped(self._consumer.poll(timeout_ms))
-        while self._polled and self._held.can_admit and not self._stopping.is_set():
-            await self._admit(self._next_slice())
+        if self._polled.waits(bulk=True) and (self._admitting_bulk is None or self._admitting_bulk.done()):
+            self._admitting_bulk = asyncio.create_task(self._admit_polled(bulk=True))
+            self._admitting_bulk.add_done_callback(_raise_failure)
+        await self._admit_polled(bulk=False)
+
+    async def _admit_polled(self, *, bulk: bool) -> None:
+        while self._polled.waits(bulk=bulk) and self._held.can_admit(bulk=bulk) and not self._stopping.is_set():
+            await self._admit(self._next_slice(bulk=bulk))
             await asyncio.sleep(0)
 
     async def _unless_stopped(self, asked: Coroutine[Any, Any, T]) -> T | None:
@@ -210,29 +231,25 @@ class Worker:
     def _on_taken(self, records: Sequence[KafkaRecord]) -> None:
         for record in records:
             self._held.take(record)
-        self._polled += records
+        self._polled.put(records)
 
-    def _next_slice(self) -> list[KafkaRecord]:
+    def _next_slice(self, *, bulk: bool) -> list[KafkaRecord]:
         """Some of what was polled. From here on these records are this worker's to answer."""
-        records: list[KafkaRecord] = []
-        num_bytes = 0
-        while self._polled and len(records) < _SLICE_RECORDS and num_bytes < _SLICE_BYTES:
-            record = self._polled.popleft()
-            num_bytes += len(record.value or b"")
+        records = self._polled.take_slice(bulk=bulk)
+        for record in records:
             self._offsets.start((record.topic, record.partition), record.offset)
-            records.append(record)
         self._nothing_unfinished.clear()
         return records
 
     def _leave_polled(self) -> None:
         """What was not begun is its next owner's: it will be read again from where the commits end."""
-        while self._polled:
-            self._held.let_go(self._polled.popleft())
+        for record in self._polled.take_all():
+            self._held.let_go(record)
 
     async def _admit(self, records: Sequence[KafkaRecord]) -> None:
         now = time.monotonic()
         rows = await self._admission.rows(records, now, time.time())
-        self._held.rows += len(rows)
+        self._held.add_rows(records[0], len(rows))  # all are of one topic
         tokenized = time.monotonic()
         found = await self._cache.get_many([row.key for row in rows]) if self._cache is not None else {}
         tokenize_ms = round((tokenized - now) * 1e3, 3)
@@ -259,9 +276,12 @@ class Worker:
         """A row has its result; the last of a record sends its answer."""
         owner = row.owner
         if row.settle(result) and not owner.failed:
-            self._held.rows -= len(owner.rows)
+            self._held.drop_rows(owner.record, len(owner.rows))
             self._answered += 1
-            self._metrics.latency.observe(time.monotonic() - owner.arrived)
+            now = time.monotonic()
+            self._latency[owner.bulk].observe(now - owner.arrived)
+            if owner.deadline is not None and now > owner.deadline:
+                self._load.missed(PREDICTED_WRONG)
             self._answered_ok.inc()
             self._delivery.reply(owner, make_reply(owner, self._info))
 
@@ -271,16 +291,22 @@ class Worker:
         if owner.failed:
             return
         owner.failed = True
-        self._held.rows -= len(owner.rows)
+        self._held.drop_rows(owner.record, len(owner.rows))
         self._refuse(owner.record, owner.address, type(error)(error.message, {row.index: error}))
 
     def _refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
         self._metrics.requests.labels(error.code).inc()
+        cause = cause_of(error)
+        if cause is not None:
+            self._load.missed(cause)
         self._delivery.refuse(record, address, error)
 
     def _batch_done(self, results: Sequence[tuple[Row, Float32Array]], stats: BatchStats) -> None:
         now = time.monotonic()
-        shown: dict[str, int | str] = {"size": stats.sequences, "tokens": stats.tokens, "trigger": stats.trigger}
+        sums = stats.sums
+        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
+        self._load.batch_done()
+        shown: dict[str, int | str] = {"size": sums.count, "tokens": sums.tokens, "trigger": stats.trigger}
         compute_ms = round(stats.device_s * 1e3, 3)
         for row, _ in results:
             timing = row.owner.timing_ms
@@ -293,14 +319,14 @@ class Worker:
             "batch_done",
             trigger=stats.trigger,
             partition=stats.partition,
-            sequences=stats.sequences,
-            tokens=stats.tokens,
-            max_seqlen=stats.max_seqlen,
+            sequences=sums.count,
+            tokens=sums.tokens,
+            max_seqlen=sums.longest,
             padding_avoided=round(stats.padding_avoided, 4),
             predicted_s=round(stats.predicted_s, 6),
             device_s=round(stats.device_s, 6),
         )
-        self._metrics.observe_batch(stats.trigger, stats.sequences, stats.tokens, stats.max_seqlen, stats.device_s)
+        self._metrics.observe_batch(stats.trigger, sums.count, sums.tokens, sums.longest, stats.device_s)
 
     def _finished(self, record: KafkaRecord) -> None:
         """Everything a record is owed is acknowledged."""
@@ -313,6 +339,11 @@ class Worker:
         while True:
             await asyncio.sleep(_COMMIT_S)
             await asyncio.shield(self._commit())  # ended in mid-commit, the next one would not know of its offsets
+
+    async def _tell_load_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._load.tick(time.monotonic())
 
     async def _commit(self) -> None:
         async with self._committing:  # one after another: an older offset must never overtake a newer one
@@ -352,6 +383,8 @@ class Worker:
         await self._drain(drain_until)
         await self._commit_now()
         self._dispatcher.close()
+        if self._admitting_bulk is not None:
+            self._admitting_bulk.cancel()
         left_s = max(_DISCONNECT_S, drain_until + _LEAVE_S - time.monotonic())
         await asyncio.gather(self._consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._write_back is not None:
@@ -373,12 +406,23 @@ class Worker:
         self.stop()
 
 
-def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
-    """The scheduler's part of the worker's settings."""
+def _raise_failure(task: "asyncio.Task[None]") -> None:
+    """In a callback, so that it reaches the event loop's last resort."""
+    if not task.cancelled():
+        task.result()
+
+
+def scheduler_settings(settings: WorkerSettings, *, num_lanes: int, padded: bool) -> SchedulerSettings:
+    """The scheduler's part of the worker's settings, for an engine that pads or does not."""
     return SchedulerSettings(
         max_wait_s=settings.max_wait_ms / 1e3,
         max_batch_sequences=settings.max_batch_sequences,
         max_batch_tokens=settings.max_batch_tokens,
-        slo_s=settings.slo_ms / 1e3,
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
         trigger=settings.trigger,
+        partition=settings.partition or ("dp" if padded else "fifo"),
+        order=settings.order,
+        admission=settings.admission,
+        num_lanes=num_lanes,
+        bulk_slice_s=settings.bulk_slice_ms / 1e3,
     )

@@ -26,6 +26,8 @@ def embed(
 
     The output has the input's columns and two more: embedding, error.
 
+    A file is a bulk job: workers answer it with the time that online requests leave. One --text is an online request.
+
     Exit code 0: every row is answered. 1: some hold an error instead. 2: bad input.
     """
     options = Options(pooling=settings.pooling, truncate=settings.truncate)

@@ -43,10 +43,10 @@ def run_job(
     return _file(task, settings, options, source, target)
 
 
-def _client(settings: JobSettings) -> "Client":
+def _client(settings: JobSettings, *, bulk: bool) -> "Client":
     from penstock.producer.client import Client
 
-    return Client(**{name: getattr(settings, name) for name in ClientSettings.model_fields})
+    return Client(bulk=bulk, **{name: getattr(settings, name) for name in ClientSettings.model_fields})
 
 
 def _stalled(settings: JobSettings) -> str:
@@ -57,7 +57,7 @@ def _stalled(settings: JobSettings) -> str:
 
 
 async def _one(task: str, settings: JobSettings, options: Options, text: str) -> int:
-    async with _client(settings) as client:
+    async with _client(settings, bulk=False) as client:
         (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _ANSWER_SOON_S))
     if isinstance(row, float | list):
         raise RuntimeError(f"{task} was answered with what another task gives. This is a bug.")
@@ -123,7 +123,7 @@ async def _all_rows(
 ) -> "BulkResult":
     from penstock.producer.bulk import run_bulk
 
-    async with _client(settings) as client:
+    async with _client(settings, bulk=True) as client:
         with JobScreen(total, _stalled(settings)) as screen:
             ticking = asyncio.create_task(_tick(screen))
             try:

@@ -50,7 +50,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
     def consumer() -> Consumer:
         return Consumer(
             kafka.bootstrap_servers,
-            topic,
+            [topic],
             f"group-{topic}",
             fetch_max_wait_ms=50,
             drain_s=1,
@@ -101,7 +101,7 @@ async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
 
     reader = Consumer(
         kafka.bootstrap_servers,
-        topic,
+        [topic],
         f"group-{topic}",
         fetch_max_wait_ms=50,
         drain_s=1,

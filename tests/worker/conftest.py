@@ -62,7 +62,11 @@ def make_rows() -> MakeRows:
     offsets = itertools.count()
 
     def make(
-        *sequences: Sequence[int], deadline: float | None = None, task: str = "embed", options: Options | None = None
+        *sequences: Sequence[int],
+        deadline: float | None = None,
+        bulk: bool = False,
+        task: str = "embed",
+        options: Options | None = None,
     ) -> list[Row]:
         tokens = join_tokens(sequences)
         request = Request("tiny", task, tokens=tokens, options=options or Options())
@@ -72,6 +76,7 @@ def make_rows() -> MakeRows:
             address=ReplyAddress("penstock.replies", 0, b"id", None),
             request=request,
             deadline=deadline,
+            bulk=bulk,
             arrived=0.0,
             rows=[None] * n,
             missing=n,

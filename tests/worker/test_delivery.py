@@ -35,7 +35,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.held = Held(max_records=8)
+        self.held = Held(8, "requests.bulk")
         self.sent: list[tuple[str, int | None, OutRecord]] = []
         self.delivery = Delivery(self, self.held, lambda record: self.events.append(f"finished {record.offset}"))  # type: ignore[arg-type]  # put is all of an Outbox that it uses
 

@@ -1,4 +1,4 @@
-"""Back-pressure: each of the four counts can fill the worker, and each lets it go on."""
+"""Back-pressure: each of the four counts can fill the worker, and each lets it go on; bulk never takes it all."""
 
 from typing import Any
 
@@ -9,42 +9,86 @@ from hypothesis import strategies as st
 from penstock.worker.held import Held
 
 MIB = 1024 * 1024
+BULK = "requests.bulk"
 
 
-@pytest.mark.parametrize(
-    ("count", "bound"), [("records", 100), ("rows", 800), ("request_bytes", 256 * MIB), ("reply_bytes", 64 * MIB)]
-)
+class Record:
+    def __init__(self, value: bytes | None = b"", topic: str = "requests") -> None:
+        self.value = value
+        self.topic = topic
+
+
+def hold(held: Any, count: str, amount: int, topic: str = "requests") -> None:
+    """As much of one thing, and as little as can be of the others."""
+    match count:
+        case "records":
+            for _ in range(amount):
+                held.take(Record(topic=topic))
+        case "rows":
+            held.add_rows(Record(topic=topic), amount)
+        case "request_bytes":
+            held.take(Record(bytes(amount), topic))
+        case "reply_bytes":
+            held.reply_bytes += amount
+
+
+BOUNDS = [("records", 100), ("rows", 800), ("request_bytes", 256 * MIB), ("reply_bytes", 64 * MIB)]
+
+
+@pytest.mark.parametrize(("count", "bound"), BOUNDS)
 def test_each_count_alone_fills_it_and_a_quarter_must_be_free_again(count: str, bound: int) -> None:
-    held = Held(max_records=100)
-    setattr(held, count, bound - 1)
-    assert (held.is_full, held.has_room) == (False, False)
-    setattr(held, count, bound)
-    assert (held.is_full, held.has_room) == (True, False)
-    setattr(held, count, bound * 3 // 4 - 1)
-    assert (held.is_full, held.has_room) == (False, True)
+    for amount, state in [(bound, (True, False)), (bound - 1, (False, False)), (bound * 3 // 4 - 1, (False, True))]:
+        held = Held(100, BULK)
+        hold(held, count, amount)
+        assert (held.is_full(), held.has_room()) == state
+
+
+@pytest.mark.parametrize(("count", "bound"), BOUNDS)
+def test_bulk_fills_its_half_and_leaves_the_other_to_online(count: str, bound: int) -> None:
+    for amount, state in [
+        (bound // 2, (True, False)),
+        (bound // 2 - 1, (False, False)),
+        (bound * 3 // 8 - 1, (False, True)),
+    ]:
+        held = Held(100, BULK)
+        hold(held, count, amount, BULK)
+        assert (held.is_full(bulk=True), held.has_room(bulk=True)) == state
+        assert (held.is_full(), held.has_room()) == (False, True)
+
+
+@pytest.mark.parametrize(("count", "bound"), BOUNDS)
+def test_what_online_holds_stops_bulk_only_when_everything_is_full(count: str, bound: int) -> None:
+    held = Held(100, BULK)
+    hold(held, count, bound - 1)
+    assert held.is_full(bulk=True) == (count == "reply_bytes")  # whose, is not known
+    hold(held, count, 1)
+    assert held.is_full(bulk=True)
 
 
 def test_admission_waits_for_rows_and_replies_and_never_for_records_that_wait_for_it() -> None:
-    held = Held(max_records=1)
-    held.records, held.request_bytes = 500, 1000 * MIB
-    assert held.can_admit
-    held.rows = 8
-    assert not held.can_admit
-    held.rows, held.reply_bytes = 0, 64 * MIB
-    assert not held.can_admit
+    held: Any = Held(2, BULK)
+    for _ in range(500):
+        held.take(Record(bytes(MIB), BULK))
+    assert (held.can_admit(), held.can_admit(bulk=True)) == (True, True)
+    held.add_rows(Record(topic=BULK), 8)
+    assert (held.can_admit(), held.can_admit(bulk=True)) == (True, False)
+    held.add_rows(Record(), 8)
+    assert (held.can_admit(), held.can_admit(bulk=True)) == (False, False)
+    held.drop_rows(Record(topic=BULK), 8)
+    assert (held.can_admit(), held.can_admit(bulk=True)) == (True, True)
+    held.reply_bytes = 64 * MIB
+    assert (held.can_admit(), held.can_admit(bulk=True)) == (False, False)
 
 
-@given(st.lists(st.binary(max_size=9) | st.none()))
-def test_what_is_taken_and_let_go_leaves_nothing(values: list[bytes | None]) -> None:
-    class Record:
-        def __init__(self, value: bytes | None) -> None:
-            self.value = value
-
-    held: Any = Held(max_records=100)
-    records = [Record(value) for value in values]
+@given(st.lists(st.tuples(st.binary(max_size=9) | st.none(), st.sampled_from(["requests", BULK]))))
+def test_what_is_taken_and_let_go_leaves_nothing(values: list[tuple[bytes | None, str]]) -> None:
+    held: Any = Held(1, BULK)
+    records = [Record(value, topic) for value, topic in values]
     for record in records:
         held.take(record)
-    assert (held.records, held.request_bytes) == (len(values), sum(len(value or b"") for value in values))
+        held.add_rows(record, 3)
+    assert held.records == len(values)
     for record in reversed(records):
+        held.drop_rows(record, 3)
         held.let_go(record)
-    assert (held.records, held.request_bytes) == (0, 0)
+    assert (held.records, held.is_full(bulk=True), held.has_room(bulk=True)) == (0, False, True)

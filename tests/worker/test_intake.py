@@ -37,9 +37,14 @@ def u32(*numbers: int) -> bytes:
     return np.array(numbers, "<u4").tobytes()
 
 
+def make_intake(info: ModelInfo, **changes: Any) -> Intake:
+    given = {"reply_topics": ".*", "bulk_topic": "b", "slo_s": None, "max_sequences": 16, "max_reply_bytes": 1024}
+    return Intake(info, **given | changes)
+
+
 @pytest.fixture
 def intake(info: ModelInfo) -> Intake:
-    return Intake(info, reply_topics=REPLY_TOPIC_PATTERN, max_sequences=16, max_reply_bytes=1024)
+    return make_intake(info, reply_topics=REPLY_TOPIC_PATTERN)
 
 
 def body(**changes: Any) -> bytes:
@@ -109,7 +114,7 @@ def test_each_bad_value_has_its_error(intake: Intake, make_record: Callable[...,
 
 def test_a_model_refuses_a_task_it_cannot_do(info: ModelInfo, make_record: Callable[..., Any]) -> None:
     embedder = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
-    intake = Intake(embedder, reply_topics=".*", max_sequences=16, max_reply_bytes=1024)
+    intake = make_intake(embedder)
     with pytest.raises(UnsupportedTask, match=r"can embed\. Asked for: 'classify'"):
         intake.accept(make_record(body(task="classify")), ADDRESS, 0.0, 0.0)
 
@@ -117,7 +122,7 @@ def test_a_model_refuses_a_task_it_cannot_do(info: ModelInfo, make_record: Calla
 def test_a_reply_that_would_be_too_large_is_refused_with_the_number_that_fits(
     info: ModelInfo, make_record: Callable[..., Any]
 ) -> None:
-    intake = Intake(info, reply_topics=".*", max_sequences=1000, max_reply_bytes=1024)  # 64 rows of 4 floats
+    intake = make_intake(info, max_sequences=1000)  # 64 rows of 4 floats
 
     def accept(n: int, dtype: str) -> None:
         request = Request("tiny", "embed", tokens=join_tokens([[1]] * n), options=Options(dtype=dtype))
@@ -149,7 +154,7 @@ def test_tokens_are_counted_before_they_are_classified(
 ) -> None:
     """Bounded by what is sent, or by the scores of all labels, which wait in memory until the record is complete."""
     info = tagger(num_labels)
-    intake = Intake(info, reply_topics=".*", max_sequences=16, max_reply_bytes=4000)
+    intake = make_intake(info, max_reply_bytes=4000)
     at_most = (4000 - 10 * num_labels - 2 * 4) // bytes_a_token
 
     def reply_bytes(num_tokens: int) -> int:
@@ -169,19 +174,19 @@ def test_tokens_are_counted_before_they_are_classified(
 
 
 def test_what_is_cut_does_not_count(make_record: Callable[..., Any]) -> None:
-    intake = Intake(replace(tagger(1), max_tokens=8), reply_topics=".*", max_sequences=16, max_reply_bytes=1024)
+    intake = make_intake(replace(tagger(1), max_tokens=8))
     request = tokens_of([1] * 1000, task="token_classify", truncate=True)
     assert sequences(intake, request) == [[1] * 8]
 
 
 def test_labels_that_16_bits_cannot_name_are_refused() -> None:
-    intake = Intake(tagger(65_537), reply_topics=".*", max_sequences=16, max_reply_bytes=1 << 30)
+    intake = make_intake(tagger(65_537), max_reply_bytes=1 << 30)
     with pytest.raises(UnsupportedTask, match=r"65,537 labels; a reply can name 65,536"):
         sequences(intake, tokens_of([1], task="token_classify"))
 
 
 def test_scores_of_pairs_are_bounded_too(make_record: Callable[..., Any]) -> None:
-    intake = Intake(tagger(1), reply_topics=".*", max_sequences=1000, max_reply_bytes=1024)
+    intake = make_intake(tagger(1), max_sequences=1000)
 
     def accept(n: int) -> None:
         request = Request("tiny", "rerank", text=(("a", "b"),) * n)
@@ -305,7 +310,7 @@ def test_every_sequence_is_let_in_whole_cut_to_fit_or_named(
     lengths: list[int], truncate: bool, data: st.DataObject
 ) -> None:
     info = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
-    intake = Intake(info, reply_topics=".*", max_sequences=16, max_reply_bytes=1024)
+    intake = make_intake(info)
     given_ids = [data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n)) for n in lengths]
     request = tokens_of(*given_ids, truncate=truncate)
     too_long = [index for index, n in enumerate(lengths) if n > 8]

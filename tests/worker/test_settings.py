@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from penstock.engine import NullEngine, PackedBatch
-from penstock.engine.types import Running
+from penstock.engine import NullEngine
 from penstock.worker import WorkerSettings
 from penstock.worker.process import suited
 from penstock.worker.worker import scheduler_settings
@@ -34,6 +34,10 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"lanes": 0},
         {"max_sequences": 5000},
         {"trigger": "eager"},
+        {"partition": "best"},
+        {"order": "random"},
+        {"admission": "all"},
+        {"bulk_slice_ms": 0},
         {"dtype": "float8"},
         {"drain_s": 0},
         {"max_batch_size": 4},
@@ -49,8 +53,24 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 
 def test_the_scheduler_counts_in_seconds() -> None:
-    settings = scheduler_settings(make(model="m", max_wait_ms=2, slo_ms=100, max_batch_tokens=512))
-    assert (settings.max_wait_s, settings.slo_s, settings.max_batch_tokens) == (0.002, 0.1, 512)
+    chosen = make(model="m", max_wait_ms=2, slo_ms=100, max_batch_tokens=512, bulk_slice_ms=3)
+    settings = scheduler_settings(chosen, num_lanes=2, padded=False)
+    assert (settings.max_wait_s, settings.slo_s, settings.bulk_slice_s) == (0.002, 0.1, 0.003)
+    assert (settings.max_batch_tokens, settings.num_lanes) == (512, 2)
+
+
+def test_nothing_is_refused_for_lateness_unless_somebody_sets_a_deadline() -> None:
+    assert scheduler_settings(make(model="m"), num_lanes=1, padded=False).slo_s is None
+
+
+@pytest.mark.parametrize(
+    ("padded", "chosen", "expected"), [(False, None, "fifo"), (True, None, "dp"), (True, "fifo", "fifo")]
+)
+def test_the_partition_is_what_is_right_for_the_engine_unless_chosen(
+    padded: bool, chosen: str | None, expected: str
+) -> None:
+    settings = scheduler_settings(make(model="m", partition=chosen), num_lanes=1, padded=padded)
+    assert settings.partition == expected
 
 
 def test_reading_settings_loads_no_model_library() -> None:
@@ -58,15 +78,16 @@ def test_reading_settings_loads_no_model_library() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class PipelinedNull(NullEngine):
+class NullGpu(NullEngine):
     """As a GPU's engine looks from outside."""
 
-    def start(self, batch: PackedBatch) -> Running:
-        raise NotImplementedError
+    def __init__(self) -> None:
+        super().__init__()
+        self._info = replace(self._info, device="NVIDIA H200")
 
 
 def test_caps_that_nobody_chose_are_a_gpus_on_a_gpu() -> None:
     on_cpu = suited(make(model="m"), NullEngine())
     assert (on_cpu.max_batch_tokens, on_cpu.max_batch_sequences) == (1024, 256)
-    on_gpu = suited(make(model="m", max_batch_sequences=7), PipelinedNull())
+    on_gpu = suited(make(model="m", max_batch_sequences=7), NullGpu())
     assert (on_gpu.max_batch_tokens, on_gpu.max_batch_sequences) == (16_384, 7)
