@@ -1,6 +1,5 @@
 """CUDA graphs of forward passes: captured when a shape comes again, replayed from then on."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import structlog
@@ -9,8 +8,13 @@ from torch import Tensor
 
 from penstock.engine.gpu.inputs import Shape
 
-_MAX_GRAPHS = 256
-_MAX_POOL_BYTES = 1 << 30
+_MAX_GRAPHS = 512
+_MAX_HELD_BYTES = 1 << 30
+# What the driver keeps for a graph shows in the device's free memory alone, and so does what other processes do
+# meanwhile: no more than this is put down to one graph.
+_MAX_DRIVER_BYTES = 4 << 20
+
+_Graph = tuple[torch.cuda.CUDAGraph, Tensor]
 
 log = structlog.get_logger("penstock.engine")
 
@@ -19,23 +23,26 @@ class Graphs:
     """Graphs by shape. All share one pool and run in the order of one stream, so they may overwrite each other.
 
     A shape is captured when it comes for the second time. If its capture fails, that is logged once, and the shape is
-    launched kernel by kernel from then on; so is everything new once captures hold too much memory.
+    launched kernel by kernel from then on. So is every new shape once there are too many graphs or they hold too much
+    memory, which is logged once too: a graph that made room for another would be captured anew when its own shape
+    returns, in the middle of requests, and captures are slower than any number of launches.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: OrderedDict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
+        self._captured: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
         self._refused: set[Shape] = set()
         self._held_bytes = 0
+        self._is_full = False
 
     def __len__(self) -> int:
         return len(self._captured)
 
     @property
     def held_bytes(self) -> int:
-        """Device memory that captures have taken, beside the workspace."""
+        """Device memory that captures have taken, failed ones too, beside the workspace. None of it is given back."""
         return self._held_bytes
 
     def run(self, shape: Shape, work: Callable[[], Tensor]) -> Tensor:
@@ -44,35 +51,48 @@ class Graphs:
         `work` depends on the batch through `shape` and through memory that stays where it is, alone.
         """
         found = self._captured.get(shape)
+        if found is None and self._is_due(shape):
+            found = self._capture(shape, work)
         if found is None:
-            if not self._is_due(shape) or not self._capture(shape, work):
-                return work()
-            found = self._captured[shape]
-        self._captured.move_to_end(shape)
+            return work()
         graph, result = found
         graph.replay()
         return result
 
     def _is_due(self, shape: Shape) -> bool:
-        if shape in self._refused or self._held_bytes > _MAX_POOL_BYTES:
+        if self._is_full or shape in self._refused:
             return False
-        if shape in self._seen:
-            return True
-        self._seen.add(shape)
-        return False
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return False
+        self._is_full = len(self._captured) >= _MAX_GRAPHS or self._held_bytes >= _MAX_HELD_BYTES
+        if self._is_full:
+            log.warning("graphs_full", graphs=len(self._captured), held_bytes=self._held_bytes)
+        return not self._is_full
 
-    def _capture(self, shape: Shape, work: Callable[[], Tensor]) -> bool:
-        if len(self._captured) == _MAX_GRAPHS:
-            self._captured.popitem(last=False)
-        graph = torch.cuda.CUDAGraph()
-        before = torch.cuda.memory_reserved(self._device)
+    def _capture(self, shape: Shape, work: Callable[[], Tensor]) -> _Graph | None:
+        """None when it fails, for this time and for ever."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        torch.cuda.empty_cache()  # as the capture does, which would hide what it takes
+        before = self._memory()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = work()
         except (RuntimeError, ValueError) as error:
             self._refused.add(shape)
-            log.warning("graph_not_captured", shape=str(shape), error=str(error).splitlines()[0])
-            return False
-        self._held_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+            log.warning("graph_not_captured", shape=str(shape), error=str(error).partition("\n")[0])
+            return None
+        finally:
+            torch.cuda.set_stream(stream)  # some versions of torch leave the capture's when its end fails
+            self._count(before, self._memory())
         self._captured[shape] = graph, result
-        return True
+        return self._captured[shape]
+
+    def _memory(self) -> tuple[int, int]:
+        """Bytes that torch's allocator holds, and that are free on the device."""
+        return torch.cuda.memory_reserved(self._device), torch.cuda.mem_get_info(self._device)[0]
+
+    def _count(self, before: tuple[int, int], after: tuple[int, int]) -> None:
+        pool_bytes = max(0, after[0] - before[0])
+        driver_bytes = before[1] - after[1] - pool_bytes
+        self._held_bytes += pool_bytes + min(max(0, driver_bytes), _MAX_DRIVER_BYTES)

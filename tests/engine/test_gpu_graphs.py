@@ -1,0 +1,173 @@
+"""Which shapes are captured, and what becomes of those that are not. CUDA's part is played here: no GPU needed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from penstock.engine.gpu import graphs as module
+from penstock.engine.gpu.choice import AttentionKernel
+from penstock.engine.gpu.graphs import Graphs
+from penstock.engine.gpu.inputs import Shape
+
+MIB = 1 << 20
+
+
+class Graph:
+    """Runs nothing; says that it was replayed."""
+
+    num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+
+
+class Cuda:
+    """What Graphs uses of torch.cuda."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.graphs: list[Graph] = []
+        self.cached_bytes = 0  # of torch's allocator, in no use
+        self.pool_bytes = 0
+        self.free_bytes = 1 << 40
+        self.takes_bytes = 0  # each capture, of the allocator
+        self.driver_bytes = 0  # each capture, beside it
+        self.stream = "engine's"
+        self.error: Exception | None = None  # of the next captures' ends
+        for name, part in {
+            "CUDAGraph": self._new_graph,
+            "graph": self._capturing,
+            "graph_pool_handle": lambda: (0, 1),
+            "empty_cache": self._empty_cache,
+            "memory_reserved": lambda device: self.cached_bytes + self.pool_bytes,
+            "mem_get_info": lambda device: (self.free_bytes, 1 << 40),
+            "current_stream": lambda device: self.stream,
+            "set_stream": lambda stream: setattr(self, "stream", stream),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, part)
+
+    def _new_graph(self) -> Graph:
+        self.graphs.append(Graph())
+        return self.graphs[-1]
+
+    def _empty_cache(self) -> None:
+        self.free_bytes += self.cached_bytes
+        self.cached_bytes = 0
+
+    @contextmanager
+    def _capturing(self, graph: Graph, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        """As of torch 2.8: it gives cached memory back, and a capture whose end fails leaves its stream current."""
+        before, self.stream = self.stream, "capture's"
+        self._empty_cache()
+        yield
+        self.pool_bytes += self.takes_bytes
+        self.free_bytes -= self.takes_bytes + self.driver_bytes
+        if self.error is not None:
+            raise self.error
+        self.stream = before
+
+
+class Work:
+    """A forward pass that counts its launches; while it is captured it is launched too, as far as the host can see."""
+
+    num_launched = 0
+
+    def __call__(self) -> Tensor:
+        self.num_launched += 1
+        return torch.zeros(1)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+@pytest.fixture
+def graphs(cuda: Cuda) -> Graphs:
+    return Graphs(torch.device("cpu"))
+
+
+def shape(rows: int) -> Shape:
+    return Shape(rows=rows, slots=8, max_seqlen=32, has_types=True, kernel=AttentionKernel.SHORT)
+
+
+def run(graphs: Graphs, rows: int, times: int, work: Callable[[], Tensor]) -> None:
+    for _ in range(times):
+        graphs.run(shape(rows), work)
+
+
+def test_a_shape_is_launched_once_then_captured_and_from_then_on_replayed(cuda: Cuda, graphs: Graphs) -> None:
+    work = Work()
+    run(graphs, 32, 1, work)
+    assert (work.num_launched, len(graphs)) == (1, 0)
+    run(graphs, 32, 5, work)
+    assert (work.num_launched, len(graphs)) == (2, 1)
+    assert [graph.num_replays for graph in cuda.graphs] == [5]
+
+
+def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.error, work = RuntimeError("operation not permitted\nwhen a stream is capturing"), Work()
+    with capture_logs() as logs:
+        run(graphs, 32, 2, work)
+        cuda.error = None
+        run(graphs, 32, 10, work)
+    assert [(log["event"], log["error"]) for log in logs] == [("graph_not_captured", "operation not permitted")]
+    assert len(cuda.graphs) == 1
+    assert len(graphs) == 0
+    assert work.num_launched == 13  # each batch, and the capture that failed
+    run(graphs, 64, 2, work)
+    assert len(graphs) == 1  # another shape's capture may succeed
+
+
+@pytest.mark.parametrize("error", [RuntimeError(""), ValueError("odd"), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
+    cuda: Cuda, graphs: Graphs, error: Exception
+) -> None:
+    cuda.error, streams = error, []
+
+    def work() -> Tensor:
+        streams.append(cuda.stream)
+        return torch.zeros(1)
+
+    run(graphs, 32, 2, work)
+    assert streams == ["engine's", "capture's", "engine's"]
+
+
+def test_beyond_the_bound_nothing_is_captured_and_nothing_is_captured_anew(
+    cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_GRAPHS", 3)
+    work = Work()
+    with capture_logs() as logs:
+        for _ in range(10):
+            for rows in (32, 64, 96, 128, 160):
+                run(graphs, rows, 1, work)
+    assert [log["event"] for log in logs] == ["graphs_full"]
+    assert len(graphs) == len(cuda.graphs) == 3
+    assert [graph.num_replays for graph in cuda.graphs] == [9, 9, 9]
+
+
+def test_captured_memory_is_counted_with_the_drivers_and_bounded(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.takes_bytes, cuda.driver_bytes = 200 * MIB, 2 * MIB
+    for rows in range(32, 32 * 21, 32):
+        cuda.cached_bytes += 300 * MIB  # what a capture gives back hides nothing of what it takes
+        cuda.free_bytes -= 300 * MIB
+        run(graphs, rows, 2, Work())
+    assert graphs.held_bytes == 6 * 202 * MIB  # the sixth passed the bound of a GiB
+    assert len(graphs) == 6
+
+
+def test_memory_that_another_process_takes_meanwhile_is_not_the_graphs(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.takes_bytes, cuda.driver_bytes = MIB, 10 << 30
+    run(graphs, 32, 2, Work())
+    assert graphs.held_bytes == 5 * MIB
+
+
+def test_what_a_failed_capture_has_taken_counts(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.takes_bytes, cuda.error = 7 * MIB, RuntimeError("no")
+    run(graphs, 32, 5, Work())
+    assert graphs.held_bytes == 7 * MIB
