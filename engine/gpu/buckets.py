@@ -18,11 +18,14 @@ _ROW_STEPS = ((512, 32), (1024, 64), (GRAPH_ROWS, 128))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 
-def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int, int], AttentionKernel]) -> Shape | None:
+def graph_shape(
+    batch: PackedBatch, max_tokens: int, choose: Callable[[int, int], AttentionKernel], *, has_types: bool
+) -> Shape | None:
     """The shape whose graph can run this batch; None for batches that no graph can run.
 
     max_tokens: longest sequence that the model allows. choose: the attention kernel for the longest sequence and
-    the rows.
+    the rows. has_types: whether the model tells token types apart. If so, a batch without them shares the graph of
+    those with them: reading a row's type, 0, costs less than graphs of its own.
     """
     num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
@@ -33,7 +36,7 @@ def graph_shape(batch: PackedBatch, max_tokens: int, choose: Callable[[int, int]
     slots, kernel = max(_MIN_SLOTS, _power_of_two(needed)), choose(max_seqlen, rows)
     if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
         return None
-    return Shape(rows, slots, max_seqlen, batch.token_type_ids is not None, kernel)
+    return Shape(rows, slots, max_seqlen, has_types, kernel)
 
 
 def _rounded_rows(num_tokens: int) -> int:

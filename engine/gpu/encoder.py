@@ -52,6 +52,8 @@ class GpuEncoder:
         self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
+        types = encoder.embeddings.token_types
+        self._has_types = types is not None and len(types) > 1
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
         self._staging = Staging()
         self._graphs = Graphs(self.device) if graphs else None
@@ -72,9 +74,10 @@ class GpuEncoder:
 
     def upload(self, batch: PackedBatch) -> Inputs:
         """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""
-        shape = graph_shape(batch, self._max_tokens, self._kernel_for) if self._graphs is not None else None
-        if shape is not None:
-            return self._upload_for_graph(batch, shape)
+        if self._graphs is not None:
+            shape = graph_shape(batch, self._max_tokens, self._kernel_for, has_types=self._has_types)
+            if shape is not None:
+                return self._upload_for_graph(batch, shape)
         return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen, len(batch.token_ids))))
 
     def forward(self, inputs: Inputs) -> Tensor:

@@ -26,7 +26,7 @@ class Shape:
     rows: int
     slots: int
     max_seqlen: int  # at least that of every sequence
-    has_types: bool
+    has_types: bool  # whether the device is told each row's token type; else all are of type 0
     kernel: AttentionKernel
 
     @property
@@ -74,8 +74,8 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     token_ids[num_tokens:] = 0
     positions[:] = _arange(shape.rows)
     positions -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    if batch.token_type_ids is not None:
-        token_types[:num_tokens] = batch.token_type_ids
+    if shape.has_types:
+        token_types[:num_tokens] = 0 if batch.token_type_ids is None else batch.token_type_ids
         token_types[num_tokens:] = 0
     plan.reshape(-1, 2)[:] = plan_items(shape.kernel, cu_seqlens, shape.plan_items)
 

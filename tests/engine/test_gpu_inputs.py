@@ -16,6 +16,7 @@ from penstock.engine.weights import PlainAttention
 from tests.engine.helpers import pack, random_sequences
 
 plain = partial(choose_kernel, PlainAttention(), 64)
+shape_of = partial(graph_shape, choose=plain, has_types=True)
 lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
 
 
@@ -39,7 +40,7 @@ def test_an_exact_description_is_the_batch(lengths: list[int]) -> None:
 def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: list[int]) -> None:
     sequences = random_sequences(lengths)
     batch = pack(sequences, types=[np.ones(len(s), np.int32) for s in sequences])
-    shape = graph_shape(batch, max_tokens=130, choose=plain)
+    shape = shape_of(batch, 130)
     assert shape is not None
     inputs = described(batch, shape)
     cu_seqlens, num_tokens = inputs.cu_seqlens.numpy(), len(batch.token_ids)
@@ -58,7 +59,7 @@ def test_spare_rows_are_sequences_of_token_0_and_spare_slots_are_empty(lengths: 
 
 @given(lengths=lengths_of_batches)
 def test_a_graph_wastes_little(lengths: list[int]) -> None:
-    shape = graph_shape(pack(random_sequences(lengths)), max_tokens=130, choose=plain)
+    shape = shape_of(pack(random_sequences(lengths)), 130)
     assert shape is not None
     assert shape.rows < sum(lengths) + max(32, sum(lengths) / 8 + 1)
     assert shape.max_seqlen <= 130
@@ -67,12 +68,31 @@ def test_a_graph_wastes_little(lengths: list[int]) -> None:
 def test_there_are_few_shapes() -> None:
     rng = np.random.default_rng(0)
     batches = [pack(random_sequences(rng.integers(2, 100, rng.integers(1, 75)).tolist())) for _ in range(2000)]
-    assert len({graph_shape(batch, 512, plain) for batch in batches}) <= 100
+    assert len({shape_of(batch, 512) for batch in batches}) <= 100
+
+
+def test_a_batch_without_token_types_shares_the_graph_of_those_with_them() -> None:
+    sequences = random_sequences([5, 40, 7])
+    plain_batch, typed_batch = pack(sequences), pack(sequences, types=[np.ones(len(s), np.int32) for s in sequences])
+    shape = shape_of(plain_batch, 130)
+    assert shape is not None
+    assert shape == shape_of(typed_batch, 130)
+    types = described(plain_batch, shape).token_types
+    assert types is not None
+    assert types.tolist() == [0] * shape.rows
+
+
+def test_a_model_without_token_types_is_told_none() -> None:
+    sequences = random_sequences([5, 40, 7])
+    batch = pack(sequences, types=[np.zeros(len(s), np.int32) for s in sequences])
+    shape = shape_of(batch, 130, has_types=False)
+    assert shape is not None
+    assert described(batch, shape).token_types is None
 
 
 def test_large_batches_have_no_graph() -> None:
-    assert graph_shape(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130, plain) is None
-    assert graph_shape(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130, plain) is None
+    assert shape_of(pack(random_sequences([130] * (GRAPH_ROWS // 130 + 1))), 130) is None
+    assert shape_of(pack(random_sequences([1] * (GRAPH_SLOTS + 1))), 130) is None
 
 
 def test_a_batch_that_does_not_fit_its_shape_is_a_bug() -> None:
