@@ -1,12 +1,18 @@
 """Equation 2 of TurboTransformers: the cheapest way to cut a length-sorted queue into batches."""
 
 import math
+from functools import cache, lru_cache
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.scheduler.cost import CostFunction, FloatArray
+from penstock.scheduler.cost import CostFunction, FloatArray, PackedCost, PaddedCost
+from penstock.scheduler.cost_table import CostTable
+from penstock.scheduler.learning import LearnedCost
+
+IntArray = npt.NDArray[np.int64]
 
 _BLOCK_ROWS = 128  # rows of the band of prices made at once: few calls, and the block stays in cache
 
@@ -29,30 +35,93 @@ def cheapest_cuts(
     engine that pads: deal the longest sequences to the batch with the largest maximum, the next to the next, and no
     batch's maximum, cost, or use of a cap grows. Under a packed cost the optimum may not be contiguous.
     """
-    num = len(ascending)
+    kernels = load_kernels()
     low = _first_fitting(ascending, max_sequences, max_tokens, padded=cost.padded)
-    width = int((np.arange(1, num + 1) - low).max(initial=0))
-    best = np.zeros(num + 1)
-    first = np.zeros(num + 1, dtype=np.int64)
-    for begin in range(0, num, _BLOCK_ROWS):
-        end = min(begin + _BLOCK_ROWS, num)
-        prices = _price_block(ascending, begin, end, width, cost)
-        for j in range(begin + 1, end + 1):
-            row = prices[j - begin - 1, width - (j - low[j - 1]) :]
-            row[:-1][row[:-1] > max_seconds] = np.inf
-            totals = best[low[j - 1] : j] + row
-            i = int(totals.argmin())
-            best[j], first[j] = totals[i], low[j - 1] + i
-    cuts = [num]
+    best, cut = np.zeros(len(ascending) + 1), np.zeros(len(ascending) + 1, dtype=np.int64)
+    tabulated = _tabulated(cost)
+    if tabulated is None:
+        width = int((np.arange(1, len(ascending) + 1) - low).max(initial=0))
+        for begin in range(0, len(ascending), _BLOCK_ROWS):
+            prices = _price_block(ascending, begin, min(begin + _BLOCK_ROWS, len(ascending)), width, cost)
+            kernels.settle_block(prices, begin, low, max_seconds, best, cut)
+    else:
+        table, scale = tabulated
+        tokens_before = np.concatenate([[0.0], np.cumsum(ascending)])
+        work_before = np.concatenate(
+            [[0.0], np.cumsum((table.base.beta_s + table.base.gamma_s * ascending) * ascending)]
+        )
+        run = kernels.cut_by_takeover if _obeys_quadrangle(table, ascending, low) else kernels.cut_by_row
+        run((ascending, tokens_before, work_before), low, _packed_up(table), max_seconds / scale, best, cut)
+        best *= scale
+    cuts = [len(ascending)]
     while cuts[-1] > 0:
-        cuts.append(int(first[cuts[-1]]))
+        cuts.append(int(cut[cuts[-1]]))
     cuts.reverse()
     return cuts, [float(best[stop] - best[start]) for start, stop in pairwise(cuts)]
 
 
-def _first_fitting(
-    ascending: FloatArray, max_sequences: int, max_tokens: int, *, padded: bool
-) -> npt.NDArray[np.int64]:
+@cache
+def load_kernels() -> ModuleType:
+    """The compiled functions, ready to run: at once where an earlier process left them, else within seconds."""
+    from penstock.scheduler import dp_kernels  # not at the top: whoever never cuts never loads numba
+
+    queue = np.ones(1), np.arange(2.0), np.arange(2.0)
+    table = _packed_up(CostTable(PaddedCost(1.0, 0.0, 0.0, 0.0)))
+    low, best, cut = np.zeros(1, dtype=np.int64), np.zeros(2), np.zeros(2, dtype=np.int64)
+    for kernel, arguments in (
+        (dp_kernels.settle_block, (np.ones((1, 1)), 0, low, math.inf, best, cut)),
+        (dp_kernels.cut_by_row, (queue, low, table, math.inf, best, cut)),
+        (dp_kernels.cut_by_takeover, (queue, low, table, math.inf, best, cut)),
+        (dp_kernels.obeys_quadrangle, (table, 1, 1)),
+    ):
+        try:
+            kernel(*arguments)
+        except OSError:  # compiled, but not kept: the folder for it has become full or read-only
+            kernel(*arguments)
+    return dp_kernels
+
+
+def _tabulated(cost: CostFunction) -> tuple[CostTable, float] | None:
+    """The cost as (table, scale), where it is one."""
+    if isinstance(cost, LearnedCost):
+        return cost.table, cost.scale
+    if isinstance(cost, CostTable):
+        return cost, 1.0
+    if isinstance(cost, PackedCost | PaddedCost):
+        return _flat(cost), 1.0
+    return None
+
+
+_flat = lru_cache(CostTable)
+
+
+def _packed_up(table: CostTable) -> tuple[FloatArray, bool, FloatArray, FloatArray, FloatArray]:
+    """A table as dp_kernels takes it."""
+    base = table.base
+    return np.array([base.floor_s, base.alpha_s, base.beta_s, base.gamma_s]), base.padded, *table.arrays
+
+
+def _obeys_quadrangle(table: CostTable, ascending: FloatArray, low: IntArray) -> bool:
+    """Whether the faster recurrence may be used: cost(a..c) + cost(b..d) <= cost(a..d) + cost(b..c) for a < b < c < d,
+    where a cap's infinity counts as a cost.
+
+    A packed cost without factors always obeys: it is a convex function, never falling, of sums over the batch, and
+    the sums of a..d and b..c are as much as those of a..c and b..d, but further apart. With factors it is not asked.
+    """
+    if not table.padded:
+        return len({factor for row in table.factors for factor in row}) == 1
+    # Rounded up, so that a table is tested a few times in its life and not for every queue.
+    longest = 1 << int(ascending.max(initial=1) - 1).bit_length()
+    count = 1 << int((np.arange(1, len(low) + 1) - low).max(initial=1) - 1).bit_length()
+    return _table_obeys_quadrangle(table, longest, count)
+
+
+@lru_cache(maxsize=64)
+def _table_obeys_quadrangle(table: CostTable, longest: int, count: int) -> bool:
+    return bool(load_kernels().obeys_quadrangle(_packed_up(table), longest, count))
+
+
+def _first_fitting(ascending: FloatArray, max_sequences: int, max_tokens: int, *, padded: bool) -> IntArray:
     """For each j in 1..n the least i for which the batch i..j keeps the caps on count and tokens, or j - 1."""
     stops = np.arange(1, len(ascending) + 1)
     if padded:
@@ -77,4 +146,7 @@ def _price_block(ascending: FloatArray, begin: int, end: int, width: int, cost: 
     squares = squares_before[width + 1 :, None] - windows(squares_before, width)[1 : rows + 1]
     count = np.arange(width, 0, -1, dtype=np.float64)
     prices = cost.seconds(tokens, squares, ascending[begin:end, None], count)
-    return np.array(np.broadcast_to(prices, (rows, width)), dtype=np.float64)
+    block = np.array(np.broadcast_to(prices, (rows, width)), dtype=np.float64)
+    if not np.isfinite(block).all():
+        raise ValueError("A cost function must give finite seconds, 0 or more. It gave others.")
+    return block

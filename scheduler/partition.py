@@ -1,15 +1,16 @@
 """Which sequences run together: policies chosen by name, each one object."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Protocol
 
 import numpy as np
 
-from penstock.scheduler.cost import CostFunction
-from penstock.scheduler.dp import cheapest_cuts
+from penstock.scheduler.cost import CostFunction, FloatArray
+from penstock.scheduler.dp import cheapest_cuts, load_kernels
 
 MIN_GAIN = 0.02  # sharing out must promise to end this much sooner; less is within a cost model's error
 
@@ -108,13 +109,17 @@ class CheapestCuts:
 
     name: str = "dp"
 
+    def __post_init__(self) -> None:
+        load_kernels()  # now, before anyone waits for a plan
+
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         fifo = _fill(lengths, cost, caps, len(lengths))
-        if fifo.total_s <= _lower_bound(lengths, cost, caps):
+        unsorted = np.array(lengths, dtype=np.float64)
+        if fifo.total_s <= _lower_bound(unsorted, cost, caps):
             return fifo
-        order = np.argsort(np.asarray(lengths), kind="stable")
+        order = np.argsort(unsorted, kind="stable")
         cuts, seconds = cheapest_cuts(
-            np.asarray(lengths, dtype=np.float64)[order],
+            unsorted[order],
             cost,
             max_sequences=caps.max_sequences,
             max_tokens=caps.max_tokens,
@@ -157,27 +162,31 @@ def share_out(
 
 
 def full_batches_end(lengths: Sequence[int], caps: Caps, *, padded: bool) -> int:
-    """How many of the first sequences FIFO puts into batches that can take no more: all but an underfull last batch."""
-    start = 0
-    while start < len(lengths):
-        stop = _full_at(lengths, start, caps, math.inf, padded=padded)
-        last = lengths[start:stop]
-        used = max(last) * len(last) if padded else sum(last)
-        if stop == len(lengths) and len(last) < caps.max_sequences and used < caps.max_tokens:
-            return start
-        start = stop
-    return start
+    """How many of the first sequences FIFO puts into batches that can take no more: all but an underfull last batch.
+
+    Full by count or tokens, whatever the seconds.
+    """
+    before = list(accumulate(lengths, initial=0))
+    start = stop = 0
+    while stop < len(lengths):
+        start, stop = stop, _full_at(lengths, before, stop, caps, padded=padded)
+    last = lengths[start:stop]
+    used = max(last, default=0) * len(last) if padded else sum(last)
+    return stop if len(last) >= caps.max_sequences or used >= caps.max_tokens else start
 
 
 def _fill(
     lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int, enough_tokens: float = math.inf
 ) -> Partition:
     """Up to `most` batches in the order given, each closed at any cap, or once it holds `enough_tokens`."""
+    lengths = lengths[: most * caps.max_sequences]
+    before = list(accumulate(lengths, initial=0))
     batches: list[tuple[int, ...]] = []
     seconds: list[float] = []
     start = 0
     while start < len(lengths) and len(batches) < most:
-        stop = _full_at(lengths, start, caps, enough_tokens, padded=cost.padded)
+        stop = _full_at(lengths, before, start, caps, padded=cost.padded)
+        stop = min(stop, bisect_left(before, before[start] + enough_tokens, start + 1, stop))
         batch_s = _price(lengths[start:stop], cost)
         if batch_s > caps.max_seconds:
             stop = start + _num_in_time(lengths[start:stop], cost, caps.max_seconds)
@@ -188,19 +197,17 @@ def _fill(
     return Partition(tuple(batches), tuple(seconds))
 
 
-def _full_at(lengths: Sequence[int], start: int, caps: Caps, enough_tokens: float, *, padded: bool) -> int:
-    """Where the batch that begins at `start` ends, by count and tokens."""
+def _full_at(lengths: Sequence[int], before: Sequence[int], start: int, caps: Caps, *, padded: bool) -> int:
+    """Where the batch that begins at `start` ends, by count and tokens. `before`: sums of the first lengths."""
     limit = min(len(lengths), start + caps.max_sequences)
-    tokens = longest = 0
+    if not padded:
+        return max(start + 1, bisect_right(before, before[start] + caps.max_tokens, start, limit + 1) - 1)
+    longest = 0
     for stop in range(start, limit):
-        length = lengths[stop]
-        tokens += length
-        longest = max(longest, length)
-        used = longest * (stop - start + 1) if padded else tokens
-        if used > caps.max_tokens:
-            return max(stop, start + 1)
-        if tokens >= enough_tokens:
-            return stop + 1
+        if lengths[stop] > longest:  # spelt out: this loop sees every sequence of every plan
+            longest = lengths[stop]
+        if longest * (stop + 1 - start) > caps.max_tokens:
+            return max(start + 1, stop)
     return limit
 
 
@@ -226,9 +233,8 @@ def _priced(lengths: Sequence[int], cost: CostFunction, cuts: Sequence[int]) -> 
     )
 
 
-def _lower_bound(lengths: Sequence[int], cost: CostFunction, caps: Caps) -> float:
+def _lower_bound(lengths: FloatArray, cost: CostFunction, caps: Caps) -> float:
     """The cost's lower bound, with at least as many batches as the caps force. A sequence over the cap fills one."""
-    tokens = sum(lengths)
-    capped = tokens if max(lengths, default=0) <= caps.max_tokens else sum(min(n, caps.max_tokens) for n in lengths)
+    capped = float(np.minimum(lengths, caps.max_tokens).sum())
     num_batches = max(math.ceil(len(lengths) / caps.max_sequences), math.ceil(capped / caps.max_tokens))
-    return cost.lower_bound(tokens, sum([length * length for length in lengths]), num_batches)
+    return cost.lower_bound(float(lengths.sum()), float(np.dot(lengths, lengths)), num_batches)
