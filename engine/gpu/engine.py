@@ -1,8 +1,10 @@
 """The engine on a GPU: batches queued on one stream, one ahead of the other, rows fetched when they are there."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
+# torch's allocator raises a type of its own; the driver, cuBLAS, cuDNN and torch's pinned memory have only words.
+_OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,8 @@ class GpuEngine:
         try:
             with torch.cuda.stream(self._stream):
                 return self._start(batch)
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()  # the caller runs the batch again in halves
-            raise
         except RuntimeError as error:
-            raise self._judged(error) from error
+            self._raise(error)
 
     def _start(self, batch: PackedBatch) -> "RunningBatch":
         self._num_batches += 1
@@ -108,12 +109,23 @@ class GpuEngine:
         pool(rows, hidden, encoded.inputs.cu_seqlens[: num_sequences + 1], pooling, normalize=normalize)
         return rows
 
-    def _judged(self, error: RuntimeError) -> Exception:
-        """An error of the device itself ends all use of it; any other is the batch's own."""
-        if "CUDA error" not in str(error) and "CUDA_ERROR" not in str(error):
-            return error
-        self._failure = f"the device failed, and this process can use it no more: {str(error).splitlines()[0]}"
-        return DeviceFailed(self._failure)
+    def _raise(self, error: RuntimeError) -> NoReturn:
+        """What became of a batch, as its caller should see it.
+
+        Memory that ran out, in whatever words, is OutOfMemoryError: the caller runs the batch again in halves. After
+        any other error the device is asked whether it still answers. If not, all use of it ends with DeviceFailed; if
+        it does, the error is the batch's own.
+        """
+        if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            torch.cuda.empty_cache()
+            raise torch.OutOfMemoryError(str(error)) from error
+        try:
+            torch.cuda.synchronize(self._encoder.device)
+        except RuntimeError as lasting:
+            said = str(lasting).partition("\n")[0]
+            self._failure = f"the device failed, and this process can use it no more: {said}"
+            raise DeviceFailed(self._failure) from error
+        raise error
 
 
 class RunningBatch:
@@ -145,7 +157,7 @@ class RunningBatch:
         try:
             self._ended.synchronize()
         except RuntimeError as error:
-            raise self._engine._judged(error) from error
+            self._engine._raise(error)
         rows = {fetched.wanted: self._by_sequence(fetched) for fetched in self._fetched}
         results = [rows[wanted][index] for index, wanted in enumerate(self._batch.options)]
         return BatchOutput(rows=results, device_s=self._started.elapsed_time(self._ended) / 1e3)

@@ -49,7 +49,7 @@ def launch(
     """Queue a kernel on a stream. `function` is a CUfunction; every kernel of ours begins with `wait_for_previous`.
 
     args: pointers and long long as int, 0 for null; int as numpy.int32 and float as numpy.float32.
-    capability: the device's. Raises RuntimeError with the driver's error code.
+    capability: the device's. Raises RuntimeError with the driver's name for the error.
     """
     values = [_as_c(argument) for argument in args]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -63,7 +63,7 @@ def launch(
     )
     code = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
     if code:
-        raise RuntimeError(f"CUDA error {code} at a launch of {grid} blocks of {block} threads.")
+        raise RuntimeError(f"{_error_name(code)} at a launch of {grid} blocks of {block} threads.")
 
 
 def _as_c(argument: Any) -> Any:
@@ -74,6 +74,13 @@ def _as_c(argument: Any) -> Any:
     if isinstance(argument, int):
         return ctypes.c_uint64(argument)
     raise TypeError(f"a kernel's argument is an int, numpy.int32 or numpy.float32, not {type(argument)}.")
+
+
+def _error_name(code: int) -> str:
+    """CUDA_ERROR_INVALID_VALUE and the like."""
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(code, ctypes.byref(name))
+    return f"CUDA error {code}" if name.value is None else name.value.decode()
 
 
 @cache

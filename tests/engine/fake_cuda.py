@@ -1,0 +1,79 @@
+"""The pieces of torch.cuda that the engine touches, played on the CPU: streams do nothing, events have come."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+
+class FakeStream:
+    """Remembers what it waited for."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.waited_for: list[FakeStream] = []
+        self.num_synchronized = 0
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.waited_for.append(other)
+
+    def synchronize(self) -> None:
+        self.num_synchronized += 1
+
+
+class FakeEvent:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.error: RuntimeError | None = None
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return 1.0
+
+
+class FakeCuda:
+    """`broken`: what every synchronisation raises from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broken: RuntimeError | None = None
+        self.num_emptied = 0
+        self.stream = self.default_stream = FakeStream()
+        self._empty = torch.empty
+        for name, part in {
+            "Stream": FakeStream,
+            "Event": FakeEvent,
+            "stream": self._using,
+            "current_stream": lambda device=None: self.stream,
+            "synchronize": self._synchronize,
+            "empty_cache": self._empty_cache,
+            "graph_pool_handle": lambda: (0, 1),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, part)
+        monkeypatch.setattr(torch, "empty", self._unpinned)
+
+    @contextmanager
+    def _using(self, stream: FakeStream) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def _synchronize(self, device: Any = None) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def _empty_cache(self) -> None:
+        self.num_emptied += 1
+
+    def _unpinned(self, *size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        return self._empty(*size, **more)

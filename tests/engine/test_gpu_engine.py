@@ -1,0 +1,155 @@
+"""What the engine on a GPU makes of errors, and the order of its streams. CUDA's part is played here: no GPU needed."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu.encoder import Encoded, GpuEncoder
+from penstock.engine.gpu.engine import GpuEngine
+from penstock.engine.heads import Head
+from penstock.engine.kernels import launch as launching
+from penstock.engine.pooling import EmbeddingTail
+from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
+from tests.engine.fake_cuda import FakeCuda, FakeEvent
+from tests.engine.helpers import pack, random_sequences
+
+TAGS = TaskOptions("token_classify")
+INFO = ModelInfo("tagger", "r1", "float16", "GPU", 200, 130, frozenset({"token_classify"}), 4, ("a", "b", "c", "d"))
+
+# As they are worded: cuBLAS by torch, pinned memory by torch, a module's load by CuPy, a launch of ours.
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY at a launch of (1, 1) blocks of (128,) threads."),
+)
+BATCHES_OWN = (
+    RuntimeError("CUDA_ERROR_INVALID_VALUE at a launch of (12, 70000) blocks of (256,) threads."),
+    RuntimeError("CUDA error: invalid configuration argument"),
+    RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+)
+LASTING = RuntimeError(
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported late"
+)
+
+
+class SmallEncoder:
+    """Each token's state is its id, four times over; batches beyond `most_tokens` raise `error`."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.most_tokens = 1 << 20
+        self.error: Exception | None = None
+        self.lengths: list[int] = []  # tokens of each batch
+        self.num_trims = 0
+
+    def encode(self, batch: PackedBatch) -> Encoded:
+        self.lengths.append(len(batch.token_ids))
+        if self.error is not None and len(batch.token_ids) > self.most_tokens:
+            raise self.error
+        hidden = torch.from_numpy(batch.token_ids).float()[:, None].expand(-1, 4)
+        return Encoded(hidden, inputs=cast(Any, None))  # which no head of tokens looks at
+
+    def trim(self) -> None:
+        self.num_trims += 1
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+@pytest.fixture
+def encoder() -> SmallEncoder:
+    return SmallEncoder()
+
+
+@pytest.fixture
+def engine(cuda: FakeCuda, encoder: SmallEncoder) -> GpuEngine:
+    head = Head((), "raw", INFO.labels, "tokens")
+    tail = EmbeddingTail(pooling="cls", dense=(), normalize=False)
+    return GpuEngine(INFO, Path(), cast(GpuEncoder, encoder), tail, {"token_classify": head})
+
+
+BATCH = pack(random_sequences((3, 5)), TAGS)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
+def test_memory_that_ran_out_in_any_words_is_one_error_and_the_engine_lives(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 4, error
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.run(BATCH)
+    assert cuda.num_emptied == 1
+    assert len(engine.run(pack(random_sequences((3,)), TAGS)).rows) == 1
+
+
+@pytest.mark.parametrize("error", BATCHES_OWN, ids=str)
+def test_an_error_after_which_the_device_answers_is_the_batchs_own(
+    encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 4, error
+    with pytest.raises(RuntimeError) as raised:
+        engine.run(BATCH)
+    assert raised.value is error
+    assert len(engine.run(pack(random_sequences((3,)), TAGS)).rows) == 1
+
+
+@pytest.mark.parametrize("error", [*BATCHES_OWN, LASTING], ids=str)
+def test_a_device_that_does_not_answer_has_failed_for_good(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error, cuda.broken = 4, error, LASTING
+    with pytest.raises(DeviceFailed, match=r"illegal memory access was encountered$"):
+        engine.run(BATCH)
+    cuda.broken = encoder.error = None
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        engine.run(BATCH)
+    assert encoder.lengths == [8]
+
+
+def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: FakeCuda, engine: GpuEngine) -> None:
+    running = engine.start(BATCH)
+    cast(FakeEvent, running._ended).error = LASTING
+    assert running.ready()
+    cuda.broken = LASTING
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        running.result()
+
+
+def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
+    for row, ids in zip(engine.run(BATCH).rows, np.split(BATCH.token_ids, [3]), strict=True):
+        np.testing.assert_array_equal(row, np.tile(ids[:, None], 4))
+
+
+class Driver:
+    """Refuses every launch with one code."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def cuLaunchKernelEx(self, *arguments: Any) -> int:
+        return self._code
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:
+        names = {1: b"CUDA_ERROR_INVALID_VALUE", 2: b"CUDA_ERROR_OUT_OF_MEMORY"}
+        if code in names:
+            name._obj.value = names[code]
+        return 0 if code in names else 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(1, "CUDA_ERROR_INVALID_VALUE at"), (2, "CUDA_ERROR_OUT_OF_MEMORY at"), (999, "CUDA error 999 at")],
+)
+def test_a_refused_launch_gives_the_drivers_name_for_it(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+    monkeypatch.setattr(launching, "_driver", lambda: Driver(code))
+    with pytest.raises(RuntimeError, match=said):
+        launching.launch(0, (1,), (32,), (np.int32(1),), 0, 0, (9, 0))
