@@ -1,122 +1,237 @@
-"""The jobs that wait, in the order they came, with the sums that triggers and plans are made from."""
+"""The jobs that wait, in the order in which they are due: sorted blocks, each with its sums and extremes.
+
+Adding at the end and taking from the front touch one block or a few; what is asked of the whole queue is put together
+from the blocks, not from the jobs.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from operator import attrgetter, sub
 from typing import NamedTuple
 
-from penstock.scheduler.types import Job
+MAX_BLOCK = 128  # jobs; a longer block is halved
+
+Key = tuple[float, ...]
 
 
-class QueueSummary(NamedTuple):
-    """What a trigger may know of the queue. Describes at least one job."""
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A queued job. Its times are the scheduler's, which never step back."""
 
-    num_jobs: int
-    tokens: int  # sum of lengths
-    squares: int  # sum of squared lengths
-    longest: int
+    id: int
+    num_tokens: int
+    bulk: bool
+    arrival: float
+    deadline: float  # inf: none
+    key: Key  # place in the queue, unique
+    work_s: float  # seconds for which it will keep the lanes busy, all of them together
+    latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
+    block: "_Block | None" = None  # where it is, while it is queued
+
+
+class Extremes(NamedTuple):
+    """What triggers and caps depend on. Of no jobs: 0 and infinities."""
+
+    longest: int  # tokens
     oldest_arrival: float
-    half_deadline: float  # earliest moment at which a job has used half the time its deadline gave it; inf: no deadline
+    half_slo_at: float  # earliest moment at which a job has used half the time its deadline gave it
+    tightest_slo_s: float  # least deadline - arrival
+
+    def widened_by(self, job: Waiting) -> bool:
+        slo_s = job.deadline - job.arrival
+        return (
+            job.num_tokens > self.longest
+            or job.arrival < self.oldest_arrival
+            or job.arrival + slo_s / 2 < self.half_slo_at
+            or slo_s < self.tightest_slo_s
+        )
+
+
+_NO_EXTREMES = Extremes(0, math.inf, math.inf, math.inf)
+
+
+class _Block:
+    """Neighbours in the queue, at least one. Their work is kept; the rest is worked out when it is asked for."""
+
+    __slots__ = ("_extremes", "_latest_begin", "jobs", "work_s")
+
+    def __init__(self, jobs: list[Waiting]) -> None:
+        self.hold(jobs)
+        for job in jobs:
+            job.block = self
+
+    def hold(self, jobs: list[Waiting]) -> None:
+        """From now on hold these, which are in order and know this block."""
+        self.jobs = jobs
+        self.work_s = sum([job.work_s for job in jobs])
+        self._extremes: Extremes | None = None
+        self._latest_begin: float | None = None
+
+    def insert(self, job: Waiting) -> None:
+        job.block = self
+        if self.jobs[-1].key < job.key:
+            self.jobs.append(job)
+        else:
+            self.jobs.insert(self.place(job.key), job)
+        self.work_s += job.work_s
+        self._latest_begin = None
+        if self._extremes is not None and self._extremes.widened_by(job):
+            self._extremes = _widest([self._extremes, _extremes([job])])
+
+    def place(self, key: Key) -> int:
+        """How many of its jobs are due before `key`."""
+        return bisect_right(self.jobs, key, key=attrgetter("key"))
+
+    @property
+    def extremes(self) -> Extremes:
+        if self._extremes is None:
+            self._extremes = _extremes(self.jobs)
+        return self._extremes
+
+    @property
+    def latest_begin(self) -> float:
+        """The latest moment to begin with its jobs for none of them to be late."""
+        if self._latest_begin is None:
+            self._latest_begin = _latest_begin(self.jobs)
+        return self._latest_begin
 
 
 class JobQueue:
-    """Jobs by id, oldest first. Sums are kept as jobs come; extremes are looked up again after jobs have left."""
+    """Jobs by id, and in the order of their keys."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
-        self._tokens = 0
-        self._squares = 0
-        self._longest = 0
-        self._oldest_arrival = math.inf
-        self._half_deadline = math.inf
-        self._newest_arrival = -math.inf  # of all jobs ever added, unless the clock was seen to step back
-        self._extremes_known = True
+        self._by_id: dict[int, Waiting] = {}
+        self._blocks: list[_Block] = []
+        self._tokens = self._squares = 0
+        self._work_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._by_id)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._by_id
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return chain.from_iterable([block.jobs for block in self._blocks])
 
     @property
     def tokens(self) -> int:
         return self._tokens
 
-    def add(self, jobs: Sequence[Job]) -> None:
-        """All of `jobs`, or, when one of them is refused with ValueError, none."""
-        incoming: dict[int, Job] = {}
-        for job in jobs:
-            if job.id in self._jobs or job.id in incoming:
-                raise ValueError(f"Job ids must be unique among queued jobs. Already queued: {job.id}")
-            if job.num_tokens < 1:
-                raise ValueError(f"A job must have at least 1 token. Job {job.id} has: {job.num_tokens}")
-            if not -math.inf < job.arrival < math.inf or job.deadline != job.deadline:
-                raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
-            incoming[job.id] = job
-        self._jobs.update(incoming)
-        for job in jobs:
-            self._tokens += job.num_tokens
-            self._squares += job.num_tokens * job.num_tokens
-        self._stretch_extremes(jobs)
+    @property
+    def squares(self) -> int:
+        """Sum of squared lengths."""
+        return self._squares
+
+    @property
+    def work_s(self) -> float:
+        return self._work_s
+
+    def add(self, job: Waiting) -> None:
+        """Queue a job whose id and key are not queued."""
+        self._by_id[job.id] = job
+        self._tokens += job.num_tokens
+        self._squares += job.num_tokens * job.num_tokens
+        self._work_s += job.work_s
+        blocks = self._blocks
+        if not blocks or (len(blocks[-1].jobs) == MAX_BLOCK and blocks[-1].jobs[-1].key < job.key):
+            blocks.append(_Block([job]))
+            return
+        index = self._block_for(job.key)
+        block = blocks[index]
+        block.insert(job)
+        if len(block.jobs) > MAX_BLOCK:
+            half = len(block.jobs) // 2
+            blocks.insert(index + 1, _Block(block.jobs[half:]))
+            block.hold(block.jobs[:half])
 
     def remove(self, ids: Iterable[int]) -> int:
         """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
-        num_before = len(self._jobs)
-        for job_id in ids:
-            job = self._jobs.pop(job_id, None)
-            if job is not None:
-                self._tokens -= job.num_tokens
-                self._squares -= job.num_tokens * job.num_tokens
-        num_left = num_before - len(self._jobs)
-        if num_left:
-            self._extremes_known = False
-        return num_left
+        gone = [job for job in [self._by_id.pop(job_id, None) for job_id in ids] if job is not None]
+        touched = {job.block for job in gone if job.block is not None}
+        for block in touched:
+            block.hold([job for job in block.jobs if job.id in self._by_id])
+        if not all(block.jobs for block in touched):
+            self._blocks = [block for block in self._blocks if block.jobs]
+        self._tokens -= sum([job.num_tokens for job in gone])
+        self._squares -= sum([job.num_tokens * job.num_tokens for job in gone])
+        # Rounding must not leave work behind in an empty queue.
+        self._work_s = self._work_s - sum([job.work_s for job in gone]) if self._by_id else 0.0
+        return len(gone)
 
-    def oldest(self, num: int) -> list[Job]:
-        """The first `num` jobs in the order they were added, or all when there are fewer. They stay queued."""
-        return list(islice(self._jobs.values(), num))
+    def first(self, num: int) -> list[Waiting]:
+        """The `num` jobs due first, or all when there are fewer. They stay queued."""
+        return list(islice(self, num))
 
-    def summary(self) -> QueueSummary:
-        self._find_extremes()
-        return QueueSummary(
-            len(self._jobs), self._tokens, self._squares, self._longest, self._oldest_arrival, self._half_deadline
-        )
+    def extremes(self) -> Extremes:
+        return _widest([block.extremes for block in self._blocks])
 
-    def clamp_arrivals(self, now: float) -> None:
-        """A job cannot come from the future: the clock stepped back, and the job counts as having arrived now.
+    def work_ahead(self, key: Key) -> float:
+        """Seconds of work of the jobs due before `key`."""
+        if not self._blocks or self._blocks[-1].jobs[-1].key < key:
+            return self._work_s
+        index = self._block_for(key)
+        block = self._blocks[index]
+        ahead_s = sum([before.work_s for before in self._blocks[:index]])
+        return ahead_s + sum([job.work_s for job in block.jobs[: block.place(key)]])
 
-        Its time allowance, deadline - arrival, stays. So no job waits longer than if it had come at this moment.
-        """
-        if now >= self._newest_arrival:
-            return
-        for job in self._jobs.values():
-            if job.arrival > now:
-                deadline = None if job.deadline is None else now + (job.deadline - job.arrival)
-                self._jobs[job.id] = replace(job, arrival=now, deadline=deadline)
-        self._newest_arrival = now
-        self._extremes_known = False
+    def latest_begin(self, key: Key) -> float:
+        """The latest moment for the lanes to begin with this queue, if no job due after `key` is to be late."""
+        if not self._blocks or self._blocks[-1].jobs[-1].key < key:
+            return math.inf
+        index = self._block_for(key)
+        block, behind = self._blocks[index], self._blocks[index + 1 :]
+        place = block.place(key)
+        moments = [_latest_begin(block.jobs[place:]) - sum([job.work_s for job in block.jobs[:place]])]
+        ahead_s = accumulate([before.work_s for before in behind], initial=block.work_s)
+        moments += map(sub, [later.latest_begin for later in behind], ahead_s)
+        return min(moments) - sum([before.work_s for before in self._blocks[:index]])
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError when a kept sum or extreme is not what the jobs say."""
-        kept = self.summary()
-        self._extremes_known = False
-        lengths = [job.num_tokens for job in self._jobs.values()]
-        sums = (len(lengths), sum(lengths), sum(length * length for length in lengths))
-        if kept[:3] != sums or kept != self.summary():
-            raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {self.summary()}. This is a bug.")
+        """Raise RuntimeError when a kept sum or extreme, or the order, is not what the jobs say. O(queued)."""
+        jobs = list(self)
+        keys = [job.key for job in jobs]
+        in_place = all(
+            job.block is block and self._by_id.get(job.id) is job for block in self._blocks for job in block.jobs
+        )
+        if keys != sorted(keys) or not in_place or not all(0 < len(block.jobs) <= MAX_BLOCK for block in self._blocks):
+            raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
+        kept = len(self._by_id), self._tokens, self._squares, self.extremes()
+        found = len(jobs), sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), _extremes(jobs)
+        work_s = sum(job.work_s for job in jobs)
+        if kept != found or not math.isclose(work_s, self._work_s, rel_tol=1e-6, abs_tol=1e-9):
+            raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
-    def _find_extremes(self) -> None:
-        if not self._extremes_known:
-            self._longest, self._oldest_arrival, self._half_deadline = 0, math.inf, math.inf
-            self._extremes_known = True
-            self._stretch_extremes(self._jobs.values())
+    def _block_for(self, key: Key) -> int:
+        """Index of the block that has, or would have, this key. There is at least one block."""
+        if len(self._blocks) == 1 or self._blocks[-1].jobs[0].key < key:
+            return len(self._blocks) - 1
+        return max(0, bisect_right(self._blocks, key, key=lambda block: block.jobs[0].key) - 1)
 
-    def _stretch_extremes(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            arrival = job.arrival
-            if job.num_tokens > self._longest:
-                self._longest = job.num_tokens
-            if arrival < self._oldest_arrival:
-                self._oldest_arrival = arrival
-            if arrival > self._newest_arrival:
-                self._newest_arrival = arrival
-            if job.deadline is not None:
-                self._half_deadline = min(self._half_deadline, arrival + (job.deadline - arrival) / 2)
+
+def _extremes(jobs: Sequence[Waiting]) -> Extremes:
+    slos_s = [job.deadline - job.arrival for job in jobs]
+    halves = [job.arrival + slo_s / 2 for job, slo_s in zip(jobs, slos_s, strict=True)]
+    tokens, arrivals = [job.num_tokens for job in jobs], [job.arrival for job in jobs]
+    return Extremes(
+        max(tokens, default=0),
+        min(arrivals, default=math.inf),
+        min(halves, default=math.inf),
+        min(slos_s, default=math.inf),
+    )
+
+
+def _widest(extremes: Sequence[Extremes]) -> Extremes:
+    if len(extremes) == 1:
+        return extremes[0]
+    longest, oldest_arrivals, half_slos_at, slos_s = zip(_NO_EXTREMES, *extremes, strict=True)
+    return Extremes(max(longest), min(oldest_arrivals), min(half_slos_at), min(slos_s))
+
+
+def _latest_begin(jobs: Sequence[Waiting]) -> float:
+    """The latest moment to begin with these jobs, one after the other, for none of them to be late."""
+    ahead_s = accumulate([job.work_s for job in jobs], initial=0.0)
+    return min(map(sub, [job.latest_begin for job in jobs], ahead_s), default=math.inf)

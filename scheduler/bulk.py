@@ -1,0 +1,67 @@
+"""How much of the lanes bulk work may have, so that online jobs hardly notice."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.order import Draft
+from penstock.scheduler.partition import Caps
+from penstock.scheduler.queue import Waiting
+from penstock.scheduler.settings import SchedulerSettings
+
+_LOAD_WINDOW_S = 1.0  # time over which the online load is averaged
+
+
+class BulkShare:
+    """Divides `bulk_slice_s`, what an online job may wait longer because of bulk work, among the ways that it can.
+
+    A job that finds a bulk batch running waits for its end: half of the slice. Its own batch, and the one before, may
+    have been filled up: a quarter each. While a batch runs longer, online work gathers at the rate of the online load,
+    and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops as load nears 1.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._slice_s = settings.bulk_slice_s
+        self._quiet_s = settings.bulk_quiet_s
+        self._load = 0.0
+        self._newest_online = -math.inf
+
+    def note_online(self, work_s: float, now: float) -> None:
+        """Online jobs came that keep all lanes busy for `work_s`."""
+        self._load = self._load_at(now) + work_s / _LOAD_WINDOW_S
+        self._newest_online = now
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether no online job came for so long that bulk may have the lanes to itself."""
+        return now - self._newest_online >= self._quiet_s
+
+    @property
+    def alone_s(self) -> float:
+        """Longest batch of bulk jobs alone, while online jobs come."""
+        return self._slice_s / 2
+
+    def growth_s(self, now: float) -> float:
+        """How much longer an online batch may run with bulk jobs in it."""
+        return max(0.0, 1 - self._load_at(now)) * self._slice_s / 4
+
+    def _load_at(self, now: float) -> float:
+        """Seconds of online work that come in a second."""
+        elapsed_s = now - self._newest_online
+        return self._load * math.exp(-elapsed_s / _LOAD_WINDOW_S) if elapsed_s < math.inf else 0.0
+
+
+def fill(draft: Draft, bulk: Sequence[Waiting], cost: CostFunction, caps: Caps, max_seconds: float) -> Draft:
+    """The batch with as many of the first bulk jobs as still run within the caps and `max_seconds`."""
+    own = np.array([job.num_tokens for job in draft.jobs], np.float64)
+    guests = np.array([job.num_tokens for job in bulk[: caps.max_sequences - len(own)]], np.float64)
+    tokens = own.sum() + np.cumsum(guests)
+    squares = own @ own + np.cumsum(guests * guests)
+    longest = np.maximum(own.max(), np.maximum.accumulate(guests))
+    count = np.arange(len(own) + 1.0, len(own) + len(guests) + 1)
+    seconds = np.broadcast_to(cost.seconds(tokens, squares, longest, count), count.shape)
+    used = longest * count if cost.padded else tokens
+    fits = np.append((used <= caps.max_tokens) & (seconds <= max_seconds), False)
+    num = int(np.argmin(fits))  # the first that does not fit
+    return Draft([*draft.jobs, *bulk[:num]], float(seconds[num - 1])) if num else draft

@@ -1,0 +1,80 @@
+"""What a job will cost among those it has not met yet: the seconds that backlogs and admission are counted in."""
+
+import math
+from collections.abc import Sequence
+
+from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.order import Draft
+from penstock.scheduler.partition import Caps
+from penstock.scheduler.types import Job
+
+# Of the tightest SLO, for a batch: one may be running, one prepared, and the own one still ends in time, with a quarter
+# to spare for what comes before and after, and for wrong predictions.
+BATCH_SHARE = 1 / 4
+
+_MEMORY = 1024  # jobs from which the typical mix is known
+_WEIGHT = 0.2  # of the latest plan, in what plans cost against their price
+
+
+class Prices:
+    """The price of a token in a full batch of the jobs that come these days, times what full plans really cost.
+
+    The factor covers what the price of one typical batch leaves out: padding, and batches that do not come out even.
+    """
+
+    def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
+        self._cost = cost
+        self._caps = caps
+        self._max_seconds = slo_s * BATCH_SHARE
+        self._count = self._tokens = self._squares = 0.0  # of the jobs remembered
+        self._full_tokens = 0.0  # of a full batch; 0: not priced yet
+        self._full_token_s = 0.0  # a token in it
+        self._pace: float | None = None  # seconds planned for each second priced
+        self.token_s = 0.0  # what a token adds to the work of one lane
+        self.single_s = 0.0  # a batch of one typical job
+
+    def observe(self, jobs: Sequence[Job]) -> None:
+        """Note what jobs come."""
+        if self._count > _MEMORY:
+            self._count, self._tokens, self._squares = self._count / 2, self._tokens / 2, self._squares / 2
+        self._count += len(jobs)
+        self._tokens += sum([job.num_tokens for job in jobs])
+        self._squares += sum([job.num_tokens * job.num_tokens for job in jobs])
+        if not self._full_tokens:
+            self._look_up()
+
+    def learn(self, drafts: Sequence[Draft]) -> None:
+        """Note what was planned. Only full plans say what backlogs cost."""
+        tokens = sum([job.num_tokens for draft in drafts for job in draft.jobs])
+        if tokens >= self._full_tokens and self._full_token_s > 0:
+            pace = sum([draft.seconds for draft in drafts]) / (tokens * self._full_token_s)
+            self._pace = pace if self._pace is None else self._pace + _WEIGHT * (pace - self._pace)
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Prices as of now: the cost function learns, and the jobs that come change."""
+        single = 1 / self._count
+        full = max(single, min(self._caps.max_sequences / self._count, self._caps.max_tokens / self._tokens))
+        full_s = self._typical_s(full)
+        if full_s > self._max_seconds:
+            full = max(single, full * self._max_seconds / full_s)
+            full_s = self._typical_s(full)
+        self._full_tokens = self._tokens * full
+        self._full_token_s = full_s / self._full_tokens
+        self.token_s = self._full_token_s * (1.0 if self._pace is None else self._pace)
+        self.single_s = self._typical_s(single)
+
+    def _typical_s(self, scale: float) -> float:
+        """Seconds of a batch like the jobs remembered, `scale` times as many."""
+        squares = self._squares * scale
+        # The length that a token's sequence has on average, for the longest: what padding costs is learned.
+        longest = self._squares / self._tokens
+        return price(self._cost, self._tokens * scale, squares, longest, self._count * scale)
+
+
+def price(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:
+    """Seconds of one batch. ValueError when the cost function gives what cannot be."""
+    seconds = float(cost.seconds(tokens, squares, longest, count))
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {seconds}")
+    return seconds
