@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, PipelinedEngine, TaskOptions
 
 if TYPE_CHECKING:
-    from penstock.engine.calibration import Calibration, Timing, measure
+    from penstock.engine.calibration import Calibration, Timing, measure, warm_up
     from penstock.engine.checkpoint import resolve_model
+    from penstock.engine.device import processor_name
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.load import load_engine
     from penstock.engine.null import NullEngine
@@ -19,7 +20,9 @@ _LAZY = {
     "Timing": "calibration",
     "load_engine": "load",
     "measure": "calibration",
+    "processor_name": "device",
     "resolve_model": "checkpoint",
+    "warm_up": "calibration",
 }
 
 __all__ = [
@@ -35,7 +38,9 @@ __all__ = [
     "Timing",
     "load_engine",
     "measure",
+    "processor_name",
     "resolve_model",
+    "warm_up",
 ]
 
 

@@ -57,7 +57,7 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     plan = timing_plan(engine.info, max_sequences, max_tokens)
     checks = _random_batches(engine.info, max_sequences, max_tokens)
     chosen = sorted(dict.fromkeys(plan + checks), key=lambda lengths: _size(engine.info, lengths))
-    batches = _warm_up(engine, chosen, budget_s * _WARM_UP_SHARE)
+    batches = _run_once(engine, chosen, budget_s * _WARM_UP_SHARE)
     runs: list[list[float]] = [[] for _ in batches]
     for _ in range(_MAX_ROUNDS):
         round_started = time.perf_counter()
@@ -74,6 +74,12 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
         tuple(timing for timing in timings if timing.lengths in planned),
         tuple(timing for timing in timings if timing.lengths not in planned),
     )
+
+
+def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 2.0) -> None:
+    """What `measure` does on the way, for an engine whose times are known: shapes met, kernels compiled. Blocks."""
+    plan = timing_plan(engine.info, max_sequences, max_tokens)
+    _run_once(engine, sorted(plan, key=lambda lengths: _size(engine.info, lengths)), budget_s)
 
 
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
@@ -96,7 +102,7 @@ def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[L
     return tuple(plan)
 
 
-def _warm_up(engine: Engine, plan: Sequence[Lengths], budget_s: float) -> dict[Lengths, PackedBatch]:
+def _run_once(engine: Engine, plan: Sequence[Lengths], budget_s: float) -> dict[Lengths, PackedBatch]:
     """Run batches in turn until the next would exceed the budget, by the pace of the last. Returns those that ran."""
     started = time.perf_counter()
     ready: dict[Lengths, PackedBatch] = {}

@@ -1,6 +1,9 @@
 """Which device there is, and what it computes in."""
 
+import os
+import platform
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -8,17 +11,21 @@ from penstock.engine.errors import UnsupportedDevice
 
 GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _OLDEST_CAPABILITY = (8, 0)
+_NO_GPU = "torch sees no CUDA GPU"
 
 
-def choose_device(wanted: str) -> str:
-    """ "cpu" or "cuda"; for "auto" a GPU if there is one. Raises UnsupportedDevice with what is missing."""
+def choose_device(wanted: str, *, padded: bool = False) -> str:
+    """ "cpu" or "cuda"; for "auto" a GPU if there is one. Raises UnsupportedDevice with what is missing.
+
+    The padded engine needs no kernels of ours, and so no CuPy and no recent GPU.
+    """
     match wanted:
         case "cpu":
             return "cpu"
         case "auto":
-            return "cuda" if missing_for_gpu() is None else "cpu"
+            return "cuda" if _missing(padded) is None else "cpu"
         case "cuda":
-            missing = missing_for_gpu()
+            missing = _missing(padded)
             if missing is not None:
                 raise UnsupportedDevice(f"device 'cuda' is not available: {missing}.")
             return "cuda"
@@ -26,10 +33,16 @@ def choose_device(wanted: str) -> str:
             raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
 
 
+def _missing(padded: bool) -> str | None:
+    if padded:
+        return None if torch.cuda.is_available() else _NO_GPU
+    return missing_for_gpu()
+
+
 def missing_for_gpu() -> str | None:
     """What keeps the GPU engine from running here; None when nothing does."""
     if not torch.cuda.is_available():
-        return "torch sees no CUDA GPU"
+        return _NO_GPU
     if find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]' (CUDA 13)"
     capability = torch.cuda.get_device_capability()
@@ -41,6 +54,28 @@ def missing_for_gpu() -> str | None:
 def device_name() -> str:
     """The current GPU, as its driver names it."""
     return torch.cuda.get_device_name()
+
+
+def processor_name() -> str:
+    """This processor and the cores that this process may use, so exactly that times measured here hold here alone.
+
+    A virtual machine's model name may not tell one generation from the next; family and model numbers do.
+    """
+    cpu = _cpuinfo()
+    name = cpu.get("model name") or platform.processor() or platform.machine()
+    numbers = f" ({cpu['cpu family']}/{cpu['model']})" if {"cpu family", "model"} <= cpu.keys() else ""
+    cores = len(os.sched_getaffinity(0))
+    return f"{name}{numbers}, {cores} core{'s' if cores > 1 else ''}"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def gpu_precision(dtype: str) -> str:

@@ -1,8 +1,10 @@
 """From hidden states to one score a label, for a sequence or for each of its tokens."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +12,10 @@ from torch import Tensor
 from penstock.engine.checkpoint import Checkpoint, Config, Tensors, read_safetensors
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
-from penstock.engine.pooling import apply_layers
-from penstock.engine.weights import Dense, Norm
+from penstock.engine.pooling import EmbeddingTail, apply_layers
+from penstock.engine.weights import Dense, Norm, with_tables
+
+L = TypeVar("L")
 
 # What sentence-transformers' CrossEncoder is told in a configuration. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
@@ -28,9 +32,9 @@ class Head:
     layers: tuple[Dense | Norm, ...]
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
-    reads: (
-        str  # "cls", "mean": hidden states, pooled so; "embedding": with the checkpoint's own tail; "tokens": of each
-    )
+    reads: str
+    """ "cls", "mean": hidden states, pooled so; "embedding": with the checkpoint's own tail; "tokens": of each token;
+    "logits": what it would compute itself is there already."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""
@@ -56,7 +60,8 @@ def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
         if architecture.endswith("ForSequenceClassification"):
             heads |= _sequence_heads(checkpoint)
         elif architecture.endswith("ForTokenClassification"):
-            heads["token_classify"] = _head(checkpoint, family_of(checkpoint).token_classifier(checkpoint), "tokens")
+            layers = family_of(checkpoint).token_classifier(checkpoint)
+            heads["token_classify"] = _head(checkpoint, layers, _num_labels(layers), "tokens")
         elif not architecture.endswith(_BARE):
             raise UnsupportedCheckpoint(
                 f"{checkpoint.directory}: architecture {architecture!r} is not implemented. Supported of model_type "
@@ -66,20 +71,48 @@ def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
     return heads
 
 
+def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> dict[str, Head]:
+    """The same for logits that something else computes, of sequences or of tokens: heads without layers.
+
+    Raises UnsupportedCheckpoint for scores that are not implemented.
+    """
+    head = _head(checkpoint, (), num_labels, "logits")
+    return {"token_classify": head} if of_tokens else _with_rerank(checkpoint, head)
+
+
+def on_device(
+    tail: EmbeddingTail, heads: Mapping[str, Head], device: torch.device
+) -> tuple[EmbeddingTail, dict[str, Head]]:
+    """Copies whose tensors lie on the device."""
+
+    def moved(layer: L) -> L:
+        return with_tables(layer, lambda tensor: tensor.to(device))
+
+    heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
+    return replace(tail, dense=tuple(map(moved, tail.dense))), heads
+
+
 def _sequence_heads(checkpoint: Checkpoint) -> dict[str, Head]:
-    """`classify`; and `rerank`, where the classifier has one row: the score of a pair as CrossEncoder gives it."""
-    classify = _head(checkpoint, family_of(checkpoint).classifier(checkpoint), _classifier_pooling(checkpoint))
+    layers = family_of(checkpoint).classifier(checkpoint)
+    return _with_rerank(checkpoint, _head(checkpoint, layers, _num_labels(layers), _classifier_pooling(checkpoint)))
+
+
+def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
+    """`classify`; and `rerank`, where there is one label: the score of a pair as CrossEncoder gives it."""
     if len(classify.labels) != 1:
         return {"classify": classify}
     return {"classify": classify, "rerank": replace(classify, scores=_cross_encoder_scores(checkpoint))}
 
 
-def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], reads: str) -> Head:
+def _head(checkpoint: Checkpoint, layers: tuple[Dense | Norm, ...], num_labels: int, reads: str) -> Head:
+    return Head(layers, _kind_of_scores(checkpoint, num_labels), _labels(checkpoint.config, num_labels), reads)
+
+
+def _num_labels(layers: tuple[Dense | Norm, ...]) -> int:
     logits = layers[-1]
     if not isinstance(logits, Dense):
         raise RuntimeError("a classifier does not end in logits. This is a bug.")
-    num_labels = logits.weight.shape[0]
-    return Head(layers, _kind_of_scores(checkpoint, num_labels), _labels(checkpoint.config, num_labels), reads)
+    return logits.weight.shape[0]
 
 
 def _classifier_pooling(checkpoint: Checkpoint) -> str:

@@ -2,25 +2,27 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from penstock.engine.checkpoint import read_checkpoint, resolve_model, revision_of
+import structlog
+
+from penstock.engine.checkpoint import Checkpoint, read_checkpoint, resolve_model, revision_of
 from penstock.engine.cpu import CpuEngine
 from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device, device_name, gpu_precision
-from penstock.engine.families import family_of
-from penstock.engine.heads import Head, checkpoint_heads, linear_head
+from penstock.engine.families import FAMILIES, family_of
+from penstock.engine.heads import Head, checkpoint_heads, linear_head, on_device
 from penstock.engine.modules import embedding_tail
 from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import ModelInfo
-from penstock.engine.weights import EncoderWeights, with_tables
+from penstock.engine.weights import EncoderWeights
 
 if TYPE_CHECKING:
     from penstock.engine.gpu.engine import GpuEngine
+    from penstock.engine.padded import PaddedEngine
 
-L = TypeVar("L")
+log = structlog.get_logger("penstock.engine")
 
 
 def default_name(model: str) -> str:
@@ -35,8 +37,9 @@ def load_engine(
     head: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    engine: str = "packed",
     threads: int = 1,
-) -> "CpuEngine | GpuEngine":
+) -> "CpuEngine | GpuEngine | PaddedEngine":
     """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
 
     name: what requests call the model; `default_name` when None.
@@ -44,20 +47,28 @@ def load_engine(
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
         natively, else float32.
     device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on.
+    engine: "packed", this runtime; "padded", transformers; "auto", the padded one where this runtime does not know the
+        architecture.
     threads: processor threads for one batch on a CPU; every thread that calls `run` is set to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
-    on_gpu = choose_device(device) == "cuda"
-    precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
     directory = resolve_model(model)
     checkpoint = read_checkpoint(directory)
+    own_name = name or default_name(model)
+    revision = revision_of(directory, (Path(head),) if head is not None else ())
+    if _runs_padded(engine, checkpoint):
+        from penstock.engine.padded_load import load_padded  # transformers is slow to import
+
+        return load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    on_gpu = choose_device(device) == "cuda"
+    precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
     tail = embedding_tail(checkpoint)
     weights = family_of(checkpoint).encoder(checkpoint)
     dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(
-        name=name or default_name(model),
-        revision=revision_of(directory, (Path(head),) if head is not None else ()),
+        name=own_name,
+        revision=revision,
         dtype=precision,
         device=device_name() if on_gpu else "cpu",
         vocab_size=weights.vocab_size,
@@ -73,6 +84,22 @@ def load_engine(
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 
+def _runs_padded(engine: str, checkpoint: Checkpoint) -> bool:
+    match engine:
+        case "packed":
+            return False
+        case "padded":
+            return True
+        case "auto":
+            model_type = str(checkpoint.config.get("model_type"))
+            if model_type in FAMILIES:
+                return False
+            log.info("runs_padded", model_type=model_type, reason="the packed runtime does not know this architecture")
+            return True
+        case _:
+            raise ValueError(f"engine {engine!r} is not one of auto, packed, padded.")
+
+
 def _on_gpu(
     info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
 ) -> "GpuEngine":
@@ -80,10 +107,4 @@ def _on_gpu(
     from penstock.engine.gpu.engine import GpuEngine
 
     encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
-
-    def moved(layer: L) -> L:
-        return with_tables(layer, lambda tensor: tensor.to(encoder.device))
-
-    tail = replace(tail, dense=tuple(map(moved, tail.dense)))
-    heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
-    return GpuEngine(info, directory, encoder, tail, heads)
+    return GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))

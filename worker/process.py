@@ -14,15 +14,17 @@ import uvloop
 from prometheus_client import start_http_server
 
 from penstock.cache import ResponseCache
-from penstock.engine import Engine, EngineLanes, NullEngine, PipelinedEngine, load_engine, measure, resolve_model
+from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, resolve_model
 from penstock.producer.tokenization import Tokenizer, TokenizerError
-from penstock.scheduler import PackedCost, fit_packed_cost
+from penstock.scheduler import LearnedCost
+from penstock.worker.costs import cost_for, default_cost_path
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import Worker
 
 NULL_MODEL = "null"
 _GPU_CAPS = {"max_batch_tokens": 16_384, "max_batch_sequences": 1024}
+_NULL_BUDGET_S = 1.0  # for measuring an engine that does no work
 _SWITCH_INTERVAL_S = 0.0005  # engine lanes hand the interpreter back and forth with the event loop at each tensor call
 
 log = structlog.get_logger("penstock.serve")
@@ -38,9 +40,9 @@ def serve(settings: WorkerSettings) -> int:
     configure_logs(settings.log_format, settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log.info("worker_starting", **settings.model_dump(mode="json", exclude_none=True))
-    engine = _load(settings)
+    engine = load(settings)
     settings = suited(settings, engine)
-    cost = _measure(engine, settings)
+    cost = _cost(engine, settings)
     _calm_garbage_collection()
     return uvloop.run(_run(settings, engine, cost))
 
@@ -52,7 +54,8 @@ def _calm_garbage_collection() -> None:
     gc.set_threshold(50_000, 50, 1000)
 
 
-def _load(settings: WorkerSettings) -> Engine:
+def load(settings: WorkerSettings) -> Engine:
+    """The engine that the settings name. Raises EngineError."""
     if settings.model == NULL_MODEL:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
@@ -62,6 +65,7 @@ def _load(settings: WorkerSettings) -> Engine:
         head=str(settings.head) if settings.head is not None else None,
         dtype=settings.dtype,
         device=settings.device,
+        engine=settings.engine,
     )
     info = engine.info
     log.info(
@@ -70,6 +74,7 @@ def _load(settings: WorkerSettings) -> Engine:
         revision=info.revision[:16],
         dtype=info.dtype,
         device=info.device,
+        padded=info.padded,
         tasks=sorted(info.tasks),
         max_tokens=info.max_tokens,
         labels=len(info.labels),
@@ -78,22 +83,15 @@ def _load(settings: WorkerSettings) -> Engine:
     return engine
 
 
-def _measure(engine: Engine, settings: WorkerSettings) -> PackedCost:
-    """A first cost model from timings of the real engine; also the warm-up."""
-    started = time.monotonic()
-    timings = measure(engine, max_sequences=settings.max_batch_sequences, max_tokens=settings.max_batch_tokens).timings
-    cost = fit_packed_cost([(timing.lengths, max(timing.seconds, 1e-9)) for timing in timings])
-    log.info(
-        "cost_fitted",
-        timings=len(timings),
-        floor_ms=round(cost.floor_s * 1e3, 3),
-        us_per_token=round(cost.beta_s * 1e6, 3),
-        seconds=round(time.monotonic() - started, 3),
-    )
-    return cost
+def _cost(engine: Engine, settings: WorkerSettings) -> LearnedCost:
+    """The cost model to start with; the engine is warm afterwards."""
+    caps = {"max_sequences": settings.max_batch_sequences, "max_tokens": settings.max_batch_tokens}
+    if settings.model == NULL_MODEL:
+        return asyncio.run(cost_for(engine, None, **caps, budget_s=_NULL_BUDGET_S))
+    return asyncio.run(cost_for(engine, settings.cost_path or default_cost_path(), **caps))
 
 
-async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> int:
+async def _run(settings: WorkerSettings, engine: Engine, cost: LearnedCost) -> int:
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, settings.lanes or default_lanes(engine))
         stack.push_async_callback(lanes.close)
@@ -115,14 +113,14 @@ async def _run(settings: WorkerSettings, engine: Engine, cost: PackedCost) -> in
 
 def suited(settings: WorkerSettings, engine: Engine) -> WorkerSettings:
     """The settings with the caps that nobody chose fitted to the engine: it takes larger batches to fill a GPU."""
-    if not isinstance(engine, PipelinedEngine):
+    if engine.info.device == "cpu":
         return settings
     return settings.model_copy(update={k: v for k, v in _GPU_CAPS.items() if k not in settings.model_fields_set})
 
 
 def default_lanes(engine: Engine) -> int:
-    """One lane a core that this process may use; a pipelined engine has one, which keeps its device busy."""
-    return 1 if isinstance(engine, PipelinedEngine) else len(os.sched_getaffinity(0))
+    """One lane a core that this process may use; one for a GPU, which it keeps busy."""
+    return len(os.sched_getaffinity(0)) if engine.info.device == "cpu" else 1
 
 
 def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:

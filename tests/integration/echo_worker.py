@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.outbox import Outbox, OutRecord
-from penstock.scheduler import PackedCost
+from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
 
 POISON = 30_000  # the token on which the engine fails
@@ -58,13 +58,13 @@ class LateOutbox(Outbox):
 
 if __name__ == "__main__":
     worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
-    measure = process._measure
+    cost_of = process._cost
 
-    def measure_then_break(engine: EchoEngine, settings: WorkerSettings) -> PackedCost:
-        cost = measure(engine, settings)
+    def measure_then_break(engine: EchoEngine, settings: WorkerSettings) -> LearnedCost:
+        cost = cost_of(engine, settings)
         engine.broken = BREAKS
         return cost
 
-    process._measure = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
+    process._cost = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults
