@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from penstock.scheduler.cost import FloatArray, PackedCost, PaddedCost
-from penstock.scheduler.cost_table import CostTable, Sample, knot_weights
+from penstock.scheduler.cost_table import CostTable, Sample, knot_lines
 
 _MAX_SIZES = 12  # knots; so many timings are a matter of seconds
 _MAX_LENGTHS = 8
@@ -121,7 +121,7 @@ def _with_factors(base: Base, samples: Sequence[Sample]) -> CostTable:
     sizes, lengths = _knots(size_of, _MAX_SIZES), _knots(longest_of, _MAX_LENGTHS)
     num = len(sizes) * len(lengths)
     ratio = np.array([sample.predicted_by(base) / sample.seconds for sample in samples])
-    weights = knot_weights(sizes, size_of)[:, :, None] * knot_weights(lengths, longest_of)[:, None, :]
+    weights = _weights(sizes, size_of)[:, :, None] * _weights(lengths, longest_of)[:, None, :]
     places = np.arange(num).reshape(len(sizes), len(lengths))
     neighbours = [*zip(places[1:].flat, places[:-1].flat, strict=True)]
     neighbours += zip(places[:, 1:].flat, places[:, :-1].flat, strict=True)
@@ -136,6 +136,13 @@ def _with_factors(base: Base, samples: Sequence[Sample]) -> CostTable:
     return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
 
 
+def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
+    """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
+    lines = knot_lines(knots)[np.searchsorted(knots, values, side="right")]
+    weights: FloatArray = lines[:, 0] + lines[:, 1] * values[:, None]
+    return weights
+
+
 def _knots(values: FloatArray, most: int) -> FloatArray:
     """Some of the values, each a good step above the one before, the least and the greatest among them."""
     distinct = np.unique(values)
@@ -143,8 +150,8 @@ def _knots(values: FloatArray, most: int) -> FloatArray:
     for value in distinct[1:]:
         if value >= knots[-1] * _KNOT_RATIO:
             knots.append(value)
-    if knots[-1] < distinct[-1]:
-        knots[-1] = distinct[-1] if len(knots) > 1 else knots[-1]
+    if len(knots) > 1:
+        knots[-1] = distinct[-1]
     if len(knots) > most:
         knots = [knots[place] for place in np.linspace(0, len(knots) - 1, most).round().astype(int)]
     return np.array(knots, dtype=np.float64)

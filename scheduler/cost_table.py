@@ -79,7 +79,7 @@ class CostTable:
         if not all(0 < factor < math.inf for factor in factors):
             raise ValueError("factors must be finite and above 0.")
         sizes, lengths = np.array(self.sizes, dtype=np.float64), np.array(self.lengths, dtype=np.float64)
-        cells = np.einsum("icn,nm,jdm->ijcd", _lines(sizes), np.array(self.factors), _lines(lengths))
+        cells = np.einsum("icn,nm,jdm->ijcd", knot_lines(sizes), np.array(self.factors), knot_lines(lengths))
         cells = np.ascontiguousarray(cells.reshape(len(sizes) + 1, len(lengths) + 1, 4))
         object.__setattr__(self, "arrays", (sizes, lengths, cells))
         object.__setattr__(self, "_cells", tuple(tuple(map(tuple, row)) for row in cells.tolist()))
@@ -90,11 +90,11 @@ class CostTable:
         return self.base.padded
 
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
-        if (
-            isinstance(tokens, int | float)
-            and isinstance(squares, int | float)
-            and isinstance(longest, int | float)
-            and isinstance(count, int | float)
+        if not (
+            isinstance(tokens, np.ndarray)
+            or isinstance(squares, np.ndarray)
+            or isinstance(longest, np.ndarray)
+            or isinstance(count, np.ndarray)
         ):
             return self._one(tokens, squares, longest, count)
         sizes, lengths, cells = self.arrays
@@ -180,20 +180,13 @@ def cached_cost(seconds: Mapping[int, Mapping[int, float]]) -> CostTable:
     )
 
 
-def knot_weights(knots: FloatArray, values: FloatArray) -> FloatArray:
-    """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
-    lines = _lines(knots)[np.searchsorted(knots, values, side="right")]
-    weights: FloatArray = lines[:, 0] + lines[:, 1] * values[:, None]
-    return weights
-
-
 def _check_knots(name: str, knots: Sequence[float]) -> None:
     ascend = all(before < after for before, after in pairwise(knots))
     if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
         raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
 
 
-def _lines(knots: FloatArray) -> FloatArray:
+def knot_lines(knots: FloatArray) -> FloatArray:
     """[len + 1, 2, len]: intercept and slope, in each gap between knots, of the weight of each knot's value.
 
     The first and the last gap lie outside the knots: there the edge has weight 1.

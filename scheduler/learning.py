@@ -1,13 +1,15 @@
 """A cost that learns from every batch that ran."""
 
 import math
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from penstock.scheduler.cost import Value
-from penstock.scheduler.cost_table import CostTable, knot_weights
+from penstock.scheduler.cost_table import CostTable
 
 _NUM_RECENT = 9  # batches whose median the scale follows: four hiccups among them move nothing
 _SCALE_GAIN = 0.2  # share of the way to that median, a batch
@@ -17,6 +19,7 @@ _MAX_REGION = math.log(2.0)
 _PUBLISH_EVERY = 16  # batches
 _WORTH_PUBLISHING = 0.02  # log
 _NUM_ERRORS = 1000
+_ABSURD = 1e6  # times as long, or as short, as predicted
 
 
 class LearnedCost:
@@ -32,10 +35,10 @@ class LearnedCost:
     def __init__(self, table: CostTable) -> None:
         self.table = table  # with the factors learned so far
         self.scale = 1.0
-        self._measured = table
-        self._regions = np.zeros((len(table.sizes), len(table.lengths)))  # log corrections of `_measured`
-        self._published = self._regions.copy()  # those in `table`
-        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # log(measured / predicted by the regions alone)
+        self._calibrated = table
+        self._regions = [[0.0] * len(table.lengths) for _ in table.sizes]  # log corrections of the calibrated factors
+        self._published = np.array(self._regions)  # those in `table`
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # log of what the regions leave to the scale
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self._num_observed = 0
 
@@ -50,21 +53,26 @@ class LearnedCost:
         return self.scale * self.table.lower_bound(tokens, squares, num_batches)
 
     def observe(self, tokens: int, squares: int, longest: int, count: int, measured_s: float) -> None:
-        """Learn from one batch that ran. A time that is no time (NaN, infinite, 0, negative) is ignored."""
+        """Learn from one batch that ran. What can be no measurement (NaN, infinite, 0, negative, absurd) is ignored."""
         predicted_s = float(self.seconds(tokens, squares, longest, count))
-        if not 0 < measured_s < math.inf or not predicted_s > 0:
+        if not predicted_s / _ABSURD < measured_s < predicted_s * _ABSURD:
             return
         self._errors.append(abs(predicted_s / measured_s - 1))
-        sizes, lengths, _ = self._measured.arrays
-        size = np.array([float(count if self.padded else tokens)])
-        weights = knot_weights(sizes, size).T * knot_weights(lengths, np.array([float(longest)]))
-        calibrated_s = float(self._measured.seconds(tokens, squares, longest, count))
-        off = math.log(measured_s / calibrated_s) - float(np.sum(weights * self._regions))
+        corners = [
+            (row, column, row_weight * column_weight)
+            for row, row_weight in _neighbours(self.table.sizes, count if self.padded else tokens)
+            for column, column_weight in _neighbours(self.table.lengths, longest)
+        ]
+        calibrated_s = float(self._calibrated.seconds(tokens, squares, longest, count))
+        known = sum([weight * self._regions[row][column] for row, column, weight in corners])
+        off = math.log(measured_s / calibrated_s) - known
         self._recent.append(off)
-        common = float(np.median(self._recent))
+        common = sorted(self._recent)[len(self._recent) // 2]
         self.scale *= math.exp(_SCALE_GAIN * (common - math.log(self.scale)))
         step = _REGION_GAIN * max(-_MAX_REGION_STEP, min(_MAX_REGION_STEP, off - common))
-        self._regions = np.clip(self._regions + step * weights, -_MAX_REGION, _MAX_REGION)
+        for row, column, weight in corners:
+            moved = self._regions[row][column] + step * weight
+            self._regions[row][column] = max(-_MAX_REGION, min(_MAX_REGION, moved))
         self._num_observed += 1
         if self._num_observed % _PUBLISH_EVERY == 0:
             self._publish()
@@ -80,8 +88,18 @@ class LearnedCost:
         return p50, p95
 
     def _publish(self) -> None:
-        if np.abs(self._regions - self._published).max() <= _WORTH_PUBLISHING:
+        regions = np.array(self._regions)
+        if np.abs(regions - self._published).max() <= _WORTH_PUBLISHING:
             return
-        factors = np.array(self._measured.factors) * np.exp(self._regions)
-        self.table = replace(self._measured, factors=tuple(map(tuple, factors.tolist())))
-        self._published = self._regions.copy()
+        factors = np.array(self._calibrated.factors) * np.exp(regions)
+        self.table = replace(self._calibrated, factors=tuple(map(tuple, factors.tolist())))
+        self._published = regions
+
+
+def _neighbours(knots: Sequence[float], value: float) -> list[tuple[int, float]]:
+    """The knots on both sides of a value, with their weights in a linear interpolation; beyond the knots, the edge."""
+    gap = bisect_right(knots, value)
+    if gap == 0 or gap == len(knots):
+        return [(max(0, gap - 1), 1.0)]
+    share = (value - knots[gap - 1]) / (knots[gap] - knots[gap - 1])
+    return [(gap - 1, 1 - share), (gap, share)]
