@@ -41,15 +41,22 @@ class AttentionKernel(Enum):
     ONE_BY_ONE = "one by one"
 
 
-def choose_kernel(attention: Attention, head_dim: int, max_seqlen: int, rows: int) -> AttentionKernel:
-    """For `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice where there is none."""
+def choose_kernel(
+    attention: Attention, head_dim: int, max_seqlen: int, rows: int, *, shared_bytes: int
+) -> AttentionKernel:
+    """For `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice where there is none.
+
+    shared_bytes: what a block on the device can ask for.
+    """
     match attention:
         case PlainAttention():
             is_small = max_seqlen <= _SHORT_TOKENS or rows <= _SHORT_ROWS
             if is_small and short_attention.supports(head_dim, max_seqlen):
                 return AttentionKernel.SHORT
-            if packed_attention.supports(head_dim, max_seqlen):
-                return AttentionKernel.PACKED_64 if rows <= _ROWS_THAT_FILL else AttentionKernel.PACKED_128
+            if rows > _ROWS_THAT_FILL and packed_attention.supports(head_dim, max_seqlen, 128, shared_bytes):
+                return AttentionKernel.PACKED_128
+            if packed_attention.supports(head_dim, max_seqlen, 64, shared_bytes):
+                return AttentionKernel.PACKED_64
             return AttentionKernel.FLASH
         case BiasedAttention():
             is_short = short_attention.supports(head_dim, max_seqlen)

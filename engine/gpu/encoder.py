@@ -15,6 +15,7 @@ from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
 from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
 from penstock.engine.gpu.memory import Workspace
+from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.program import record
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import EncoderWeights
@@ -48,7 +49,10 @@ class GpuEncoder:
         self.device = torch.device(device)
         self.dtype = dtype
         encoder = prepare_for_gpu(weights, dtype, self.device)
-        self._kernel_for = partial(choose_kernel, encoder.layers[0].attention, encoder.head_dim)
+        shared_bytes = block_shared_bytes(self.device)
+        self._kernel_for = partial(
+            choose_kernel, encoder.layers[0].attention, encoder.head_dim, shared_bytes=shared_bytes
+        )
         self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT

@@ -72,6 +72,11 @@ def multiprocessors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def block_shared_bytes(device: torch.device) -> int:
+    """Shared memory that a block on this CUDA device can ask for."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
 class RowGeometry(NamedTuple):
     """How kernels that hold a whole row in registers are launched."""
 

@@ -15,12 +15,20 @@ _WARPS = {(32, 64): 4, (32, 128): 4, (64, 64): 4, (64, 128): 4, (128, 64): 4, (1
 _HEAD_DIMS = (32, 64, 128)
 _WARP = 32
 _RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_attention.cu
+_BYTES_PER_VALUE = 2  # float16 and bfloat16
 _MAX_ITEMS = 65_535  # of a grid's second dimension
 
 
-def supports(head_dim: int, max_seqlen: int) -> bool:
-    """Whether `packed_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements."""
-    return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN
+def supports(head_dim: int, max_seqlen: int, queries: int, device_shared_bytes: int) -> bool:
+    """Whether `packed_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements, with
+    `queries` a CTA, on a device whose CTAs may have so many bytes of shared memory (`library.block_shared_bytes`)."""
+    fits = shared_bytes(head_dim, queries) <= device_shared_bytes
+    return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN and fits
+
+
+def shared_bytes(head_dim: int, queries: int) -> int:
+    """Shared memory of a CTA: at heads of 128 elements more than the 99 KiB that all but an A100 or H100 have."""
+    return (queries + _RING_ROWS) * head_dim * _BYTES_PER_VALUE
 
 
 def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, scale: float, queries: int = 128) -> None:
@@ -49,7 +57,7 @@ def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, sca
     if items:
         entry = kernel("packed_attention", f"packed_attention_{head_dim}_{queries}", dtype)
         threads = _WARP * _WARPS[head_dim, queries]
-        entry((num_heads, items), (threads,), args, (queries + _RING_ROWS) * head_dim * out.element_size())
+        entry((num_heads, items), (threads,), args, shared_bytes(head_dim, queries))
 
 
 def plan_capacity(tokens: int, slots: int, queries: int = 128) -> int:

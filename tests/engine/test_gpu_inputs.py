@@ -15,7 +15,7 @@ from penstock.engine.types import PackedBatch
 from penstock.engine.weights import PlainAttention
 from tests.engine.helpers import pack, random_sequences
 
-plain = partial(choose_kernel, PlainAttention(), 64)
+plain = partial(choose_kernel, PlainAttention(), 64, shared_bytes=227 << 10)
 shape_of = partial(graph_shape, choose=plain, has_types=True)
 lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
 

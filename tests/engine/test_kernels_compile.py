@@ -17,7 +17,7 @@ SOURCES = sorted(
     Path(file.name).stem for file in resources.files("penstock.engine.kernels").iterdir() if file.name.endswith(".cu")
 )
 DTYPES = (torch.float16, torch.bfloat16)
-ARCHITECTURES = (80, 90)
+ARCHITECTURES = (80, 89, 90)
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.engine.kernels.packed_attention import QUERIES, packed_attention, plan_capacity, plan_items, supports
 
+HOPPER, ADA = 227 << 10, 99 << 10  # bytes of shared memory that a CTA can ask for
+
 LENGTHS = st.lists(st.integers(0, 700), max_size=60)
 
 
@@ -50,8 +52,14 @@ def test_a_capacity_too_small_is_refused() -> None:
 
 
 def test_what_is_supported() -> None:
-    assert [supports(d, 1024) for d in (32, 48, 64, 128, 256)] == [True, False, True, True, False]
-    assert not supports(64, 65_536)
+    assert [supports(d, 1024, 128, HOPPER) for d in (32, 48, 64, 128, 256)] == [True, False, True, True, False]
+    assert not supports(64, 65_536, 128, HOPPER)
+
+
+def test_heads_of_128_need_more_shared_memory_than_smaller_devices_have() -> None:
+    assert [supports(d, 1024, 64, ADA) for d in (32, 64, 128)] == [True, True, False]
+    assert supports(128, 1024, 64, 113 << 10)  # of such a device there is none: but the choice should not depend on it
+    assert not supports(128, 1024, 128, 113 << 10)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.kernels import GpuDense
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import Attention, Embeddings, Norm, PlainAttention
@@ -184,7 +185,10 @@ class TorchOps:
 
 def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
     """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
-    shape = exact_shape(batch, choose_kernel(PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids)))
+    kernel = choose_kernel(
+        PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids), shared_bytes=block_shared_bytes(device)
+    )
+    shape = exact_shape(batch, kernel)
     values = np.empty(shape.num_values, np.int32)
     describe(batch, shape, values)
     return views(torch.from_numpy(values).to(device), shape)

@@ -1,0 +1,53 @@
+"""Which attention kernel a batch gets, by model and device. No GPU needed."""
+
+import pytest
+import torch
+
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.weights import (
+    Attention,
+    BiasedAttention,
+    DisentangledAttention,
+    PlainAttention,
+    RotaryAttention,
+)
+
+A100, HOPPER, ADA = 163 << 10, 227 << 10, 99 << 10  # shared memory that a block can ask for, bytes
+
+PLAIN = PlainAttention()
+BIASED = BiasedAttention(torch.zeros(4, 130, 130))
+ROTARY = RotaryAttention(torch.zeros(130, 32), torch.zeros(130, 32), None)
+DEBERTA = DisentangledAttention(torch.zeros(64, 256), None, 16, 130)
+
+
+@pytest.mark.parametrize(
+    ("attention", "head_dim", "max_seqlen", "rows", "shared_bytes", "kernel"),
+    [
+        (PLAIN, 64, 64, 16_384, HOPPER, AttentionKernel.SHORT),
+        (PLAIN, 64, 128, 2048, HOPPER, AttentionKernel.SHORT),
+        (PLAIN, 64, 128, 2049, HOPPER, AttentionKernel.PACKED_64),
+        (PLAIN, 64, 512, 16_384, HOPPER, AttentionKernel.PACKED_128),
+        (PLAIN, 64, 512, 16_384, ADA, AttentionKernel.PACKED_128),
+        (PLAIN, 128, 512, 16_384, HOPPER, AttentionKernel.PACKED_128),
+        (PLAIN, 128, 512, 16_384, A100, AttentionKernel.PACKED_128),
+        (PLAIN, 128, 512, 16_384, ADA, AttentionKernel.FLASH),
+        (PLAIN, 128, 512, 600, ADA, AttentionKernel.FLASH),
+        (PLAIN, 128, 64, 600, ADA, AttentionKernel.SHORT),
+        (PLAIN, 96, 512, 600, HOPPER, AttentionKernel.FLASH),
+        (BIASED, 64, 128, 600, HOPPER, AttentionKernel.SHORT),
+        (BIASED, 64, 129, 600, HOPPER, AttentionKernel.ONE_BY_ONE),
+        (BIASED, 12, 64, 600, HOPPER, AttentionKernel.ONE_BY_ONE),
+        (DEBERTA, 64, 512, 600, HOPPER, AttentionKernel.DISENTANGLED),
+        (ROTARY, 64, 512, 600, HOPPER, AttentionKernel.FLASH),
+    ],
+)
+def test_the_choice(
+    attention: Attention, head_dim: int, max_seqlen: int, rows: int, shared_bytes: int, kernel: AttentionKernel
+) -> None:
+    assert choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=shared_bytes) is kernel
+
+
+def test_disentangled_heads_without_a_kernel_are_refused() -> None:
+    with pytest.raises(UnsupportedDevice, match="heads of 128"):
+        choose_kernel(DEBERTA, 128, 64, 600, shared_bytes=HOPPER)
