@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
+    RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
@@ -182,11 +183,12 @@ class Outbox:
         try:
             if size:
                 await (await producer.send_batch(batch, topic, partition=partition))
-        except MessageSizeTooLargeError as error:
+        except (MessageSizeTooLargeError, RecordListTooLargeError):
             # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
             self._at_most[destination] = max(1, size // 2)
+            _rewind(producer, topic, partition, size)
             if size == 1:
-                _complete(waiting, 1, error)
+                _complete(waiting, 1, MessageSizeTooLargeError(f"{topic} takes no record of this size."))
             return
         except (KafkaError, OSError):
             raise
@@ -249,6 +251,14 @@ def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
     wrapped = KafkaError(f"{error!r} in the outbox. This is a bug.")
     wrapped.__cause__ = error
     _complete(waiting, count, wrapped)
+
+
+def _rewind(producer: AIOKafkaProducer, topic: str, partition: int, size: int) -> None:
+    """Take back the sequence numbers of a batch that the broker refused: it expects them of the next batch.
+
+    aiokafka (0.14) counts them when it sends; every later batch of the partition would be out of order, for ever.
+    """
+    producer._txn_manager.increment_sequence_number(TopicPartition(topic, partition), -size)
 
 
 def _is_dead(producer: AIOKafkaProducer) -> bool:

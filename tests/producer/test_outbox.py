@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.errors import (
     KafkaError,
     KafkaTimeoutError,
@@ -44,6 +45,8 @@ class StandIn:
         self._answers = answers
         self._room = room
         self.client = self.cluster = self  # of which Outbox asks force_metadata_update and topics
+        self._txn_manager = self  # of which it asks increment_sequence_number
+        self.counted: dict[tuple[str, int], int] = defaultdict(int)  # records that the broker is thought to have
         self.brokers_away = 0  # how many more times no broker can be asked for the topic "late"
         self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
 
@@ -67,10 +70,15 @@ class StandIn:
     def topics(self) -> set[str]:
         return set() if self.brokers_away else {"t", "late"}
 
+    def increment_sequence_number(self, source: TopicPartition, by: int) -> None:
+        self.counted[source.topic, source.partition] += by
+
     def create_batch(self) -> Batch:
         return Batch(self._room)
 
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> Awaitable[None]:
+        self.counted[topic, partition] += len(batch.values)
+
         async def acknowledge() -> None:
             await self._answers(batch.values)
             self.sent[topic, partition].append(batch.values)
@@ -197,6 +205,7 @@ async def test_a_record_that_is_too_large_is_refused_alone() -> None:
             outbox.put("t", 0, results.record(value))
         await outbox.flush()
     assert results.refused == [b"c" * 101]
+    assert producer.counted["t", 0] == 3
     assert [value for batch in producer.sent["t", 0] for value in batch] == [b"a" * 60, b"b" * 60, b"d"]
 
 
