@@ -13,9 +13,11 @@ from penstock.engine.kernels.launch import launch
 OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy starts the compiler once for each, even when the result is cached
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _FREE_SHARED_BYTES = 48 * 1024  # beyond it a kernel must ask
-_WARP, _VECTOR = 32, 8
+VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
+_WARP = 32
 _VECTORS_PER_THREAD = 4
 _WIDE_WARPS = 8
+MAX_HIDDEN = _WIDE_WARPS * _WARP * _VECTORS_PER_THREAD * VECTOR  # of a row that a block holds in registers
 
 
 def source_text(source: str, dtype: torch.dtype) -> str:
@@ -41,7 +43,7 @@ class Kernel:
         self._function = entry.kernel.ptr
         self._device = device
         self._capability = torch.cuda.get_device_capability(device)
-        self._shared_bytes = _FREE_SHARED_BYTES
+        self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # beside what the kernel's own arrays take
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
@@ -50,8 +52,8 @@ class Kernel:
 
         shared_bytes: dynamic shared memory of a block.
         """
-        if shared_bytes > self._shared_bytes:
-            self._entry.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
+        if shared_bytes > self._free_bytes:
+            self._entry.max_dynamic_shared_size_bytes = self._free_bytes = shared_bytes
         # What torch.cuda.current_stream().cuda_stream returns, at a fifth of the time.
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         launch(self._function, grid, block, args, shared_bytes, stream, self._capability)
@@ -88,11 +90,10 @@ class RowGeometry(NamedTuple):
 @lru_cache(maxsize=4096)
 def row_geometry(rows: int, hidden: int) -> RowGeometry:
     """A warp a row while its registers suffice, else a block of eight warps. ValueError when neither holds a row."""
-    warps = 1 if hidden <= _WARP * _VECTORS_PER_THREAD * _VECTOR else _WIDE_WARPS
-    vectors = -(-hidden // (warps * _WARP * _VECTOR))
-    if hidden % _VECTOR or not 1 <= vectors <= _VECTORS_PER_THREAD:
-        largest = _WIDE_WARPS * _WARP * _VECTORS_PER_THREAD * _VECTOR
-        raise ValueError(f"hidden size {hidden}: must be a positive multiple of {_VECTOR}, at most {largest}")
+    warps = 1 if hidden <= _WARP * _VECTORS_PER_THREAD * VECTOR else _WIDE_WARPS
+    vectors = -(-hidden // (warps * _WARP * VECTOR))
+    if hidden % VECTOR or not 1 <= vectors <= _VECTORS_PER_THREAD:
+        raise ValueError(f"hidden size {hidden}: must be a positive multiple of {VECTOR}, at most {MAX_HIDDEN}")
     rows_per_block = 4 if warps == 1 else 1
     return RowGeometry(f"w{warps}_v{vectors}", (-(-rows // rows_per_block),), (_WARP * warps * rows_per_block,))
 

@@ -4,12 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer
+from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR, kernel, pointer
 
 KINDS = ("cls", "mean", "max", "last")
 L2_EPS = 1e-12  # torch.nn.functional.normalize's
-_WARP, _VECTOR, _THREADS, _MAX_ACROSS = 32, 8, 512, 128
-_MAX_HIDDEN = 8192  # one row in shared memory, beside 16 KiB of shares, without asking for more than 48 KiB
+_WARP, _THREADS, _MAX_ACROSS = 32, 512, 128
 
 
 def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: bool) -> None:
@@ -22,9 +21,9 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
     if kind not in KINDS:
         raise ValueError(f"pooling {kind!r} is not one of {', '.join(KINDS)}")
     count, width = out.shape
-    if width % _VECTOR or not 0 < width <= _MAX_HIDDEN:
-        raise ValueError(f"hidden size {width}: must be a positive multiple of {_VECTOR}, at most {_MAX_HIDDEN}")
-    across = min(_MAX_ACROSS, -(-width // (_VECTOR * _WARP)) * _WARP)
+    if width % VECTOR or not 0 < width <= MAX_HIDDEN:
+        raise ValueError(f"hidden size {width}: must be a positive multiple of {VECTOR}, at most {MAX_HIDDEN}")
+    across = min(_MAX_ACROSS, -(-width // (VECTOR * _WARP)) * _WARP)
     down = _THREADS // across
     args = (
         pointer("out", out, torch.float32, (count, width)),
@@ -35,5 +34,5 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
         np.float32(L2_EPS),
     )
     if count:
-        shared_bytes = 4 * (_VECTOR * across * down + width)
+        shared_bytes = 4 * (VECTOR * across * down + width)  # one row, beside 16 KiB of shares
         kernel("pool", f"pool_{kind}", hidden.dtype)((count,), (across, down), args, shared_bytes)

@@ -13,6 +13,7 @@ _HEAD_DIMS = (32, 64, 128)
 _WARP = 32
 _TILE = 16  # queries of a warp, as in short_attention.cu
 _WARPS = 8  # of a CTA, as in short_attention.cu: with eight, the longest sequence fits into one
+_MAX_CTAS = 65_535  # of a grid's second dimension
 
 
 def supports(head_dim: int, max_seqlen: int) -> bool:
@@ -34,8 +35,11 @@ def short_attention(
     head_dim = hidden // num_heads
     if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
         raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
-    if items % _WARPS or plan.data_ptr() % 8:
-        raise ValueError(f"plan must have a multiple of {_WARPS} rows, not {items}, and begin on an 8-byte boundary")
+    if items % _WARPS or items > _WARPS * _MAX_CTAS or plan.data_ptr() % 8:
+        raise ValueError(
+            f"plan must have a multiple of {_WARPS} and at most {_WARPS * _MAX_CTAS} rows, not {items}, "
+            "and begin on an 8-byte boundary"
+        )
     if not scale > 0:
         raise ValueError(f"scale must be positive, not {scale}")
     positions = 0 if bias is None else bias.shape[-1]

@@ -14,9 +14,10 @@ import pytest
 _ENTRY = re.compile(
     r"Compiling entry function '(\w+)'.*?"
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
-    r"Used (\d+) registers",
+    r"Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
+_SHARED = re.compile(r"(\d+) bytes smem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Entry:
     name: str
     registers: int
     spill_bytes: int
+    shared_bytes: int  # of the kernel's own arrays, beside what a launch asks for
 
 
 class CompileError(Exception):
@@ -49,8 +51,8 @@ def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Pa
     if ran.returncode != 0:
         raise CompileError(ran.stderr)
     return [
-        Entry(name, int(registers), int(stores) + int(loads))
-        for name, _, stores, loads, registers in _ENTRY.findall(ran.stderr)
+        Entry(name, int(registers), int(stores) + int(loads), sum(map(int, _SHARED.findall(more))))
+        for name, _, stores, loads, registers, more in _ENTRY.findall(ran.stderr)
     ]
 
 

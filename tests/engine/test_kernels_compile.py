@@ -55,6 +55,11 @@ def test_entry_points_that_are_launched_exist(source: str, launched: set[str], t
     assert launched <= {entry.name for entry in entries}
 
 
+def test_what_pooling_takes_of_shared_memory_for_itself(tmp_path: Path) -> None:
+    entries = compile_entries(source_text("pool", torch.float16), 90, OPTIONS, tmp_path)
+    assert {entry.shared_bytes for entry in entries} == {128}  # at a hidden size of 8,192 it is what is over 48 KiB
+
+
 def test_rows_fit_their_threads() -> None:
     for hidden in range(8, 8193, 8):
         geometry = row_geometry(5, hidden)

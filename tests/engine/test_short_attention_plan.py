@@ -72,7 +72,7 @@ def test_what_is_supported() -> None:
     [
         ({"num_heads": 5}, "5 heads of 51.2"),
         ({"num_heads": 1}, "1 heads of 256"),
-        ({"plan": torch.zeros(9, 2, dtype=torch.int32)}, "multiple of 8 rows, not 9"),
+        ({"plan": torch.zeros(9, 2, dtype=torch.int32)}, "multiple of 8 and at most 524280 rows, not 9"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"bias": torch.zeros(4, 7, 7, dtype=torch.float16)}, "positions, not 7"),
         ({}, "on a CUDA device"),
