@@ -50,7 +50,7 @@ def cheapest_cuts(
         work_before = np.concatenate(
             [[0.0], np.cumsum((table.base.beta_s + table.base.gamma_s * ascending) * ascending)]
         )
-        run = kernels.cut_by_takeover if _obeys_quadrangle(table, ascending, low) else kernels.cut_by_row
+        run = kernels.cut_by_takeover if _may_take_over(table, ascending, low) else kernels.cut_by_row
         run((ascending, tokens_before, work_before), low, _packed_up(table), max_seconds / scale, best, cut)
         best *= scale
     cuts = [len(ascending)]
@@ -98,12 +98,13 @@ _flat = lru_cache(CostTable)
 def _packed_up(table: CostTable) -> tuple[FloatArray, bool, FloatArray, FloatArray, FloatArray]:
     """A table as dp_kernels takes it."""
     base = table.base
-    return np.array([base.floor_s, base.alpha_s, base.beta_s, base.gamma_s]), base.padded, *table.arrays
+    law = np.array([base.floor_s, base.alpha_s, base.beta_s, base.gamma_s], dtype=np.float64)
+    return law, base.padded, *table.arrays
 
 
-def _obeys_quadrangle(table: CostTable, ascending: FloatArray, low: IntArray) -> bool:
+def _may_take_over(table: CostTable, ascending: FloatArray, low: IntArray) -> bool:
     """Whether the faster recurrence may be used: cost(a..c) + cost(b..d) <= cost(a..d) + cost(b..c) for a < b < c < d,
-    where a cap's infinity counts as a cost.
+    where a cap's infinity counts as a cost (for which no cost may fall as a batch grows).
 
     A packed cost without factors always obeys: it is a convex function, never falling, of sums over the batch, and
     the sums of a..d and b..c are as much as those of a..c and b..d, but further apart. With factors it is not asked.
@@ -113,11 +114,12 @@ def _obeys_quadrangle(table: CostTable, ascending: FloatArray, low: IntArray) ->
     # Rounded up, so that a table is tested a few times in its life and not for every queue.
     longest = 1 << int(ascending.max(initial=1) - 1).bit_length()
     count = 1 << int((np.arange(1, len(low) + 1) - low).max(initial=1) - 1).bit_length()
-    return _table_obeys_quadrangle(table, longest, count)
+    return obeys_quadrangle(table, longest, count)
 
 
 @lru_cache(maxsize=64)
-def _table_obeys_quadrangle(table: CostTable, longest: int, count: int) -> bool:
+def obeys_quadrangle(table: CostTable, longest: int, count: int) -> bool:
+    """The exact test of a padded table, for every queue of lengths and batches up to these; once a table."""
     return bool(load_kernels().obeys_quadrangle(_packed_up(table), longest, count))
 
 

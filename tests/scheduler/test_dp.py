@@ -1,0 +1,407 @@
+"""Equation 2, compiled, against brute force over all partitions; the faster recurrence against the plain one."""
+
+import itertools
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.scheduler
+from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost, cached_cost
+from penstock.scheduler.cost import Value
+from penstock.scheduler.dp import cheapest_cuts, load_kernels, obeys_quadrangle
+
+Prices = npt.NDArray[np.float64]
+LONGEST = 12
+MOST = 9  # sequences in a brute-forced instance
+NO_CAP = 10**9
+
+
+class AnyCost:
+    """f(longest, count) from a table that never falls with `longest`, and does anything at all with `count`."""
+
+    padded = True
+
+    def __init__(self, rng: random.Random) -> None:
+        steps = [[rng.choice((0.0, rng.random())) for _ in range(MOST + 1)] for _ in range(LONGEST + 1)]
+        self.table = np.cumsum(np.array(steps), axis=0) + np.array([rng.random() * 5 for _ in range(MOST + 1)])
+
+    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+        found = self.table[np.asarray(longest, dtype=int), np.asarray(count, dtype=int)]
+        return found if found.ndim else float(found)
+
+    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
+        return 0.0
+
+
+class Untold:
+    """A cost of which the DP is not told that it is a table."""
+
+    def __init__(self, cost: CostFunction) -> None:
+        self._cost = cost
+        self.padded = cost.padded
+        self.seconds = cost.seconds
+        self.lower_bound = cost.lower_bound
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Lengths in ascending order, a cost, and caps of which any may be none."""
+
+    lengths: tuple[int, ...]
+    cost: CostFunction
+    max_sequences: int
+    max_tokens: int
+    max_seconds: float
+
+    def cuts(self) -> tuple[list[int], list[float]]:
+        return cheapest_cuts(
+            np.array(self.lengths, dtype=np.float64),
+            self.cost,
+            max_sequences=self.max_sequences,
+            max_tokens=self.max_tokens,
+            max_seconds=self.max_seconds,
+        )
+
+    def prices(self, members: Prices) -> Prices:
+        """[P]: seconds of the batches that rows of `members` [P, n] mark with ones; infinite where a cap is broken."""
+        lengths = np.array(self.lengths, dtype=np.float64)
+        tokens, count, longest = members @ lengths, members.sum(axis=1), (members * lengths).max(axis=1)
+        seconds = np.asarray(self.cost.seconds(tokens, members @ lengths**2, longest, count))
+        used = longest * count if self.cost.padded else tokens
+        over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
+        prices: Prices = np.where(over & (count > 1), np.inf, seconds)
+        return prices
+
+
+def law(rng: random.Random, kind: type[PackedCost] | type[PaddedCost]) -> PackedCost | PaddedCost:
+    return kind(rng.random() * 20, rng.random() * 20, rng.random(), rng.choice((0.0, rng.random() * 0.1)))
+
+
+def rising_table(rng: random.Random) -> CostTable:
+    """A padded table whose factors never fall with the length."""
+    sizes = sorted(rng.sample(range(1, MOST + 2), rng.randint(1, 4)))
+    lengths = sorted(rng.sample(range(1, LONGEST + 2), rng.randint(1, 4)))
+    factors = [list(itertools.accumulate(rng.uniform(0.3, 1.0) for _ in lengths)) for _ in sizes]
+    return CostTable(law(rng, PaddedCost), tuple(sizes), tuple(lengths), tuple(map(tuple, factors)))
+
+
+def any_table(rng: random.Random, kind: type[PackedCost] | type[PaddedCost], reach: int) -> CostTable:
+    sizes = sorted(rng.sample(range(1, reach), rng.randint(1, 8)))
+    lengths = sorted(rng.sample(range(1, 120), rng.randint(1, 5)))
+    rows = tuple(tuple(rng.uniform(0.5, 2.0) for _ in lengths) for _ in sizes)
+    return CostTable(law(rng, kind), tuple(sizes), tuple(lengths), rows)
+
+
+def padded_cost(rng: random.Random) -> CostFunction:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return AnyCost(rng)
+    if kind == 1:
+        return law(rng, PaddedCost)
+    if kind == 2:
+        return rising_table(rng)
+    if kind == 3:
+        learned = LearnedCost(rising_table(rng))
+        for _ in range(rng.randint(1, 5)):
+            learned.observe(12, 100, 12, 2, rng.uniform(1, 100))
+        return learned
+    table = AnyCost(rng).table[1:, 1:] + 1e-3
+    return cached_cost({length + 1: {count + 1: s for count, s in enumerate(row)} for length, row in enumerate(table)})
+
+
+def random_instance(rng: random.Random, num: int) -> Instance:
+    lengths = tuple(sorted(rng.randint(1, LONGEST) for _ in range(num)))
+    return Instance(
+        lengths,
+        padded_cost(rng),
+        rng.choice((NO_CAP, rng.randint(1, num))),
+        rng.choice((NO_CAP, rng.randint(1, LONGEST * num))),
+        rng.choice((math.inf, rng.uniform(0.5, 60))),
+    )
+
+
+def subsets(num: int) -> Prices:
+    """[2^num - 1, num]: the members of every set but the empty one, the bits of its number."""
+    members: Prices = (np.arange(1, 1 << num)[:, None] >> np.arange(num) & 1).astype(np.float64)
+    return members
+
+
+def cheapest_of_all(prices: Prices) -> Prices:
+    """[K]: least total over every set partition, from prices [2^n - 1, K] of every set in K instances at once."""
+    best = np.concatenate([np.zeros((1, prices.shape[1])), np.full(prices.shape, np.inf)])
+    for whole in range(1, len(best)):
+        top = 1 << (whole.bit_length() - 1)
+        rest = part = whole ^ top
+        while True:  # the batch that holds the last member of `whole` may be any part of the rest, with it
+            np.minimum(best[whole], prices[(part | top) - 1] + best[rest ^ part], out=best[whole])
+            if part == 0:
+                break
+            part = (part - 1) & rest
+    return best[-1]
+
+
+def assert_sound(instance: Instance, cuts: Sequence[int], seconds: Sequence[float]) -> None:
+    """Every sequence once, every batch within the caps and at its price."""
+    num = len(instance.lengths)
+    assert cuts[0] == 0
+    assert cuts[-1] == num
+    assert list(cuts) == sorted(set(cuts))
+    members = [[float(start <= index < stop) for index in range(num)] for start, stop in itertools.pairwise(cuts)]
+    assert list(seconds) == pytest.approx(instance.prices(np.array(members)).tolist(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("num", "how_many"),
+    [(1, 100), (2, 300), (3, 600), (4, 1000), (5, 1500), (6, 1800), (7, 2000), (8, 1800), (9, 1400)],
+)
+def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) -> None:
+    """10,500 instances: contiguity in length order loses nothing, for any cost that never falls with the longest."""
+    rng = random.Random(num)
+    instances = [random_instance(rng, num) for _ in range(how_many)]
+    members = subsets(num)
+    found = []
+    for instance in instances:
+        cuts, seconds = instance.cuts()
+        assert_sound(instance, cuts, seconds)
+        found.append(sum(seconds))
+    cheapest = cheapest_of_all(np.stack([instance.prices(members) for instance in instances], axis=1))
+    np.testing.assert_allclose(found, cheapest, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, LONGEST), min_size=1, max_size=7).map(sorted),
+    st.tuples(*[st.integers(0, 20).map(float)] * 4),
+    st.integers(1, 8),
+    st.integers(1, 100),
+    st.one_of(st.just(math.inf), st.integers(1, 500).map(float)),
+)
+def test_no_set_partition_of_padded_batches_is_cheaper_with_shrinking(
+    lengths: list[int], terms: tuple[float, ...], max_sequences: int, max_tokens: int, max_seconds: float
+) -> None:
+    cost = PaddedCost(*terms)
+    instance = Instance(tuple(lengths), cost, max_sequences, max_tokens, max_seconds)
+    cuts, seconds = instance.cuts()
+    assert_sound(instance, cuts, seconds)
+    cheapest = cheapest_of_all(instance.prices(subsets(len(lengths)))[:, None])[0]
+    assert sum(seconds) == pytest.approx(cheapest, rel=1e-9)
+
+
+def test_no_contiguous_partition_of_packed_batches_is_cheaper() -> None:
+    rng = random.Random(2)
+    for _ in range(1500):
+        num = rng.randint(1, MOST)
+        cost = rng.choice((law(rng, PackedCost), any_table(rng, PackedCost, 100)))
+        instance = Instance(
+            tuple(sorted(rng.randint(1, LONGEST) for _ in range(num))),
+            cost,
+            rng.choice((NO_CAP, rng.randint(1, num))),
+            rng.choice((NO_CAP, rng.randint(1, LONGEST * num))),
+            rng.choice((math.inf, rng.uniform(0.5, 60))),
+        )
+        runs = [(start, stop) for start in range(num) for stop in range(start + 1, num + 1)]
+        members = np.array([[float(start <= index < stop) for index in range(num)] for start, stop in runs])
+        price = dict(zip(runs, instance.prices(members).tolist(), strict=True))
+        best = [0.0]
+        for stop in range(1, num + 1):
+            best.append(min(best[start] + price[start, stop] for start in range(stop)))
+        cuts, seconds = instance.cuts()
+        assert_sound(instance, cuts, seconds)
+        assert sum(seconds) == pytest.approx(best[-1], rel=1e-9)
+
+
+def long_instance(rng: random.Random, cost: CostFunction) -> Instance:
+    num = rng.choice((1, 2, 127, 128, 129, rng.randint(3, 500)))
+    return Instance(
+        tuple(sorted(rng.randint(1, 100) for _ in range(num))),
+        cost,
+        rng.choice((NO_CAP, rng.randint(1, 200))),
+        rng.choice((NO_CAP, rng.randint(1, 5000))),
+        rng.choice((math.inf, rng.uniform(1, 1000))),
+    )
+
+
+@pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
+def test_the_compiled_prices_are_those_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
+    """O(nB) from the table's own cells, against the same recurrence over prices asked of the cost."""
+    rng = random.Random(3)
+    for _ in range(150):
+        instance = long_instance(rng, any_table(rng, kind, 5000 if kind is PackedCost else 300))
+        cuts, seconds = instance.cuts()
+        assert_sound(instance, cuts, seconds)
+        asked = Instance(instance.lengths, Untold(instance.cost), *caps_of(instance)).cuts()[1]
+        assert sum(seconds) == pytest.approx(sum(asked), rel=1e-9)
+
+
+def caps_of(instance: Instance) -> tuple[int, int, float]:
+    return instance.max_sequences, instance.max_tokens, instance.max_seconds
+
+
+def convex_cached_cost(rng: random.Random) -> CostTable:
+    """A dictionary that passes the quadrangle test with its own, uneven, seconds: a convex h(count) for each length."""
+    slope, bend = rng.uniform(0.1, 2), rng.uniform(0, 0.01)
+    rows = {
+        length: {count: 5 + length * (slope * count + bend * count * count) for count in (1, 2, 8, 50, 512)}
+        for length in (1, 10, 60, 128)
+    }
+    return cached_cost(rows)
+
+
+def test_the_faster_recurrence_finds_the_same_total() -> None:
+    """O(n log n) equals O(nB) for costs that pass the quadrangle test."""
+    rng = random.Random(4)
+    for round_ in range(300):
+        kind = (PackedCost, PaddedCost)[round_ % 2]
+        cost: CostFunction = law(rng, kind)
+        if kind is PaddedCost and round_ % 4 == 1:
+            cost = convex_cached_cost(rng)
+            assert obeys_quadrangle(cost, 128, 512)
+        instance = long_instance(rng, cost)
+        cuts, seconds = instance.cuts()
+        assert_sound(instance, cuts, seconds)
+        asked = Instance(instance.lengths, Untold(cost), *caps_of(instance)).cuts()[1]
+        assert sum(seconds) == pytest.approx(sum(asked), rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=40).map(sorted),
+    st.sampled_from((PackedCost, PaddedCost)),
+    st.tuples(*[st.integers(0, 50).map(float)] * 4),
+    st.integers(1, 40),
+    st.integers(1, 1000),
+    st.one_of(st.just(math.inf), st.integers(1, 3000).map(float)),
+)
+def test_the_faster_recurrence_finds_the_same_total_with_shrinking(
+    lengths: list[int],
+    kind: type[PackedCost] | type[PaddedCost],
+    terms: tuple[float, ...],
+    max_sequences: int,
+    max_tokens: int,
+    max_seconds: float,
+) -> None:
+    cost = kind(*terms)
+    caps = max_sequences, max_tokens, max_seconds
+    fast, plain = Instance(tuple(lengths), cost, *caps), Instance(tuple(lengths), Untold(cost), *caps)
+    assert sum(fast.cuts()[1]) == pytest.approx(sum(plain.cuts()[1]), rel=1e-9)
+
+
+def obeys_by_definition(table: CostTable, longest: int, most: int) -> bool:
+    """w(a, c) + w(b, d) <= w(a, d) + w(b, c) for a < b < c < d with l_c <= l_d, and no price falls; every case."""
+    f = [[float(table.seconds(0, 0, length, count)) for count in range(most + 1)] for length in range(longest + 1)]
+    for short, long in itertools.combinations_with_replacement(range(1, longest + 1), 2):
+        for count in range(1, most + 1):
+            if f[long][count] < f[short][count] - 1e-9 or (count > 1 and f[long][count] < f[long][count - 1] - 1e-9):
+                return False
+        for before, shared, after in itertools.product(range(1, most), repeat=3):
+            if before + shared + after > most:
+                continue
+            crossed = f[short][before + shared] + f[long][shared + after]
+            if crossed > f[long][before + shared + after] + f[short][shared] + 1e-9:
+                return False
+    return True
+
+
+def test_the_quadrangle_test_is_exact() -> None:
+    rng = random.Random(5)
+    verdicts = []
+    for _ in range(400):
+        sizes = tuple(sorted(rng.sample(range(1, 9), rng.randint(1, 3))))
+        lengths = tuple(sorted(rng.sample(range(1, 5), rng.randint(1, 2))))
+        # Factors that rise with both, by more and more, often pass; others seldom do.
+        growth = rng.choice((0.0, 0.05, 0.2))
+        rows = tuple(
+            tuple(
+                1 + growth * (i * i + j) + rng.choice((0.0, 0.0, rng.uniform(-0.02, 0.1))) for j in range(len(lengths))
+            )
+            for i in range(len(sizes))
+        )
+        table = CostTable(law(rng, PaddedCost), sizes, lengths, rows)
+        verdict = obeys_quadrangle(table, 4, 8)
+        assert verdict == obeys_by_definition(table, 4, 8), table
+        verdicts.append(verdict)
+    assert 40 < sum(verdicts) < 360  # both verdicts were put to the test
+
+
+@pytest.mark.parametrize("cost", [PackedCost(1, 1, 1, 0), PaddedCost(1, 1, 1, 0), Untold(PackedCost(1, 1, 1, 0))])
+def test_an_empty_queue_has_no_batches(cost: CostFunction) -> None:
+    assert Instance((), cost, 5, 5, 5.0).cuts() == ([0], [])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_cost_that_is_no_number_is_refused(bad: float) -> None:
+    cost = AnyCost(random.Random(1))
+    cost.table[5, 1] = bad
+    with pytest.raises(ValueError, match="finite seconds"):
+        Instance((3, 5), cost, 5, NO_CAP, math.inf).cuts()
+
+
+def test_each_kernel_was_compiled_once() -> None:
+    """Another kind of array or number would be compiled for anew, for seconds, when a plan waits for it."""
+    for cost in (PackedCost(1, 1, 1, 0), PaddedCost(1, 1, 1, 0), any_table(random.Random(1), PackedCost, 99)):
+        for each in (cost, Untold(cost)):
+            Instance((3, 5), each, 5, 5, 5.0).cuts()
+    kernels = load_kernels()
+    for kernel in (kernels.settle_block, kernels.cut_by_row, kernels.cut_by_takeover, kernels.obeys_quadrangle):
+        assert len(kernel.signatures) == 1
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints, with every warning an error."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", ["penstock.scheduler", "penstock.worker", "penstock.ops.cli.main"])
+def test_numba_is_loaded_on_first_use_only(module: str) -> None:
+    code = f"import sys, {module}; from penstock.scheduler import partition_policy; partition_policy('fifo')\n"
+    code += "print('numba' in sys.modules)\npartition_policy('dp')\nprint('numba' in sys.modules)"
+    assert run_python(code).split() == ["False", "True"]
+
+
+QUICK = {"NUMBA_OPT": "1", "NUMBA_CACHE_DIR": ""}  # compiled for a single plan
+CUT = """
+from penstock.scheduler import Caps, PaddedCost, partition_policy
+print(partition_policy("dp").partition([5, 1, 5, 1], PaddedCost(1, 1, 1, 0), Caps(9, 99), most=9).batches)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A place for imports whose scheduler has never run: no compiled function lies beside it."""
+    package = tmp_path / "penstock" / "scheduler"
+    source = Path(next(iter(penstock.scheduler.__path__)))
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_the_dp_runs_where_no_compiled_function_can_be_kept(installed: Path) -> None:
+    """Neither beside the package nor in the user's cache folder, as in a read-only container."""
+    (installed / "penstock" / "scheduler" / "__pycache__").write_text("a file where the folder should be")
+    nowhere = {"PYTHONPATH": str(installed), "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", **QUICK}
+    where = "import penstock.scheduler as s; print(s.__file__)\n"
+    assert run_python(where + CUT, **nowhere).splitlines() == [
+        str(installed / "penstock" / "scheduler" / "__init__.py"),
+        "((1, 3), (0, 2))",
+    ]
+
+
+def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
+    full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    full += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    environment = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", **QUICK}
+    assert run_python(full + CUT, **environment).strip() == "((1, 3), (0, 2))"
