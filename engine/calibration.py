@@ -85,19 +85,21 @@ def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
     """The batches to fit on, each once: see this module's docstring. Deterministic."""
     rng = np.random.default_rng(0)
+    shortest = min(_SHORTEST, info.max_tokens)
+    counts = _levels(2, max(2, min(max_sequences, max_tokens // shortest)), _NUM_SIZES - 1)
+    sizes = _levels(_SHORTEST, max_tokens, _NUM_SIZES)
     plan: dict[Lengths, None] = {}
-    for longest in _levels(min(_SHORTEST, info.max_tokens), info.max_tokens, _NUM_LENGTHS):
+    for longest in _levels(shortest, info.max_tokens, _NUM_LENGTHS):
         plan[(longest,)] = None
         most = min(max_sequences, max_tokens // longest)  # sequences of this length in a full batch
         if most < 2:
             continue
         if info.padded:
-            for count in _levels(2, most, _NUM_SIZES - 1):
-                plan[_mixed(rng, longest, count=count)] = None
+            mixed = [_mixed(rng, longest, count=count) for count in counts if count <= most]
         else:
-            for tokens in _levels(_SHORTEST, max_tokens, _NUM_SIZES):
-                if longest < tokens <= max_sequences * longest // 2:
-                    plan[_mixed(rng, longest, tokens=tokens)] = None
+            room = max_sequences * longest // 2  # at half the longest on average
+            mixed = [_mixed(rng, longest, tokens=tokens) for tokens in sizes if longest < tokens <= room]
+        plan.update(dict.fromkeys(mixed))
         plan[(longest,) * most] = None
     return tuple(plan)
 

@@ -1,5 +1,6 @@
 """Where a worker's cost model comes from: the file of an earlier run, or a few seconds of measuring."""
 
+import math
 import os
 import time
 from dataclasses import astuple, dataclass
@@ -76,7 +77,7 @@ async def cost_for(
     tables, key = CostTables(path), cost_key(engine.info)
     kept = await kept_costs(tables, key)
     if kept is None:
-        costs = measure_costs(engine, **caps, budget_s=budget_s, reason=await _why_none(tables, key))
+        costs = measure_costs(engine, **caps, budget_s=budget_s, reason=await why_none(tables, key))
         await tables.put(key, costs.to_dict())
         return LearnedCost(costs.table)
     started = time.monotonic()
@@ -96,7 +97,7 @@ def measure_costs(
     measured = measure(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
     timings = [(timing.lengths, max(timing.seconds, _LEAST_S)) for timing in measured.timings]
     table = fit_cost_table(timings, padded=engine.info.padded)
-    checks = tuple(map(_sample, measured.checks))
+    checks = tuple(_sample(timing) for timing in measured.checks if 0 < timing.seconds < math.inf)
     costs = MeasuredCosts(table, checks, time.time(), time.monotonic() - started)
     log.info("cost_table_measured", reason=reason, **_figures(costs), seconds=round(costs.took_s, 3))
     return costs
@@ -112,6 +113,17 @@ async def kept_costs(tables: CostTables, key: CostKey) -> MeasuredCosts | None:
     except CorruptTable as error:
         log.warning("cost_table_corrupt", reason=str(error))
         return None
+
+
+async def why_none(tables: CostTables, key: CostKey) -> str:
+    """Why nothing is kept under the key, in words for a person or a log."""
+    nearest = await tables.nearest(key)
+    if nearest is None:
+        return "no table of this model"
+    differences = key.differences(nearest)
+    if not differences:
+        return "the table cannot be used"
+    return "; ".join(f"there is one for {field} {value}" for field, value in differences.items())
 
 
 def cost_key(info: ModelInfo) -> CostKey:
@@ -131,30 +143,20 @@ def default_cost_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "costs.sqlite"
 
 
-async def _why_none(tables: CostTables, key: CostKey) -> str:
-    nearest = await tables.nearest(key)
-    if nearest is None:
-        return "no table of this model"
-    differences = key.differences(nearest)
-    if not differences:
-        return "the table cannot be used"
-    return "; ".join(f"there is one for {field} {value}" for field, value in differences.items())
-
-
 def _sample(timing: Timing) -> Sample:
     lengths = timing.lengths
     squares = sum(length * length for length in lengths)
-    return Sample(sum(lengths), squares, max(lengths), len(lengths), max(timing.seconds, _LEAST_S))
+    return Sample(sum(lengths), squares, max(lengths), len(lengths), timing.seconds)
 
 
 def _figures(costs: MeasuredCosts) -> dict[str, float]:
     """What a log says of a table."""
     base = costs.table.base
-    p50, p95 = costs.errors()
-    return {
+    figures = {
         "timings": len(costs.table.samples),
         "floor_ms": round(base.floor_s * 1e3, 3),
         "us_per_token": round(base.beta_s * 1e6, 3),
-        "error_p50": round(p50, 4),
-        "error_p95": round(p95, 4),
     }
+    if costs.checks:
+        figures["error_p50"], figures["error_p95"] = (round(error, 4) for error in costs.errors())
+    return figures

@@ -1,0 +1,94 @@
+"""A cost table on one screen: for what it holds, the law, and each timing beside what the table says of it."""
+
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cache import CostKey
+from penstock.scheduler import CostTable
+from penstock.scheduler.cost_table import Residual
+from penstock.worker.costs import MeasuredCosts
+
+_WELL, _FAIRLY = 0.1, 0.2  # errors up to which a prediction is good, and of use
+
+
+def show_costs(key: CostKey, costs: MeasuredCosts, path: Path) -> None:
+    """Print it on stdout."""
+    console = Console(highlight=False, markup=False)
+    when = datetime.fromtimestamp(costs.measured_at).strftime("%Y-%m-%d %H:%M")
+    console.print(Text(f"{key.model}, {key.dtype}", style="bold"), f"on {key.device}")
+    console.print(f"{key.runtime}; revision {key.revision[:16]}", style="dim")
+    console.print(f"measured {when} in {costs.took_s:.1f} s; kept in {path}", style="dim", soft_wrap=True)
+    console.print()
+    console.print(law(costs.table), soft_wrap=True)
+    console.print("Measured ms, and how far the table is off:")
+    console.print()
+    console.print(_grid(costs.table))
+    console.print()
+    console.print(_verdict(costs))
+
+
+def law(table: CostTable) -> str:
+    """The law in units that can be read. The factors around it show in the grid."""
+    base, what = table.base, "padded " if table.padded else ""
+    work = f"{base.alpha_s * 1e3:.3g} ms + {base.beta_s * 1e6:.3g} µs a {what}token"
+    work += f" + {base.gamma_s * 1e9:.3g} ns a {what}length squared"
+    factors = [factor for row in table.factors for factor in row]
+    return (
+        f"A batch takes {work}, at least {base.floor_s * 1e3:.3g} ms; times {min(factors):.2f} to {max(factors):.2f}."
+    )
+
+
+def _grid(table: CostTable) -> Table:
+    """Rows by size, columns by the longest sequence."""
+    residuals = table.residuals()
+    columns = sorted({residual.sample.longest for residual in residuals})
+    cells = {(_row(residual, table.padded), residual.sample.longest): residual for residual in residuals}
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column("longest", style="dim", no_wrap=True)
+    for longest in columns:
+        grid.add_column(f"{longest:,}", justify="right", header_style="bold", no_wrap=True)
+    for row in dict.fromkeys(name for name, _ in sorted(cells)):
+        grid.add_row(_label(row, table.padded), *(_cell(cells.get((row, longest))) for longest in columns))
+    return grid
+
+
+def _row(residual: Residual, padded: bool) -> tuple[int, int]:
+    """Its place among the rows: single sequences first, full batches of equal lengths last, by size between."""
+    sample = residual.sample
+    if sample.count == 1:
+        return 0, 0
+    if sample.tokens == sample.count * sample.longest:
+        return 2, 0
+    return 1, sample.count if padded else sample.tokens
+
+
+def _label(row: tuple[int, int], padded: bool) -> str:
+    kind, size = row
+    return ("1 sequence", f"{size:,} {'sequences' if padded else 'tokens'}", "full, equal")[kind]
+
+
+def _cell(residual: Residual | None) -> Text:
+    if residual is None:
+        return Text("")
+    return Text(_ms(residual.sample.seconds)).append(f" {residual.error:>+4.0%}", style=_style(abs(residual.error)))
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+
+
+def _style(error: float) -> str:
+    return "dim" if error <= _WELL else "yellow" if error <= _FAIRLY else "bold red"
+
+
+def _verdict(costs: MeasuredCosts) -> Text:
+    p50, p95 = costs.errors()
+    if not costs.checks:
+        return Text("No time was left to try it on other batches.", style="yellow")
+    text = Text(f"On {len(costs.checks)} other batches it is off by ")
+    return text.append(f"{p50:.1%} (p50), {p95:.1%} (p95)", style=_style(p95) if p95 > _WELL else "green").append(".")
