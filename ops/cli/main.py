@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "Start here: a broker, a worker and a client on this machine, answering real texts.",
     "check": "Say in one screen what is wrong with a set-up.",
     "parity": "Say in one screen how near a checkpoint's numbers are to transformers'.",
+    "calibrate": "Measure how long a model's batches take on this machine, for its workers' scheduler.",
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Vectors for a text, or for every row of a file.",
     "classify": "Labels for a text, or for every row of a file.",
