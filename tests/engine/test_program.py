@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,42 +10,55 @@ import torch
 from torch import Tensor
 
 from penstock.engine.checkpoint import read_checkpoint
-from penstock.engine.cpu_ops import CpuOps, prepare_for_cpu
+from penstock.engine.cpu_ops import CpuOps, encode_on_cpu
 from penstock.engine.families import family_of
-from penstock.engine.forward import forward
 from penstock.engine.layout import sort_by_length
-from penstock.engine.linear import Linear
+from penstock.engine.linear import Linear, make_linear
 from penstock.engine.memory import Planner
 from penstock.engine.memory.check import check_no_overlap
 from penstock.engine.program import Program, record
-from penstock.engine.weights import Encoder
-from tests.engine.helpers import pack, random_sequences, save_encoder
+from penstock.engine.weights import Dense, Encoder
+from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
+
+FLOAT = torch.float32
 
 
-@pytest.fixture
-def encoder(tmp_path: Path) -> Encoder[Linear]:
-    save_encoder(tmp_path, "bert")
-    checkpoint = read_checkpoint(tmp_path)
-    return prepare_for_cpu(family_of(checkpoint).encoder(checkpoint), torch.float32)
+class Recorded(NamedTuple):
+    encoder: Encoder[Linear]
+    program: Program
+
+
+@pytest.fixture(params=FAMILIES)
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
+    return recorded_family(tmp_path, request.param)
+
+
+def recorded_family(directory: Path, family: str) -> Recorded:
+    """A random encoder prepared for the CPU, and the record of its forward."""
+    save_encoder(directory, family)
+    checkpoint = read_checkpoint(directory)
+    widths = dict[int, int]()
+
+    def linear(dense: Dense) -> Linear:
+        made = make_linear(dense, FLOAT)
+        widths[id(made)] = len(dense.weight) // (2 if dense.gated else 1)
+        return made
+
+    encoder = family_of(checkpoint).encoder(checkpoint).prepared(linear, lambda table: table)
+    return Recorded(encoder, record(encoder, width_of=lambda dense: widths[id(dense)], bytes_per_value=FLOAT.itemsize))
 
 
 def into_buffers(ops: CpuOps) -> Mapping[str, Callable[..., Tensor]]:
     """The CPU's operations with their results copied to where the program says."""
-
-    def stored(operation: Callable[..., Tensor], num_inputs: int) -> Callable[..., Tensor]:
-        def run(out: Tensor, *inputs_and_arguments: Any) -> Tensor:
-            inputs, arguments = inputs_and_arguments[:num_inputs], inputs_and_arguments[num_inputs:]
-            if num_inputs == 2:  # project_add_norm takes its matrix between its inputs
-                return out.copy_(operation(inputs[0], arguments[0], inputs[1], *arguments[1:]))
-            return out.copy_(operation(*inputs, *arguments))
-
-        return run
-
     return {
-        "embed": stored(ops.embed, 0),
-        "project": stored(ops.project, 1),
-        "project_add_norm": stored(ops.project_add_norm, 2),
-        "attend": stored(ops.attend, 1),
+        "embed": lambda out, embeddings: out.copy_(ops.embed(embeddings)),
+        "project": lambda out, x, dense: out.copy_(ops.project(x, dense)),
+        "project_add_norm": lambda out, x, residual, dense, norm: out.copy_(
+            ops.project_add_norm(x, dense, residual, norm)
+        ),
+        "project_add": lambda out, x, residual, dense: out.copy_(ops.project_add(x, dense, residual)),
+        "normalise": lambda out, x, norm: out.copy_(ops.normalise(x, norm)),
+        "attend": lambda out, qkv, attention: out.copy_(ops.attend(qkv, attention)),
     }
 
 
@@ -53,35 +66,50 @@ def planned_buffers(program: Program, rows: int) -> list[Tensor]:
     """One tensor a buffer, all inside one chunk, poisoned with NaN."""
     plan = Planner(program.lifetimes).plan(rows, 1)
     check_no_overlap(program.lifetimes, plan)
-    memory = torch.full((plan.chunk_bytes[0] // 4,), float("nan"))
+    memory = torch.full((plan.chunk_bytes[0] // FLOAT.itemsize,), float("nan"))
     return [
-        memory[offset // 4 : offset // 4 + rows * width].view(rows, width)
+        memory[offset // FLOAT.itemsize :][: rows * width].view(rows, width)
         for (_, offset), width in zip(plan.offsets, program.widths, strict=True)
     ]
 
 
-def test_a_recorded_forward_in_planned_memory_equals_the_forward(encoder: Encoder[Linear]) -> None:
-    program = record(encoder, width_of=lambda dense: width(encoder, dense), bytes_per_value=4)
-    batch = pack(random_sequences((9, 1, 30, 9)))
+@pytest.mark.parametrize("lengths", [(1,), (9, 1, 30, 9), (128, MAX_TOKENS, 2, 127, 129)], ids=str)
+def test_a_recorded_forward_in_planned_memory_equals_the_forward(recorded: Recorded, lengths: tuple[int, ...]) -> None:
+    encoder, program = recorded
+    sequences = random_sequences(lengths)
+    batch = pack(sequences, types=[np.arange(len(sequence), dtype=np.int32) // 3 % 2 for sequence in sequences])
+    if encoder.embeddings.token_types is None or len(encoder.embeddings.token_types) == 1:
+        batch = pack(sequences)
     layout = sort_by_length(batch.cu_seqlens)
-    ops = CpuOps(layout, torch.from_numpy(batch.token_ids[layout.tokens]), None, encoder.num_heads, torch.float32)
-    expected = forward(encoder, ops)
+    types = batch.token_type_ids
+    ops = CpuOps(
+        layout,
+        torch.from_numpy(batch.token_ids[layout.tokens]),
+        None if types is None else torch.from_numpy(types[layout.tokens]),
+        encoder.num_heads,
+        FLOAT,
+    )
     result = program.run(into_buffers(ops), planned_buffers(program, len(layout.tokens)))
-    np.testing.assert_array_equal(result.numpy(), expected.numpy())
+    np.testing.assert_array_equal(result.numpy(), encode_on_cpu(encoder, batch, layout, FLOAT).numpy())
 
 
-def test_the_steps_are_the_forwards_and_the_result_outlives_them(encoder: Encoder[Linear]) -> None:
-    program = record(encoder, width_of=lambda dense: width(encoder, dense), bytes_per_value=4)
-    layer = ["project", "attend", "project_add_norm", "project", "project_add_norm"]
-    assert [step.operation for step in program.steps] == ["embed", *layer, *layer]
+def test_the_result_outlives_the_steps(recorded: Recorded) -> None:
+    program = recorded.program
     assert program.lifetimes[program.result].last == len(program.steps)
 
 
-def width(encoder: Encoder[Linear], dense: Linear) -> int:
-    """Columns of a projection of the test's BERT: 48 hidden, 96 inner."""
-    for layer in encoder.layers:
-        if dense is layer.qkv:
-            return 3 * encoder.hidden_size
-        if dense is layer.up:
-            return 96
-    return encoder.hidden_size
+POST_NORM = ["project", "attend", "project_add_norm", "project", "project_add_norm"]
+PRE_NORM = ["project", "attend", "project_add", "normalise", "project", "project_add", "normalise"]
+
+
+@pytest.mark.parametrize(
+    ("family", "operations"),
+    [
+        ("bert", ["embed", *POST_NORM * 2]),
+        ("albert", ["embed", "project", *POST_NORM * 2]),  # embeddings narrower than the hidden states
+        ("modernbert", ["embed", *PRE_NORM * 4]),
+    ],
+)
+def test_the_steps_are_the_forwards(tmp_path: Path, family: str, operations: list[str]) -> None:
+    program = recorded_family(tmp_path, family).program
+    assert [step.operation for step in program.steps] == operations
