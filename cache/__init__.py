@@ -2,7 +2,6 @@
 
 from penstock.cache.cost_tables import CostKey, CostTables
 from penstock.cache.key import KEY_BYTES, KeySpace
-from penstock.cache.single_flight import SingleFlight
 from penstock.cache.store import CacheStats, ResponseCache
 
-__all__ = ["KEY_BYTES", "CacheStats", "CostKey", "CostTables", "KeySpace", "ResponseCache", "SingleFlight"]
+__all__ = ["KEY_BYTES", "CacheStats", "CostKey", "CostTables", "KeySpace", "ResponseCache"]
