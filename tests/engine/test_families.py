@@ -15,6 +15,7 @@ from penstock.engine.families import family_of
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
+    config_of,
     cpu_engine,
     pack,
     random_sequences,
@@ -44,6 +45,35 @@ def largest_error(directory: Path, model: Any, lengths: tuple[int, ...] = LENGTH
 def reduced(hidden: Any, pooling: str) -> Any:
     """[L, H] to [H]."""
     return {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(axis=0), "max": hidden.max(axis=0)}[pooling]
+
+
+def of_512_tokens(directory: Path, family: str) -> Any:
+    """A random encoder that takes 512 tokens."""
+    beside = config_of(family).max_position_embeddings - MAX_TOKENS  # rows that RoBERTa and kin do not use
+    return save_encoder(directory, family, max_position_embeddings=512 + beside)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_lengths_where_kernels_change_up_to_512(tmp_path: Path, family: str) -> None:
+    model = of_512_tokens(tmp_path, family)
+    assert largest_error(tmp_path, model, (1, 2, 127, 128, 129, 512)) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_packs(tmp_path: Path, family: str) -> None:
+    """Any of 24 sequences in any order and number, each pooled in any way: 40 packs of 1 to 16 rows."""
+    model, rng = of_512_tokens(tmp_path, family), np.random.default_rng(0)
+    lengths = [1, 512, *(int(length) for length in np.exp(rng.uniform(0, np.log(512), 22)))]
+    sequences = random_sequences(lengths)
+    hidden = [reference_hidden(model, sequence) for sequence in sequences]
+    engine = cpu_engine(tmp_path)
+    for _ in range(40):
+        chosen = rng.integers(0, len(sequences), rng.integers(1, 17))
+        poolings = [str(pooling) for pooling in rng.choice(["cls", "mean", "max", "last"], len(chosen))]
+        options = [TaskOptions("embed", pooling=pooling) for pooling in poolings]
+        rows = engine.run(pack([sequences[i] for i in chosen], options)).rows
+        expected = [reduced(hidden[i], pooling) for i, pooling in zip(chosen, poolings, strict=True)]
+        np.testing.assert_allclose(np.stack(rows), np.stack(expected), rtol=0, atol=1e-5)
 
 
 def edit_config(directory: Path, **changes: Any) -> None:
