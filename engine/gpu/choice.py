@@ -29,6 +29,8 @@ _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
 # Blocks of 128 queries fill an H200 from here on, at 12 heads; below it, twice as many of 64 are sooner done.
 _ROWS_THAT_FILL = 2816
 
+_FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
+
 
 class AttentionKernel(Enum):
     """One launch, or for ONE_BY_ONE one a sequence."""
@@ -57,18 +59,29 @@ def choose_kernel(
                 return AttentionKernel.PACKED_128
             if packed_attention.supports(head_dim, max_seqlen, 64, shared_bytes):
                 return AttentionKernel.PACKED_64
-            return AttentionKernel.FLASH
+            return _flash(head_dim)
         case BiasedAttention():
             is_short = short_attention.supports(head_dim, max_seqlen)
             return AttentionKernel.SHORT if is_short else AttentionKernel.ONE_BY_ONE
         case DisentangledAttention():
             if not disentangled_attention.supports(head_dim):
-                raise UnsupportedDevice(f"disentangled attention takes no heads of {head_dim} on a GPU; use the CPU.")
+                raise UnsupportedDevice(
+                    f"disentangled attention takes no heads of {head_dim} on a GPU; use device='cpu'."
+                )
             return AttentionKernel.DISENTANGLED
         case RotaryAttention():
-            return AttentionKernel.FLASH
+            return _flash(head_dim)
         case _:
             raise RuntimeError(f"no kernel for {type(attention).__name__}. This is a bug.")
+
+
+def _flash(head_dim: int) -> AttentionKernel:
+    if head_dim % _FLASH_STEP or head_dim > _FLASH_MOST:
+        raise UnsupportedDevice(
+            f"attention takes no heads of {head_dim} on a GPU: multiples of {_FLASH_STEP} up to {_FLASH_MOST}; "
+            "use device='cpu'."
+        )
+    return AttentionKernel.FLASH
 
 
 def plan_capacity(kernel: AttentionKernel, rows: int, slots: int) -> int:

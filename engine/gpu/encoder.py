@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
@@ -15,12 +14,12 @@ from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
 from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
 from penstock.engine.gpu.memory import Workspace
+from penstock.engine.gpu.support import require_supported
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.program import record
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import EncoderWeights
 
-_VECTOR = 8  # what every kernel reads at a time
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
 
 
@@ -43,9 +42,11 @@ class GpuEncoder:
         device: torch.device | str = "cuda",
         graphs: bool = True,
     ) -> None:
-        """`graphs=False` launches every kernel of every batch from the host. Raises UnsupportedDevice."""
-        if weights.hidden_size % _VECTOR:
-            raise UnsupportedDevice(f"hidden size {weights.hidden_size} is no multiple of {_VECTOR}; use device='cpu'.")
+        """`graphs=False` launches every kernel of every batch from the host.
+
+        Raises UnsupportedDevice and UnsupportedCheckpoint for what would fail in every batch.
+        """
+        require_supported(weights)
         self.device = torch.device(device)
         self.dtype = dtype
         encoder = prepare_for_gpu(weights, dtype, self.device)

@@ -48,6 +48,9 @@ def test_the_choice(
     assert choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=shared_bytes) is kernel
 
 
-def test_disentangled_heads_without_a_kernel_are_refused() -> None:
-    with pytest.raises(UnsupportedDevice, match="heads of 128"):
-        choose_kernel(DEBERTA, 128, 64, 600, shared_bytes=HOPPER)
+@pytest.mark.parametrize(
+    ("attention", "head_dim"), [(DEBERTA, 128), (PLAIN, 12), (PLAIN, 264), (ROTARY, 12), (ROTARY, 264)]
+)
+def test_heads_without_a_kernel_are_refused_whatever_the_batch(attention: Attention, head_dim: int) -> None:
+    with pytest.raises(UnsupportedDevice, match=f"heads of {head_dim} on a GPU"):
+        choose_kernel(attention, head_dim, 1, 1, shared_bytes=HOPPER)

@@ -52,7 +52,7 @@ def pooled(hidden: Tensor, lengths: Sequence[int], kind: str, normalize: bool) -
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", (*HIDDEN_SIZES, 8160, 8192))
+@pytest.mark.parametrize("width", [*HIDDEN_SIZES, 8160, 8192])
 def test_against_float64(width: int, kind: str, normalize: bool, dtype: torch.dtype) -> None:
     hidden = randn(sum(LENGTHS) + 2, width, dtype=dtype, seed=1)
     hidden[-2:] = math.nan  # in no sequence

@@ -1,0 +1,36 @@
+"""What a model must be for the kernels, looked at once, at load: else it would fail in every batch."""
+
+from collections.abc import Iterator
+
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
+from penstock.engine.linear import require_activation
+from penstock.engine.weights import Dense, EncoderWeights
+
+
+def require_supported(weights: EncoderWeights) -> None:
+    """Raises UnsupportedDevice for sizes that no kernel takes, UnsupportedCheckpoint for an unknown activation.
+
+    Attention and its head size are `choose_kernel`'s to refuse.
+    """
+    _require_width("hidden size", weights.hidden_size, MAX_HIDDEN)
+    _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)
+    for layer in weights.layers:
+        rows = layer.up.weight.shape[0]
+        _require_width("intermediate size", rows // 2 if layer.up.gated else rows, None)
+    for dense in _matrices(weights):
+        require_activation(dense.activation)
+
+
+def _require_width(name: str, width: int, largest: int | None) -> None:
+    if width % VECTOR:
+        raise UnsupportedDevice(f"{name} {width} is no multiple of {VECTOR}; use device='cpu'.")
+    if largest is not None and width > largest:
+        raise UnsupportedDevice(f"{name} {width} is more than the {largest} that kernels take; use device='cpu'.")
+
+
+def _matrices(weights: EncoderWeights) -> Iterator[Dense]:
+    if weights.projection is not None:
+        yield weights.projection
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.attention_output, layer.up, layer.down)

@@ -1,0 +1,75 @@
+"""What no kernel takes is refused by name when a model is loaded, and not batch by batch. No GPU needed."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.engine.checkpoint import read_checkpoint
+from penstock.engine.errors import EngineError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.families import family_of
+from penstock.engine.gpu import GpuEncoder
+from penstock.engine.weights import EncoderWeights
+from tests.engine.helpers import FAMILIES, save_encoder
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the encoder asks CUDA for while it is made."""
+    properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def weights_of(directory: Path, family: str, **config: Any) -> EncoderWeights:
+    save_encoder(directory, family, **config)
+    checkpoint = read_checkpoint(directory)
+    return family_of(checkpoint).encoder(checkpoint)
+
+
+def load(weights: EncoderWeights) -> GpuEncoder:
+    return GpuEncoder(weights, device="cpu", graphs=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "error", "message"),
+    [
+        ("bert", {}, UnsupportedDevice, "heads of 12 on a GPU"),
+        ("modernbert", {}, UnsupportedDevice, "heads of 12 on a GPU"),
+        ("deberta-v2", {}, UnsupportedDevice, "heads of 12 on a GPU"),
+        ("bert", {"hidden_size": 264, "num_attention_heads": 1}, UnsupportedDevice, "heads of 264 on a GPU"),
+        ("bert", {"hidden_size": 60}, UnsupportedDevice, "hidden size 60 is no multiple of 8"),
+        ("bert", {"hidden_size": 128, "intermediate_size": 100}, UnsupportedDevice, "intermediate size 100 is no"),
+        ("modernbert", {"hidden_size": 128, "intermediate_size": 100}, UnsupportedDevice, "intermediate size 100 is"),
+        ("electra", {"hidden_size": 128, "embedding_size": 20}, UnsupportedDevice, "embedding size 20 is no multiple"),
+        ("bert", {"hidden_size": 128, "hidden_act": "mish"}, UnsupportedCheckpoint, "activation 'mish'"),
+    ],
+)
+def test_refused_by_name(
+    tmp_path: Path, family: str, config: dict[str, Any], error: type[EngineError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load(weights_of(tmp_path, family, **config))
+
+
+@pytest.mark.parametrize("hidden", [8200, 16_384])
+def test_rows_beyond_a_blocks_registers_are_refused(tmp_path: Path, hidden: int) -> None:
+    weights = weights_of(tmp_path, "bert", hidden_size=128)
+    with pytest.raises(UnsupportedDevice, match=f"hidden size {hidden} is more than the 8192"):
+        load(replace(weights, hidden_size=hidden))
+    wide = replace(weights.embeddings, words=torch.empty(10, hidden, device="meta"))
+    with pytest.raises(UnsupportedDevice, match=f"embedding size {hidden} is more than the 8192"):
+        load(replace(weights, embeddings=wide))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish"])
+def test_activations_that_are_known_load(tmp_path: Path, activation: str) -> None:
+    assert load(weights_of(tmp_path, "bert", hidden_size=128, hidden_act=activation)).device.type == "cpu"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_heads_of_32_loads(tmp_path: Path, family: str) -> None:
+    sizes = {"dim": 128} if family == "distilbert" else {"hidden_size": 128}
+    assert load(weights_of(tmp_path, family, **sizes)).device.type == "cpu"
