@@ -1,0 +1,326 @@
+"""The padded engine: beside the packed one and transformers, among batch mates, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+
+from penstock.engine import TaskOptions, load_engine
+from penstock.engine.cpu import CpuEngine
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.padded import PaddedEngine
+from tests.engine.helpers import (
+    MAX_TOKENS,
+    PAD,
+    VOCAB,
+    cpu_engine,
+    pack,
+    random_sequences,
+    randomise,
+    reference_hidden,
+    save_classifier,
+    save_encoder,
+    save_tagger,
+    write_json,
+)
+
+POOLINGS = ("cls", "mean", "max", "last")
+LENGTHS = (1, 12, 127, 2, 128, 12, 130)
+_AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped
+_AUTO_CLASSIFIER: Any = transformers.AutoModelForSequenceClassification
+_T5: Any = transformers.T5Config  # whose classes take more than their signatures say
+_ROFORMER: Any = transformers.RoFormerConfig
+
+SIZE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": MAX_TOKENS,
+}
+UNKNOWN: dict[str, Callable[[], Any]] = {  # to the packed runtime
+    "roformer": lambda: _ROFORMER(**SIZE, embedding_size=48),
+    "deberta": lambda: transformers.DebertaConfig(**SIZE),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=4, n_positions=MAX_TOKENS),
+    "t5": lambda: _T5(
+        vocab_size=VOCAB, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, n_positions=MAX_TOKENS
+    ),
+}
+CHANGED_BY_PADDING: dict[str, Callable[[], Any]] = {
+    "fnet": lambda: transformers.FNetConfig(**{k: v for k, v in SIZE.items() if k != "num_attention_heads"}),
+    "convbert": lambda: transformers.ConvBertConfig(**SIZE, embedding_size=48),
+}
+
+
+def save(directory: Path, config: Any, auto: Any = _AUTO_MODEL) -> Any:
+    model = auto.from_config(config).eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def padded_engine(directory: Path, **more: Any) -> PaddedEngine:
+    engine = load_engine(str(directory), **({"dtype": "float32", "device": "cpu", "engine": "padded"} | more))
+    assert isinstance(engine, PaddedEngine)
+    assert engine.info.padded
+    return engine
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    write_json(directory / "config.json", config | changes)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bert")
+    save_classifier(directory, "bert", num_labels=3, id2label={0: "bad", 1: "so so", 2: "good"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(bert: Path) -> PaddedEngine:
+    return padded_engine(bert)
+
+
+class TestBesideThePackedEngine:
+    def test_it_says_the_same_of_itself(self, bert: Path, engine: PaddedEngine) -> None:
+        packed = cpu_engine(bert)
+        assert not packed.info.padded
+        for field in ("name", "revision", "dtype", "device", "vocab_size", "max_tokens", "tasks", "dim", "labels"):
+            assert getattr(engine.info, field) == getattr(packed.info, field), field
+        assert engine.directory == packed.directory
+
+    def test_it_gives_the_same_answers_whatever_is_asked(self, bert: Path, engine: PaddedEngine) -> None:
+        asked = [TaskOptions("embed", pooling, normalize) for pooling in POOLINGS for normalize in (True, False)]
+        asked += [TaskOptions("embed"), TaskOptions("classify")]
+        sequences = random_sequences(LENGTHS * 2)
+        options = [asked[i % len(asked)] for i in range(len(sequences))]
+        types = [(np.arange(len(sequence)) > 5).astype(np.int32) for sequence in sequences]
+        for batch in (pack(sequences, options), pack(sequences, options, types)):
+            ours, expected = engine.run(batch), cpu_engine(bert).run(batch)
+            assert ours.device_s > 0
+            for row, other in zip(ours.rows, expected.rows, strict=True):
+                assert row.dtype == np.float32
+                np.testing.assert_allclose(row, other, atol=1e-5)
+
+    @pytest.mark.parametrize("family", ["roberta", "mpnet", "distilbert", "electra", "modernbert", "deberta-v2"])
+    def test_other_families_agree_too(self, tmp_path: Path, family: str) -> None:
+        save_encoder(tmp_path, family)
+        padded, packed, batch = padded_engine(tmp_path), cpu_engine(tmp_path), pack(random_sequences((3, 40, 17)))
+        assert padded.info.max_tokens == packed.info.max_tokens
+        np.testing.assert_allclose(padded.run(batch).rows, packed.run(batch).rows, atol=1e-5)
+
+    def test_pairs_score_alike(self, tmp_path: Path) -> None:
+        save_classifier(tmp_path, "bert", num_labels=1)
+        padded, packed = padded_engine(tmp_path), cpu_engine(tmp_path)
+        assert padded.info.tasks == {"embed", "classify", "rerank"}
+        for task in ("rerank", "classify"):
+            batch = pack(random_sequences((3, 20)), TaskOptions(task))
+            np.testing.assert_allclose(padded.run(batch).rows, packed.run(batch).rows, atol=1e-5)
+
+    def test_tokens_score_alike(self, tmp_path: Path) -> None:
+        save_tagger(tmp_path, "bert", num_labels=4)
+        padded, packed, sequences = padded_engine(tmp_path), cpu_engine(tmp_path), random_sequences((9, 1, 30))
+        options = [TaskOptions("token_classify"), TaskOptions("embed"), TaskOptions("token_classify")]
+        batch = pack(sequences, options)
+        for row, other in zip(padded.run(batch).rows, packed.run(batch).rows, strict=True):
+            np.testing.assert_allclose(row, other, atol=1e-5)
+
+    def test_a_tail_and_a_head_of_ones_own_count(self, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        save_encoder(model, "bert")
+        kinds = ("Transformer", "Pooling", "Normalize")
+        modules = [
+            {"idx": i, "name": str(i), "path": "" if i == 0 else f"{i}_{kind}", "type": f"sentence_transformers.{kind}"}
+            for i, kind in enumerate(kinds)
+        ]
+        (model / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+        write_json(model / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
+        head = tmp_path / "head.safetensors"
+        weights = {"weight": torch.randn(2, 48), "bias": torch.randn(2)}
+        save_file(weights, head, metadata={"labels": json.dumps(["no", "yes"])})
+        padded, packed = padded_engine(model, head=str(head)), cpu_engine(model, head=str(head))
+        assert padded.info.labels == ("no", "yes")
+        for task in ("embed", "classify"):
+            batch = pack(random_sequences((5, 11)), TaskOptions(task))
+            np.testing.assert_allclose(padded.run(batch).rows, packed.run(batch).rows, atol=1e-5)
+
+    def test_bfloat16_is_near(self, bert: Path) -> None:
+        batch = pack(random_sequences(LENGTHS))
+        rows = np.stack(padded_engine(bert, dtype="bfloat16").run(batch).rows)
+        exact = np.stack(cpu_engine(bert).run(batch).rows)
+        cosines = np.sum(rows * exact, axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(exact, axis=1)
+        assert cosines.min() > 0.99
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=6), data=st.data())
+def test_batch_mates_change_nothing_but_rounding(engine: PaddedEngine, lengths: list[int], data: st.DataObject) -> None:
+    sequences = random_sequences(lengths, seed=len(lengths))
+    asked = [TaskOptions("classify"), *(TaskOptions("embed", pooling) for pooling in POOLINGS)]
+    options = [data.draw(st.sampled_from(asked)) for _ in lengths]
+    together = engine.run(pack(sequences, options)).rows
+    for row, sequence, wanted in zip(together, sequences, options, strict=True):
+        np.testing.assert_allclose(row, engine.run(pack([sequence], wanted)).rows[0], atol=1e-5)
+
+
+class TestArchitecturesThatTheRuntimeLacks:
+    @pytest.mark.parametrize("name", UNKNOWN)
+    def test_auto_runs_them_padded_and_says_so(self, tmp_path: Path, name: str) -> None:
+        config = UNKNOWN[name]()
+        model = save(tmp_path, config)
+        with capture_logs() as logs:
+            engine = padded_engine(tmp_path, engine="auto")
+        assert [(log["event"], log["model_type"]) for log in logs] == [("runs_padded", name)]
+        assert (engine.info.max_tokens, engine.info.dim) == (MAX_TOKENS, 48)
+        sequences = random_sequences(LENGTHS)
+        encoder = model.encoder if name == "t5" else model
+        expected = [reference_hidden(encoder, sequence) for sequence in sequences]
+        rows = engine.run(pack(sequences, TaskOptions("embed", "last", False))).rows
+        np.testing.assert_allclose(rows, [hidden[-1] for hidden in expected], atol=1e-4)
+        rows = engine.run(pack(sequences, TaskOptions("embed", "mean", False))).rows
+        np.testing.assert_allclose(rows, [hidden.mean(axis=0) for hidden in expected], atol=1e-4)
+
+    def test_their_heads_classify(self, tmp_path: Path) -> None:
+        config = _ROFORMER(**SIZE, embedding_size=48, num_labels=3)
+        model = save(tmp_path, config, _AUTO_CLASSIFIER)
+        engine, sequences = padded_engine(tmp_path, engine="auto"), random_sequences((4, 30))
+        with torch.no_grad():
+            logits = [model(input_ids=torch.from_numpy(s)[None].long()).logits[0] for s in sequences]
+        rows = engine.run(pack(sequences, TaskOptions("classify"))).rows
+        np.testing.assert_allclose(rows, [torch.softmax(each, dim=0).numpy() for each in logits], atol=1e-5)
+
+    @pytest.mark.parametrize("name", UNKNOWN)
+    def test_packed_refuses_them_by_name(self, tmp_path: Path, name: str) -> None:
+        save(tmp_path, UNKNOWN[name]())
+        with pytest.raises(UnsupportedCheckpoint, match=f"model_type '{name}'"):
+            load_engine(str(tmp_path), device="cpu", engine="packed")
+
+    @pytest.mark.parametrize("name", CHANGED_BY_PADDING)
+    def test_those_that_padding_changes_are_refused(self, tmp_path: Path, name: str) -> None:
+        save(tmp_path, CHANGED_BY_PADDING[name]())
+        with pytest.raises(
+            UnsupportedCheckpoint, match=r"padding changes the results|cannot run it as a padded encoder"
+        ):
+            padded_engine(tmp_path)
+
+
+def test_auto_runs_what_the_runtime_knows_packed_and_says_nothing(bert: Path) -> None:
+    with capture_logs() as logs:
+        assert isinstance(load_engine(str(bert), dtype="float32", device="cpu", engine="auto"), CpuEngine)
+    assert logs == []
+
+
+class TestRefusals:
+    def test_code_of_the_checkpoint_is_never_run(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        (tmp_path / "own.py").write_text("raise SystemExit('it was run')", encoding="utf-8")
+        for model_type in ("bert", "ownbert"):
+            edit_config(tmp_path, model_type=model_type, auto_map={"AutoModel": "own.Own", "AutoConfig": "own.Config"})
+            with pytest.raises(UnsupportedCheckpoint, match=r"auto_map.*never run"):
+                padded_engine(tmp_path)
+
+    def test_an_architecture_that_nobody_knows(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        edit_config(tmp_path, model_type="ownbert")
+        with pytest.raises(UnsupportedCheckpoint, match="transformers cannot load it") as refused:
+            padded_engine(tmp_path, engine="auto")
+        assert len(str(refused.value)) < 600
+
+    def test_pickles_are_never_read(self, tmp_path: Path) -> None:
+        model = save_encoder(tmp_path, "bert")
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match="never read"):
+            padded_engine(tmp_path)
+
+    def test_weights_that_are_missing_are_not_made_up(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        tensors = load_file(tmp_path / "model.safetensors")
+        del tensors["encoder.layer.1.output.dense.weight"]
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"no tensors for encoder\.layer\.1\.output\.dense\.weight"):
+            padded_engine(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+            ({"is_encoder_decoder": True, "architectures": ["BartForSequenceClassification"]}, "encoder-decoder"),
+        ],
+    )
+    def test_what_would_be_something_else_than_it_is(
+        self, tmp_path: Path, changes: dict[str, Any], reason: str
+    ) -> None:
+        save_encoder(tmp_path, "bert")
+        edit_config(tmp_path, **changes)
+        with pytest.raises(UnsupportedCheckpoint, match=reason):
+            padded_engine(tmp_path)
+
+    def test_adapters(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "somewhere/else"})
+        with pytest.raises(UnsupportedCheckpoint, match="adapters"):
+            padded_engine(tmp_path)
+
+    def test_results_that_are_not_finite(self, tmp_path: Path) -> None:
+        model = save_encoder(tmp_path, "bert")
+        with torch.no_grad():
+            model.encoder.layer[0].output.dense.weight.fill_(float("inf"))
+        model.save_pretrained(tmp_path)
+        with pytest.raises(UnsupportedCheckpoint, match="not finite"):
+            padded_engine(tmp_path)
+
+    def test_a_gpu_that_is_not_there(self, bert: Path) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        with pytest.raises(UnsupportedDevice, match="no CUDA GPU"):
+            padded_engine(bert, device="cuda")
+
+    def test_an_engine_that_is_none(self, bert: Path) -> None:
+        with pytest.raises(ValueError, match="auto, packed, padded"):
+            load_engine(str(bert), engine="sparse")
+
+    def test_a_task_a_pooling_and_token_types_that_it_does_not_have(self, engine: PaddedEngine) -> None:
+        sequences = random_sequences((3,))
+        with pytest.raises(ValueError, match="task 'rerank'"):
+            engine.run(pack(sequences, TaskOptions("rerank")))
+        with pytest.raises(ValueError, match="pooling 'sum'"):
+            engine.run(pack(sequences, TaskOptions("embed", "sum")))
+        with pytest.raises(ValueError, match=r"token types must lie in \[0, 2\); found 0 to 7"):
+            engine.run(pack(sequences, types=[np.array([0, 7, 1], np.int32)]))
+
+
+def test_the_pad_token_may_be_among_the_tokens(engine: PaddedEngine, bert: Path) -> None:
+    sequences = [np.array([5, PAD, 0, 7], np.int32), np.array([0], np.int32), np.array([9, 0, 0, 0, 0, 0], np.int32)]
+    rows, expected = engine.run(pack(sequences)).rows, cpu_engine(bert).run(pack(sequences)).rows
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+
+def test_transformers_says_nothing_of_its_own_while_it_loads(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    padded_engine(bert)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("float16", 1e-2)])
+def test_a_gpu_gives_the_same_answers(bert: Path, dtype: str, atol: float) -> None:
+    engine = padded_engine(bert, device="cuda", dtype=dtype)
+    assert (engine.info.device, engine.info.dtype) == (torch.cuda.get_device_name(), dtype)
+    sequences = random_sequences(LENGTHS)
+    options = [TaskOptions("classify") if i % 2 else TaskOptions("embed", normalize=True) for i in range(len(LENGTHS))]
+    rows, expected = engine.run(pack(sequences, options)).rows, cpu_engine(bert).run(pack(sequences, options)).rows
+    for row, other in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row, other, atol=atol)
