@@ -93,6 +93,12 @@ class Dispatcher:
         batches = itertools.chain(self._running, self._ready)
         return sum([batch.left_s(now) for batch in batches]) / self._lanes.num_lanes
 
+    def _first_free_s(self, now: float) -> float:
+        """Predicted seconds until a lane is free."""
+        if len(self._running) < self._lanes.num_lanes:
+            return 0.0
+        return min([batch.left_s(now) for batch in self._running[: self._lanes.num_lanes]])
+
     def _enqueue(self, rows: Sequence[Row]) -> None:
         """A job for each of these rows, on behalf of its flight. For those refused, another of the flight may go on."""
         while rows:
@@ -181,7 +187,7 @@ class Dispatcher:
             if self._draining:
                 decision = self._scheduler.drain(now)
             else:
-                decision = self._scheduler.poll(now, idle_lanes=idle_lanes, busy_s=self.busy_s())
+                decision = self._scheduler.poll(now, idle_lanes=idle_lanes, busy_s=self._first_free_s(now))
             if decision is None:
                 return False
             refusals = [(self._dequeue(refusal.id), refusal) for refusal in decision.refused]
