@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.load import load_engine
     from penstock.engine.null import NullEngine
+    from penstock.engine.packed_model import PackedModel, from_torch
 
 # Looked up on first use, so that importing this package imports no torch.
 _LAZY = {
     "Calibration": "calibration",
     "EngineLanes": "lanes",
     "NullEngine": "null",
+    "PackedModel": "packed_model",
     "Timing": "calibration",
+    "from_torch": "packed_model",
     "load_engine": "load",
     "measure": "calibration",
     "processor_name": "device",
@@ -33,9 +36,11 @@ __all__ = [
     "ModelInfo",
     "NullEngine",
     "PackedBatch",
+    "PackedModel",
     "PipelinedEngine",
     "TaskOptions",
     "Timing",
+    "from_torch",
     "load_engine",
     "measure",
     "processor_name",

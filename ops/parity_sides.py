@@ -11,10 +11,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from penstock.engine import PackedBatch, TaskOptions, load_engine
+from penstock.engine import PackedBatch, TaskOptions, from_torch, load_engine
 from penstock.engine.checkpoint import Checkpoint, read_checkpoint
 from penstock.engine.errors import CheckpointError
-from penstock.engine.from_torch import from_torch
 from penstock.engine.heads import checkpoint_heads
 from penstock.engine.layout import Group
 from penstock.engine.modules import embedding_tail

@@ -1,5 +1,6 @@
 """from_torch: the same hidden states as the transformers model it was made from."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from penstock.engine import PackedModel, from_torch
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
-from penstock.engine.from_torch import PackedModel, from_torch
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
@@ -92,6 +93,15 @@ def test_a_later_change_of_the_model_is_not_seen() -> None:
     before = fast(ids, mask)
     randomise(model)
     assert torch.equal(fast(ids, mask), before)
+
+
+def test_threads_get_what_one_alone_gets(bert: tuple[Any, PackedModel]) -> None:
+    calls = [padded(tuple(range(1, 2 + 5 * n))) for n in range(8)]
+    alone = [bert[1](*call) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda call: bert[1](*call), calls))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
 
 
 def test_rows_without_tokens_are_zero(bert: tuple[Any, PackedModel]) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine import EngineLanes, PipelinedEngine, TaskOptions, load_engine
-from penstock.engine.from_torch import from_torch
+from penstock.engine import EngineLanes, PipelinedEngine, TaskOptions, from_torch, load_engine
 from tests.engine.helpers import MAX_TOKENS, pack, random_sequences, save_classifier, save_encoder, save_tagger
 
 pytestmark = pytest.mark.gpu

@@ -167,7 +167,7 @@ def test_plain_torch_computes_what_transformers_computes(choices: Choices) -> No
     """The steps that need no kernels of ours; the others are compared with these on the device."""
     from transformers import BertConfig, BertModel
 
-    from penstock.engine.from_torch import weights_of
+    from penstock.engine.packed_model import weights_of
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {

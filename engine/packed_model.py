@@ -1,12 +1,13 @@
 """The runtime alone: a transformers model that is already in memory, run without padding.
 
->>> from penstock.engine.from_torch import from_torch
+>>> from penstock.engine import from_torch
 >>> fast = from_torch(model)
 >>> hidden = fast(input_ids, attention_mask)  # [B, S, H]: the model's last_hidden_state, zero at padding
 >>> hidden = fast.packed(token_ids, cu_seqlens)  # [T, H]
 """
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,11 @@ def weights_of(hf_model: Any) -> EncoderWeights:
 
 
 class PackedModel:
-    """Calls are checked, and end where they began: results lie on the device of the token ids."""
+    """Calls are checked, and end where they began: results lie on the device of the token ids.
+
+    Any thread may call. On a CPU calls run side by side; on a GPU they take turns, for the memory that was planned is
+    one batch's, and all must have the same current stream, as threads have that set none of their own.
+    """
 
     def __init__(self, encode: Encode, weights: EncoderWeights, dtype: torch.dtype) -> None:
         types = weights.embeddings.token_types
@@ -130,8 +135,13 @@ def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
 def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
     from penstock.engine.gpu import GpuEncoder  # needs CuPy
 
-    encoder = GpuEncoder(weights, dtype)
-    return lambda batch: encoder.run(batch).clone()  # what `run` returns is overwritten by the next batch
+    encoder, turn = GpuEncoder(weights, dtype), Lock()
+
+    def encode(batch: PackedBatch) -> Tensor:
+        with turn:
+            return encoder.run(batch).clone()  # what `run` returns is overwritten by the next batch
+
+    return encode
 
 
 def _checked(name: str, values: npt.NDArray[np.integer[Any]], size: int) -> Int32Array:
