@@ -66,8 +66,8 @@ class CostTables:
             self._warn(error)
             return None
 
-    async def put(self, key: CostKey, table: dict[str, Any]) -> None:
-        """Keep a table, plain JSON data, in place of what was kept under this key."""
+    async def put(self, key: CostKey, table: dict[str, Any]) -> bool:
+        """Keep a table, plain JSON data, in place of what was kept under this key. Returns whether it is kept."""
         row = (*astuple(key), self._clock(), json.dumps(table, allow_nan=False))
         try:
             await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
@@ -75,6 +75,8 @@ class CostTables:
                 await db.execute_fetchall("INSERT OR REPLACE INTO cost_table VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         except _FILE_ERRORS as error:
             self._warn(error)
+            return False
+        return True
 
     async def nearest(self, key: CostKey) -> CostKey | None:
         """The other key of this model that differs in the fewest fields: it tells why there is no table."""

@@ -71,15 +71,16 @@ async def _calibrate(settings: BaseSettings, show: bool, plot: Path | None) -> i
         if costs is None:
             fail(f"{path} has no table for this: {await why_none(tables, key)}. Measure it: the same without --show.")
             return EXIT_PROBLEM
+        is_kept = True
     else:
         caps = {"max_sequences": worker.max_batch_sequences, "max_tokens": worker.max_batch_tokens}
         with stderr().status("Timing batches, for ten seconds at most"):
             costs = measure_costs(engine, **caps, reason="asked for")
-        await tables.put(key, costs.to_dict())
-    show_costs(key, costs, path)
+        is_kept = await tables.put(key, costs.to_dict())
+    show_costs(key, costs, path if is_kept else None)
     if plot is not None:
         from penstock.ops.cli.calibrate_plot import draw
 
         draw(key, costs, plot)
         say(f"Drawn: {plot}")
-    return EXIT_OK
+    return EXIT_OK if is_kept else EXIT_PROBLEM

@@ -15,13 +15,14 @@ from penstock.worker.costs import MeasuredCosts
 _WELL, _FAIRLY = 0.1, 0.2  # errors up to which a prediction is good, and of use
 
 
-def show_costs(key: CostKey, costs: MeasuredCosts, path: Path) -> None:
-    """Print it on stdout."""
+def show_costs(key: CostKey, costs: MeasuredCosts, path: Path | None) -> None:
+    """Print it on stdout. `path`: where it is kept, if it is."""
     console = Console(highlight=False, markup=False)
     when = datetime.fromtimestamp(costs.measured_at).strftime("%Y-%m-%d %H:%M")
+    kept = "not kept" if path is None else f"kept in {path}"
     console.print(Text(f"{key.model}, {key.dtype}", style="bold"), f"on {key.device}")
     console.print(f"{key.runtime}; revision {key.revision[:16]}", style="dim")
-    console.print(f"measured {when} in {costs.took_s:.1f} s; kept in {path}", style="dim", soft_wrap=True)
+    console.print(f"measured {when} in {costs.took_s:.1f} s; {kept}", style="dim", soft_wrap=True)
     console.print()
     console.print(law(costs.table), soft_wrap=True)
     console.print("Measured ms, and how far the table is off:")

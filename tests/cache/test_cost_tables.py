@@ -23,7 +23,7 @@ async def test_a_table_is_there_for_the_next_process(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert await CostTables(path).get(KEY) is None
         assert not path.exists()  # asking creates nothing
-        await CostTables(path).put(KEY, TABLE)
+        assert await CostTables(path).put(KEY, TABLE)
         assert await CostTables(path).get(KEY) == TABLE
     assert logs == []
 
@@ -61,7 +61,7 @@ async def assert_one_warning_and_no_table(path: Path) -> None:
     with capture_logs() as logs:
         assert await tables.get(KEY) is None
         assert await tables.nearest(KEY) is None
-        await tables.put(KEY, TABLE)
+        assert not await tables.put(KEY, TABLE)
         assert await tables.get(KEY) is None
     assert [log["event"] for log in logs] == ["cost_tables_unusable"]
     assert logs[0]["path"] == str(path)

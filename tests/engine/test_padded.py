@@ -311,16 +311,3 @@ def test_the_pad_token_may_be_among_the_tokens(engine: PaddedEngine, bert: Path)
 def test_transformers_says_nothing_of_its_own_while_it_loads(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     padded_engine(bert)
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("float16", 1e-2)])
-def test_a_gpu_gives_the_same_answers(bert: Path, dtype: str, atol: float) -> None:
-    engine = padded_engine(bert, device="cuda", dtype=dtype)
-    assert (engine.info.device, engine.info.dtype) == (torch.cuda.get_device_name(), dtype)
-    sequences = random_sequences(LENGTHS)
-    options = [TaskOptions("classify") if i % 2 else TaskOptions("embed", normalize=True) for i in range(len(LENGTHS))]
-    rows, expected = engine.run(pack(sequences, options)).rows, cpu_engine(bert).run(pack(sequences, options)).rows
-    for row, other in zip(rows, expected, strict=True):
-        np.testing.assert_allclose(row, other, atol=atol)
