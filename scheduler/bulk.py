@@ -11,7 +11,7 @@ from penstock.scheduler.partition import Caps
 from penstock.scheduler.queue import Waiting
 from penstock.scheduler.settings import SchedulerSettings
 
-_LOAD_WINDOW_S = 1.0  # time over which the online load is averaged
+_LOAD_WINDOW_S = 0.25  # time over which the online load is averaged
 
 
 class BulkShare:
@@ -25,17 +25,25 @@ class BulkShare:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._slice_s = settings.bulk_slice_s
         self._quiet_s = settings.bulk_quiet_s
-        self._load = 0.0
-        self._newest_online = -math.inf
+        self._load = 0.0  # seconds of online work that come in a second, as of `_came_at`
+        self._came_at = -math.inf
+        self._load_of_plan = 0.0  # the same, but only between the last two plans
+        self._planned_at = -math.inf
 
-    def note_online(self, work_s: float, now: float) -> None:
+    def online_came(self, work_s: float, now: float) -> None:
         """Online jobs came that keep all lanes busy for `work_s`."""
         self._load = self._load_at(now) + work_s / _LOAD_WINDOW_S
-        self._newest_online = now
+        self._came_at = now
+
+    def online_planned(self, work_s: float, now: float) -> None:
+        """So much had gathered since the last plan."""
+        elapsed_s = now - self._planned_at
+        self._load_of_plan = min(1.0, work_s / elapsed_s) if elapsed_s > 0 else 1.0
+        self._planned_at = now
 
     def is_quiet(self, now: float) -> bool:
         """Whether no online job came for so long that bulk may have the lanes to itself."""
-        return now - self._newest_online >= self._quiet_s
+        return now - self._came_at >= self._quiet_s
 
     @property
     def alone_s(self) -> float:
@@ -43,13 +51,13 @@ class BulkShare:
         return self._slice_s / 2
 
     def growth_s(self, now: float) -> float:
-        """How much longer an online batch may run with bulk jobs in it."""
-        return max(0.0, 1 - self._load_at(now)) * self._slice_s / 4
+        """How much longer the online batch that was planned last may run with bulk jobs in it."""
+        # The average is steady, the last gap tells of a burst at once.
+        load = max(self._load_at(now), self._load_of_plan)
+        return max(0.0, 1 - load) * self._slice_s / 4
 
     def _load_at(self, now: float) -> float:
-        """Seconds of online work that come in a second."""
-        elapsed_s = now - self._newest_online
-        return self._load * math.exp(-elapsed_s / _LOAD_WINDOW_S) if elapsed_s < math.inf else 0.0
+        return self._load * math.exp((self._came_at - now) / _LOAD_WINDOW_S)
 
 
 def fill(draft: Draft, bulk: Sequence[Waiting], cost: CostFunction, caps: Caps, max_seconds: float) -> Draft:

@@ -31,7 +31,7 @@ class Prices:
         self._full_token_s = 0.0  # a token in it
         self._pace: float | None = None  # seconds planned for each second priced
         self.token_s = 0.0  # what a token adds to the work of one lane
-        self.single_s = 0.0  # a batch of one typical job
+        self.launch_s = 0.0  # what a batch takes beyond its tokens
 
     def observe(self, jobs: Sequence[Job]) -> None:
         """Note what jobs come."""
@@ -62,7 +62,7 @@ class Prices:
         self._full_tokens = self._tokens * full
         self._full_token_s = full_s / self._full_tokens
         self.token_s = self._full_token_s * (1.0 if self._pace is None else self._pace)
-        self.single_s = self._typical_s(single)
+        self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
 
     def _typical_s(self, scale: float) -> float:
         """Seconds of a batch like the jobs remembered, `scale` times as many."""

@@ -91,7 +91,8 @@ class Scheduler:
         self._prices.observe(jobs)
         work_s = self._online.work_s
         refused = [refusal for job in self._waiting(jobs, now) if (refusal := self._admit(job, now, now + busy_s))]
-        self._bulk_share.note_online(self._online.work_s - work_s, now)
+        if not all(job.bulk for job in jobs):
+            self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
         self._num_gone += len(refused)
         self._check_conservation()
@@ -155,7 +156,7 @@ class Scheduler:
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
-        num_lanes, token_s, single_s = self._settings.num_lanes, self._prices.token_s, self._prices.single_s
+        num_lanes, token_s, launch_s = self._settings.num_lanes, self._prices.token_s, self._prices.launch_s
         queue, order_key, steady = self._online, self._order.key, self._clock.steady
         for number, job in enumerate(jobs, self._num_received):
             own_slo_s = math.inf if job.bulk else slo_s
@@ -165,7 +166,7 @@ class Scheduler:
             deadline = arrival + own_slo_s
             lane_s = job.num_tokens * token_s
             # Its batch may hold all that waits now, or more, up to what a batch may take.
-            alone_s = single_s + lane_s
+            alone_s = launch_s + lane_s
             batch_s = max(alone_s, min(alone_s + queue.work_s * num_lanes, own_slo_s * BATCH_SHARE))
             key = order_key(deadline, arrival, number)
             yield Waiting(
@@ -199,6 +200,7 @@ class Scheduler:
             return self._plan_bulk(trigger, now, lanes)
         drafts, refused = self._planner.compose(self._online, self._partition, trigger, now, lanes=lanes)
         self._prices.learn(drafts)
+        self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
         num_seen = len(refused) + sum([len(draft.jobs) for draft in drafts])
         if self._bulk and num_seen == len(self._online):
             growth_s = self._bulk_share.growth_s(now)

@@ -30,9 +30,11 @@ class SchedulerSettings:
     window: int = 1024  # most jobs in one plan, which bounds the time to make it; a full batch always fits
 
     def __post_init__(self) -> None:
-        for name in ("max_wait_s", "bulk_slice_s", "bulk_quiet_s"):
+        for name in ("max_wait_s", "bulk_quiet_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of seconds, 0 or more. Given: {getattr(self, name)}")
+        if not 0 < self.bulk_slice_s < math.inf:
+            raise ValueError(f"bulk_slice_s must be a finite number of seconds above 0. Given: {self.bulk_slice_s}")
         if self.slo_s is not None and not 0 < self.slo_s < math.inf:
             raise ValueError(f"slo_s must be a finite number of seconds above 0, or None. Given: {self.slo_s}")
         for name in ("max_batch_sequences", "max_batch_tokens", "num_lanes", "window"):

@@ -1,0 +1,86 @@
+"""The queue beside a sorted list: the same jobs in the same order, and every sum and extreme of them."""
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.queue import MAX_BLOCK, JobQueue, Waiting
+
+
+def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> Waiting:
+    return Waiting(job_id, tokens, False, due - 1, due, (due, job_id), work_s, due - batch_s)
+
+
+class Queues(RuleBasedStateMachine):
+    """Whole blocks come and go at a time, so that blocks are split, emptied and joined to the order of others."""
+
+    @initialize(num=st.integers(0, 3 * MAX_BLOCK), seed=st.randoms(use_true_random=False))
+    def start(self, num: int, seed: "st.random.Random") -> None:  # type: ignore[name-defined]  # hypothesis's own
+        self.queue = JobQueue()
+        self.jobs: list[Waiting] = []
+        self.next_id = 0
+        self.add([(seed.uniform(0, 9), seed.randint(1, 99), seed.uniform(0, 1)) for _ in range(num)])
+
+    @rule(shapes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 99), st.floats(0, 1)), max_size=9))
+    def add(self, shapes: list[tuple[float, int, float]]) -> None:
+        for due, tokens, work_s in shapes:
+            job = waiting(self.next_id, due, tokens, work_s)
+            self.next_id += 1
+            self.queue.add(job)
+            self.jobs = sorted([*self.jobs, job], key=lambda job: job.key)
+
+    @rule(num=st.integers(0, 2 * MAX_BLOCK))
+    def take(self, num: int) -> None:
+        assert self.queue.first(num) == self.jobs[:num]
+        assert self.queue.remove([job.id for job in self.jobs[:num]]) == len(self.jobs[:num])
+        del self.jobs[:num]
+
+    @rule(ids=st.lists(st.integers(0, 3 * MAX_BLOCK), max_size=20))
+    def remove(self, ids: list[int]) -> None:
+        left = [job for job in self.jobs if job.id not in ids]
+        assert self.queue.remove(ids) == len(self.jobs) - len(left)
+        self.jobs = left
+
+    @rule(due=st.floats(-1, 10))
+    def look_ahead(self, due: float) -> None:
+        """The prefix that admission adds up, and what is left to everybody behind."""
+        key = (due, math.inf)
+        ahead_s = sum(job.work_s for job in self.jobs if job.key < key)
+        assert math.isclose(self.queue.work_ahead(key), ahead_s, abs_tol=1e-9)
+        latest, before_s = math.inf, 0.0
+        for job in self.jobs:
+            if job.key > key:
+                latest = min(latest, job.latest_begin - before_s)
+            before_s += job.work_s
+        assert math.isclose(self.queue.latest_begin(key), latest, abs_tol=1e-9)
+
+    @invariant()
+    def equals_the_list(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        self.queue.check_integrity()
+        assert list(self.queue) == self.jobs
+        assert len(self.queue) == len(self.jobs)
+        assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
+        assert self.queue.squares == sum(job.num_tokens**2 for job in self.jobs)
+        extremes = self.queue.extremes()
+        assert extremes.longest == max((job.num_tokens for job in self.jobs), default=0)
+        assert extremes.oldest_arrival == min((job.arrival for job in self.jobs), default=math.inf)
+
+
+Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestQueues = Queues.TestCase
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
+def test_steady_time_never_steps_back_and_wakes_nobody_early(moments: list[float], wait_s: float) -> None:
+    clock = SteadyClock()
+    steady = [clock.read(moment) for moment in moments]
+    assert steady == sorted(steady)
+    forward = sum(max(0.0, later - earlier) for earlier, later in zip(moments, moments[1:], strict=False))
+    assert math.isclose(steady[-1] - steady[0], forward, rel_tol=1e-9, abs_tol=1e-6)
+    due = clock.latest + wait_s
+    assert clock.read(clock.to_caller(due)) >= due
