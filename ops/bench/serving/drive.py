@@ -154,9 +154,11 @@ class _Drive:
         future.add_done_callback(lambda done: self._on_done(work, ids, lengths, done))
 
     def _on_done(self, work: Work, ids: Lengths, lengths: Lengths, done: "asyncio.Future[BatchOutput]") -> None:
-        if self._ended.done() or done.cancelled():
+        if done.cancelled():
             return
         error = done.exception()
+        if self._ended.done():  # by its time; what the lanes still had is failed by their end
+            return
         if error is not None:
             self._finish_run(error)
             return

@@ -22,6 +22,8 @@ from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
 
 Ids = npt.NDArray[np.int64]
 
+_WORTH_PROCESSES = 100_000  # requests; they take a second to start
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -53,6 +55,7 @@ class Fleet:
     settings: SchedulerSettings
     cost: CostFunction  # as the scheduler knows it
     noise: Noise  # how real times scatter about it
+    overhead_s: float = 0.0  # of the host, for each batch
     num_partitions: int = 1024
     routing: Literal["key", "spread"] = "key"  # a key's partition is always the same, or any
     has_cache: bool = False  # a repeated key is answered by its worker at no cost, once the first is
@@ -99,8 +102,9 @@ class FleetOutcome:
         return float(self.busy_s.sum()) / self.num_answered * 1e6
 
     def paid_s_per_million(self) -> float:
-        """Worker seconds for a million answers, idle ones too."""
-        return len(self.busy_s) * self.span_s / self.num_answered * 1e6
+        """Worker seconds for a million answers, idle ones too, until the last is given."""
+        end_s = max(self.span_s, float(np.nanmax(self.finish)))
+        return len(self.busy_s) * end_s / self.num_answered * 1e6
 
 
 class _Part(NamedTuple):
@@ -110,6 +114,7 @@ class _Part(NamedTuple):
     settings: SchedulerSettings
     cost: CostFunction
     noise: Noise
+    overhead_s: float
     seed: int
     until: float
 
@@ -212,10 +217,11 @@ class _Simulation:
         for worker, rows in zip(workers.tolist(), np.split(by_worker, begins[1:]), strict=True):
             stream = Stream(self._delivered[rows], self._lengths[rows])
             seed = self._seed * 1000 + worker
-            yield rows, _Part(stream, fleet.settings, fleet.cost, fleet.noise, seed, until)
+            yield rows, _Part(stream, fleet.settings, fleet.cost, fleet.noise, fleet.overhead_s, seed, until)
 
     def _map(self, parts: list[_Part]) -> Iterator[_Done]:
-        if self._num_processes == 1 or len(parts) == 1:
+        is_short = sum(len(part.stream.arrival) for part in parts) < _WORTH_PROCESSES
+        if self._num_processes == 1 or len(parts) == 1 or is_short:
             return map(_work, parts)
         with ProcessPoolExecutor(self._num_processes, get_context("spawn")) as pool:
             return iter(list(pool.map(_work, parts)))
@@ -223,7 +229,7 @@ class _Simulation:
 
 def _work(part: _Part) -> _Done:
     feed = Feed(Scheduler(part.settings, part.cost), part.settings.num_lanes)
-    worker = SimulatedWorker(part.stream, feed, noisy(part.cost, part.noise, part.seed))
+    worker = SimulatedWorker(part.stream, feed, noisy(part.cost, part.noise, part.seed, part.overhead_s))
     worker.run(part.until)
     outcome = worker.outcome()
     finish = np.where(outcome.finish <= part.until, outcome.finish, np.nan)

@@ -12,7 +12,7 @@ from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats
 from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
 from penstock.ops.bench.serving.outcome import Outcome, Ran, Rows
-from penstock.scheduler import CostFunction, Job
+from penstock.scheduler import CostFunction, CostTable, Job
 
 _CHUNK = 65_536  # requests that exist as Python objects at a time
 
@@ -29,6 +29,12 @@ class Noise:
     def none(cls) -> "Noise":
         """Every batch takes what was predicted."""
         return cls(np.ones(1))
+
+    @classmethod
+    def of_table(cls, table: CostTable) -> "Noise":
+        """As the timings that a table was fitted to scatter about it; none where it carries none."""
+        ratios = [1 / (1 + residual.error) for residual in table.residuals()]
+        return cls(np.array(ratios)) if ratios else cls.none()
 
     def draws(self, seed: int) -> Iterator[float]:
         """Endless."""

@@ -1,7 +1,7 @@
 """The systems that are compared, as data: which engine, and which scheduler settings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from penstock.scheduler import SchedulerSettings
@@ -21,11 +21,8 @@ PAPER_BATCH = 20  # TurboTransformers section 6.3: most requests in a batch
 class Limits:
     """What all systems of one table have in common."""
 
-    sequences: int  # most in a batch
-    tokens: int  # most in a batch; on a padded engine the padding counts
+    worker: SchedulerSettings  # a worker's defaults with this engine; the caps and lanes are everybody's
     slo_s: float
-    max_wait_s: float  # of a lazy trigger
-    num_lanes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +36,7 @@ class System:
 
 def default(limits: Limits, slo_s: float | None = None) -> System:
     """What a worker does when nobody sets anything but its SLO."""
-    changes = {"slo_s": slo_s or limits.slo_s, "trigger": "lazy", "order": "edf", "admission": "deadline"}
-    return _system(limits, "penstock default", "packed", partition="fifo", **changes)
+    return System("penstock default", "packed", replace(limits.worker, slo_s=slo_s or limits.slo_s))
 
 
 def tei(limits: Limits) -> System:
@@ -68,7 +64,7 @@ def on_padded(limits: Limits) -> list[System]:
 
 def on_packed(limits: Limits) -> list[System]:
     """Two that wait for batch mates, TEI's rule, and what a worker does by default."""
-    lazy: dict[str, Any] = {"trigger": "lazy", "slo_s": limits.slo_s}
+    lazy: dict[str, Any] = {"trigger": "lazy"}
     return [
         no_batch(limits),
         _system(limits, "packed, fifo", "packed", partition="fifo", **lazy),
@@ -103,14 +99,6 @@ PAPER_RATES: dict[str, tuple[float, ...]] = {"2-100": (99, 237, 323, 402), "5-50
 
 
 def _system(limits: Limits, name: str, engine: EngineKind, **changes: Any) -> System:
-    settings: dict[str, Any] = {
-        "max_wait_s": limits.max_wait_s,
-        "max_batch_sequences": limits.sequences,
-        "max_batch_tokens": limits.tokens,
-        "slo_s": None,
-        "trigger": "hungry",
-        "order": "arrival",
-        "admission": "accept",
-        "num_lanes": limits.num_lanes,
-    }
-    return System(name, engine, SchedulerSettings(**{**settings, **changes}))
+    """A worker's caps; but hungry, in the order of arrival, and everything is accepted, unless changed."""
+    plain = {"slo_s": None, "trigger": "hungry", "order": "arrival", "admission": "accept"}
+    return System(name, engine, replace(limits.worker, **{**plain, **changes}))

@@ -1,0 +1,53 @@
+"""Penstock's runtime made to compute padding, as TurboTransformers' does: for the paper's own systems."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.engine import Engine, ModelInfo, PackedBatch, PipelinedEngine
+from penstock.engine.types import BatchOutput, Running
+
+
+class Padding:
+    """An engine for which every sequence is as long as its batch's longest.
+
+    Attention is not masked: the time is that of a padded batch, and the rows mean nothing.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> ModelInfo:
+        return replace(self._engine.info, padded=True)
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        """See `Engine.run`."""
+        return self._engine.run(padded(batch))
+
+
+class PipelinedPadding(Padding):
+    """The same over an engine that has the next batch queued."""
+
+    def __init__(self, engine: PipelinedEngine) -> None:
+        super().__init__(engine)
+        self._pipelined = engine
+
+    def start(self, batch: PackedBatch) -> Running:
+        """See `PipelinedEngine.start`."""
+        return self._pipelined.start(padded(batch))
+
+
+def with_padding(engine: Engine) -> Engine:
+    """The engine, padding."""
+    return PipelinedPadding(engine) if isinstance(engine, PipelinedEngine) else Padding(engine)
+
+
+def padded(batch: PackedBatch) -> PackedBatch:
+    """All sequences as long as the longest, token 0 behind each."""
+    count, longest = len(batch.options), batch.max_seqlen
+    lengths = np.diff(batch.cu_seqlens)
+    ids = np.zeros((count, longest), np.int32)
+    ids[np.arange(longest) < lengths[:, None]] = batch.token_ids
+    cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(longest)
+    return PackedBatch(ids.ravel(), cu_seqlens, longest, None, batch.options)

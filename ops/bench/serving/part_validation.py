@@ -1,0 +1,33 @@
+"""The simulator beside the real thing: one worker, the same requests."""
+
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.part_saturation import Row, Say
+from penstock.ops.bench.serving.part_slo import saturation_of
+from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.stand import Stand
+from penstock.ops.bench.serving.systems import default, tei
+
+_LOADS = (0.5, 0.8)
+_TIMES = 3.0  # the usual length of a run
+
+
+def run(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
+    """Throughput and p99 of a real run and of a simulated one."""
+    lengths, slo_s = workload["lengths"], workload["slo_s"]
+    saturation = saturation_of(workload)
+    limits = stand.limits(slo_s)
+    # The simulator learns from one run and is held to others.
+    stand.learn("packed", stand.real(tei(limits), plan.load(lengths, 1.3 * saturation, slo_s), grace_s=0.0))
+    rows = []
+    for system in (default(limits), tei(limits)):
+        for load in _LOADS:
+            offered = plan.load(lengths, load * saturation, slo_s, times=_TIMES)
+            real = stand.real(system, offered, grace_s=2 * slo_s)
+            simulated = stand.simulated(system, offered)
+            rows.append({"system": system.name, "load": load, "real": _figures(real), "simulated": _figures(simulated)})
+    say("  the simulator beside real runs")
+    return {"lengths": lengths, "rows": rows}
+
+
+def _figures(outcome: Outcome) -> Row:
+    return {"answered_per_s": outcome.answered_per_s(0.0), "p99_s": outcome.percentile_s(99)}

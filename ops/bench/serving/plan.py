@@ -1,0 +1,46 @@
+"""What a run of the benchmark measures, and for how long."""
+
+import math
+from dataclasses import dataclass
+
+from penstock.ops.bench.serving.stand import Load, Stand
+
+PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
+KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
+_LEAST_SLO_S = 0.05
+_SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
+_SECONDS_OF_SLO = 4
+_MOST_SIMULATED = 20_000  # requests in one simulated run
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Options of the benchmark."""
+
+    parts: tuple[str, ...] = PARTS
+    lengths: tuple[str, ...] = ("2-100", "5-500")
+    slo_s: float | None = None  # None: 50 ms, or what the longest request needs
+    seconds: float = 2.5  # of each real run, at least
+    most_trials: int = 2  # real runs that confirm a critical point
+    kafka_rates: tuple[float, ...] = (50.0, 100.0, 200.0)  # requests a second
+
+    def slo_of(self, stand: Stand, lengths: str) -> float:
+        """The objective that systems are held to with these lengths."""
+        if self.slo_s is not None:
+            return self.slo_s
+        return max(_LEAST_SLO_S, _rounded_up(_SLO_OF_LONGEST * stand.longest_s(lengths)))
+
+    def load(self, lengths: str, rate_per_s: float, slo_s: float, *, times: float = 1.0) -> Load:
+        """A real run: `times` the usual length."""
+        return Load(lengths, rate_per_s, times * max(self.seconds, _SECONDS_OF_SLO * slo_s))
+
+    def simulated(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
+        """A simulated one: as long, but for the number of requests."""
+        real = self.load(lengths, rate_per_s, slo_s)
+        return Load(lengths, rate_per_s, min(real.seconds, _MOST_SIMULATED / rate_per_s))
+
+
+def _rounded_up(seconds: float) -> float:
+    """To one digit: 0.137 is 0.2."""
+    digit = 10.0 ** math.floor(math.log10(seconds))
+    return math.ceil(seconds / digit) * digit

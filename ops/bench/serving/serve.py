@@ -1,0 +1,127 @@
+"""`penstock bench serve`: measure, print the tables, and keep the figures, the tables and the plots."""
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.ops.bench.machine import describe_machine, slug
+from penstock.ops.bench.report import show_claims, show_grid
+from penstock.ops.bench.serving import (
+    part_kafka,
+    part_paper,
+    part_saturation,
+    part_scheduler,
+    part_slo,
+    part_validation,
+)
+from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.serving.part_saturation import Row, Say
+from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.record import finite, require_plots, write
+from penstock.ops.bench.serving.stand import Stand
+from penstock.ops.bench.serving.tables import grids, render
+from penstock.ops.demo.model import model_directory
+from penstock.worker.logs import configure_logs
+
+RESULTS = Path(__file__).parent.parent / "results"
+RANDOM_BERT = "bert-base"
+_NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
+
+
+def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
+    """Run `plan` on this machine. `output`: the JSON file; the tables and plots lie beside it under the same name."""
+    require_plots()
+    from penstock.ops.bench.serving.plots import draw
+
+    console = Console(width=max(150, Console().width))
+    configure_logs("console", "warning")
+    began, started = time.monotonic(), datetime.now(UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        stand = Stand(_checkpoint(model, device, Path(folder)), device=device, dtype=dtype)
+        parts = measure(stand, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
+    machine = _machine(stand)
+    record = finite(
+        {
+            "command": shlex.join(["penstock", *sys.argv[1:]]),
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": time.monotonic() - began,
+            "machine": machine,
+            "is_gpu": stand.is_gpu,
+            "model": stand.packed.info.name if model != RANDOM_BERT else "BERT-base with random weights",
+            "dtype": stand.packed.info.dtype,
+            "num_lanes": stand.num_lanes,
+            "max_batch_sequences": stand.settings.max_batch_sequences,
+            "max_batch_tokens": stand.settings.max_batch_tokens,
+            "plan": asdict(plan),
+            "engines": stand.describe(),
+            "parts": parts,
+        }
+    )
+    for grid in grids(record):
+        show_grid(console, grid)
+    show_claims(console, claims(record))
+    path = output or RESULTS / f"serving-{_name(machine)}.json"
+    draw(record, write(record, render(record), path))
+    console.print(f"Written: {path}, and the tables and plots beside it")
+    return 0
+
+
+def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
+    """The parts of the plan; what is about objectives uses the first of its workloads."""
+    parts: Row = {}
+    workloads = []
+    if _NEEDS_SATURATION & set(plan.parts):
+        only_default = "saturation" not in plan.parts
+        chosen = plan.lengths[:1] if only_default else plan.lengths
+        workloads = [part_saturation.run(stand, plan, lengths, say, only_default=only_default) for lengths in chosen]
+    if "saturation" in plan.parts:
+        parts["saturation"] = workloads
+        if "paper" in plan.parts:
+            parts["paper"] = [part_paper.run(stand, plan, workload, say) for workload in workloads]
+    on_first: dict[str, Callable[[Stand, RunPlan, Row, Say], Row]] = {
+        "goodput": part_slo.run_goodput,
+        "bursts": part_slo.run_bursts,
+        "classes": part_slo.run_classes,
+        "validation": part_validation.run,
+    }
+    for name, run in on_first.items():
+        if name in plan.parts:
+            parts[name] = run(stand, plan, workloads[0], say)
+    if "scheduler" in plan.parts:
+        parts["scheduler"] = part_scheduler.run(stand)
+    if KAFKA in plan.parts:
+        parts[KAFKA] = part_kafka.run(stand, plan, say)
+    return parts
+
+
+def _checkpoint(model: str | None, device: str, folder: Path) -> Path:
+    """The directory of the model: the demo's by default, or one of BERT-base's shape with random weights."""
+    if model is None:
+        return model_directory()
+    if model != RANDOM_BERT:
+        return Path(model)
+    from penstock.ops.bench.gpu.models import bert_base
+
+    bert_base(seed=0).reference.save_pretrained(folder)  # type: ignore[operator]  # a transformers model, typed as Module
+    return folder
+
+
+def _machine(stand: Stand) -> Row:
+    machine = describe_machine()
+    if stand.is_gpu:
+        from penstock.ops.bench.gpu.machine import describe_gpu
+
+        gpu = describe_gpu()
+        machine = {**machine, **gpu, "versions": {**machine["versions"], **gpu["versions"]}}
+    return machine
+
+
+def _name(machine: Row) -> str:
+    return str(machine["gpu"]).lower().replace(" ", "-") if "gpu" in machine else slug(machine)

@@ -1,0 +1,206 @@
+"""The test stand: one model on this machine, its engines, what each costs, and runs of any system on them."""
+
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.engine import Engine, load_engine
+from penstock.engine.types import Int32Array
+from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.serving.arrivals import Floats, bursty, poisson
+from penstock.ops.bench.serving.drive import Requests, drive, random_ids
+from penstock.ops.bench.serving.feed import Feed
+from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.padding import with_padding
+from penstock.ops.bench.serving.simulate import Noise, Stream, noisy, simulate
+from penstock.ops.bench.serving.systems import EngineKind, Limits, System
+from penstock.ops.bench.setup import shuffled_texts
+from penstock.ops.demo.model import model_directory
+from penstock.producer.tokenization import Tokenizer
+from penstock.scheduler import CostTable, LearnedCost, Scheduler
+from penstock.worker.costs import measure_costs
+from penstock.worker.process import default_lanes, suited
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.worker import scheduler_settings
+
+TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
+_SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
+_FEWEST_RATIOS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered in one run."""
+
+    lengths: str  # a distribution's name, or TEXTS
+    rate_per_s: float
+    seconds: float
+    is_bursty: bool = False
+    num_bulk: int = 0  # requests of the class bulk that wait from the beginning
+
+    @property
+    def count(self) -> int:
+        """Online requests; enough for a 99th percentile to be one of several."""
+        return max(100, round(self.rate_per_s * self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one engine."""
+
+    engine: Engine
+    cost: LearnedCost
+    calibration_s: float
+    check_errors: tuple[float, ...]  # |predicted / measured - 1| of batches that nothing was fitted to
+
+
+class Stand:
+    """Engines are loaded and calibrated at their first use; what their costs learn stays, as in a worker."""
+
+    def __init__(self, model: Path, *, device: str = "auto", dtype: str = "auto", seed: int = 0) -> None:
+        self._seed = seed
+        self.settings = WorkerSettings.model_validate({"model": str(model), "device": device, "dtype": dtype})
+        self.packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")
+        self.settings = suited(self.settings, self.packed)
+        self.num_lanes = default_lanes(self.packed)
+        self._known: dict[EngineKind, Known] = {}
+        self._noise: dict[EngineKind, Noise] = {}
+        self._overhead_s: dict[EngineKind, float] = {}
+        sys.setswitchinterval(0.0005)  # as a worker does
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.packed.info.device != "cpu"
+
+    def limits(self, slo_s: float) -> Limits:
+        """A worker's own."""
+        return Limits(scheduler_settings(self.settings, num_lanes=self.num_lanes, padded=False), slo_s)
+
+    def known(self, kind: EngineKind) -> Known:
+        """An engine, calibrated."""
+        if kind not in self._known:
+            self._known[kind] = self._calibrated(self._load(kind))
+        return self._known[kind]
+
+    def table(self, kind: EngineKind) -> CostTable:
+        """What the engine's cost is now, as a table that does not change."""
+        cost = self.known(kind).cost
+        factors = np.array(cost.table.factors) * cost.scale
+        return replace(cost.table, factors=tuple(map(tuple, factors.tolist())))
+
+    def noise(self, kind: EngineKind) -> Noise:
+        """How batches scatter about what was predicted: those of real runs, before the first the calibration's."""
+        if kind not in self._noise:
+            return Noise.of_table(self.known(kind).cost.table)
+        return self._noise[kind]
+
+    def overhead_s(self, kind: EngineKind) -> float:
+        """Of the host, for each batch, while lanes wait."""
+        return self._overhead_s.get(kind, 0.0)
+
+    def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
+        """Run a load in real time."""
+        known = self.known(system.engine)
+        requests = self._requests(load)
+        feed = Feed(Scheduler(system.settings, known.cost), self.num_lanes)
+        return drive(requests, feed, known.engine, self.num_lanes, known.cost, grace_s=grace_s)
+
+    def simulated(self, system: System, load: Load) -> Outcome:
+        """The same load in the simulator."""
+        table = self.table(system.engine)
+        seconds = noisy(table, self.noise(system.engine), self._seed, self.overhead_s(system.engine))
+        feed = Feed(Scheduler(system.settings, table), self.num_lanes)
+        return simulate(self._stream(load), feed, seconds)
+
+    def learn(self, kind: EngineKind, outcome: Outcome) -> None:
+        """Take the simulator's noise and overhead from a real run that kept all lanes busy."""
+        begin, end = _SETTLED * outcome.span_s, outcome.span_s
+        settled = [
+            batch for batch in outcome.batches if begin <= batch.started and batch.started + batch.measured_s < end
+        ]
+        if len(settled) < _FEWEST_RATIOS:
+            return
+        self._noise[kind] = Noise(np.array([ran.measured_s / ran.predicted_s for ran in settled]))
+        lane_s = self.num_lanes * (end - begin)
+        idle_s = lane_s - sum(ran.measured_s for ran in settled)
+        self._overhead_s[kind] = max(0.0, idle_s / (len(settled) + self.num_lanes))
+
+    def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
+        """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
+        drawn = self._lengths(lengths, 512)
+        chunks = [drawn[begin : begin + batch] for begin in range(0, len(drawn), batch)]
+        table = self.table(kind)
+        seconds = sum(float(table.seconds(int(c.sum()), int((c * c).sum()), int(c.max()), len(c))) for c in chunks)
+        return self.num_lanes * len(drawn) / seconds
+
+    def longest_s(self, lengths: str) -> float:
+        """Predicted seconds of the longest of a distribution, alone."""
+        longest = int(self._lengths(lengths, 2000).max())
+        return max(float(self.table(kind).seconds(longest, longest**2, longest, 1)) for kind in ("packed", "padded"))
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of each engine that was used, as a result file carries it."""
+        return {
+            kind: {
+                "calibration_s": known.calibration_s,
+                "check_errors": list(known.check_errors),
+                "online_errors": list(known.cost.errors()),
+                "table": self.table(kind).to_dict(),
+                "noise": np.percentile(self.noise(kind).ratios, range(0, 101, 2)).tolist(),
+                "overhead_s": self.overhead_s(kind),
+            }
+            for kind, known in self._known.items()
+        }
+
+    def _load(self, kind: EngineKind) -> Engine:
+        if kind == "packed":
+            return self.packed
+        if kind == "padding":
+            return with_padding(self.packed)
+        if kind == "padded":
+            chosen = self.settings
+            return load_engine(chosen.model, device=chosen.device, dtype=chosen.dtype, engine="padded")
+        raise RuntimeError(f"No engine is of the kind {kind!r}. This is a bug.")
+
+    def _calibrated(self, engine: Engine) -> Known:
+        chosen = self.settings
+        caps = {"max_sequences": chosen.max_batch_sequences, "max_tokens": chosen.max_batch_tokens}
+        costs = measure_costs(engine, **caps, reason="benchmark")
+        errors = tuple(abs(residual.error) for residual in costs.check_residuals())
+        return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
+
+    def _requests(self, load: Load) -> Requests:
+        stream = self._stream(load)
+        if load.lengths == TEXTS:
+            texts = self._texts
+            return Requests(stream, [texts[index % len(texts)] for index in range(len(stream.lengths))])
+        return Requests(stream, random_ids(stream.lengths, self.packed.info.vocab_size, self._seed))
+
+    def _stream(self, load: Load) -> Stream:
+        arrive = bursty if load.is_bursty else poisson
+        online = arrive(load.rate_per_s, load.count, self._seed)
+        lengths = self._lengths(load.lengths, load.count + load.num_bulk)
+        if not load.num_bulk:
+            return Stream(online, lengths)
+        arrival: Floats = np.concatenate([np.zeros(load.num_bulk), online])
+        return Stream(arrival, lengths, np.arange(len(arrival)) < load.num_bulk)
+
+    def _lengths(self, lengths: str, count: int) -> Lengths:
+        if lengths == TEXTS:
+            of_texts = np.array([len(ids) for ids in self._texts], np.int64)
+            return np.resize(of_texts, count)
+        return np.minimum(draw(lengths, count, self._seed + 1), self.packed.info.max_tokens)
+
+    @cached_property
+    def _texts(self) -> list[Int32Array]:
+        """Banking77's test messages as token ids, shuffled."""
+        tokenizer = Tokenizer.from_directory(model_directory())  # BERT's vocabulary, and so the random model's too
+        try:
+            return [encoded.ids for encoded in tokenizer.encode(shuffled_texts(3080), truncate=True)]
+        finally:
+            tokenizer.close()

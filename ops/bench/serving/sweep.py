@@ -1,0 +1,269 @@
+"""`penstock bench simulate`: how cost and p99 grow with load, with the fleet, with popular keys, caches and a loss."""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from penstock.ops.bench.claims import Grid
+from penstock.ops.bench.gpu.markdown import table
+from penstock.ops.bench.report import show_grid
+from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
+from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.record import finite, require_plots, write
+from penstock.ops.bench.serving.simulate import Noise
+from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
+
+# BERT-base in float16 on an H200, read off results/nvidia-h200: 2.5 million tokens a second, 0.6 ms at the least.
+_H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
+_H200_CAPS = (1024, 16_384)  # sequences, tokens
+_MAX_WAIT_S = 0.002
+_LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
+_REPEATS = (0.0, 0.25, 0.5, 0.75)
+_SKEW = {"repeat_share": 1.0, "num_keys": 100_000, "zipf": 0.9}
+_CACHED = {"num_keys": 20_000, "zipf": 0.7}
+_MIDDLE = 16  # workers, where it is not their number that changes
+_NOTICED = 0.2  # of the time, from a worker's loss until others have its partitions
+_MOST_FOR_ONE = 200_000  # requests, where one worker has them all
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Options of the simulation."""
+
+    workers: tuple[int, ...] = (1, 4, 16, 64, 256)
+    num_requests: int = 1_000_000  # in each run
+    lengths: str = "2-100"
+    slo_s: float = 0.05
+    load: float = 0.8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """One worker's machine, as a result file describes it."""
+
+    what: str
+    cost: CostFunction
+    noise: Noise
+    overhead_s: float
+    num_lanes: int
+    caps: tuple[int, int]
+
+
+def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> int:
+    """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the JSON file to keep."""
+    if output is not None:
+        require_plots()
+    console = Console(width=max(140, Console().width))
+    worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), 0.0, 1, _H200_CAPS)
+    if result is not None:
+        worker = _measured(json.loads(result.read_text(encoding="utf-8")))
+    began = time.monotonic()
+    sweep = _Sweep(plan, worker, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
+    record = finite(
+        {
+            "command": shlex.join(["penstock", *sys.argv[1:]]),
+            "worker": worker.what,
+            "plan": asdict(plan),
+            "saturation_per_s": sweep.saturation,
+            "parts": sweep.run(),
+        }
+    )
+    for grid in _grids(record):
+        show_grid(console, grid)
+    if output is not None:
+        _write(record, output)
+        console.print(f"Written: {output}, and the tables and plots beside it")
+    return 0
+
+
+class _Sweep:
+    """The runs of one plan."""
+
+    def __init__(self, plan: SweepPlan, worker: _Worker, say: Say) -> None:
+        self._plan = plan
+        self._say = say
+        self._num_processes = len(os.sched_getaffinity(0))
+        settings = SchedulerSettings(_MAX_WAIT_S, *worker.caps, slo_s=plan.slo_s, num_lanes=worker.num_lanes)
+        self._one = Fleet(1, settings, worker.cost, worker.noise, worker.overhead_s)
+        self.saturation = self._saturation()
+        say(f"{worker.what}: one worker answers {self.saturation:,.0f} req/s when saturated")
+
+    def run(self) -> dict[str, list[Row]]:
+        """Every table's rows."""
+        plan, one = self._plan, self._one
+        middle = max([workers for workers in plan.workers if workers <= _MIDDLE], default=min(plan.workers))
+        several = max(2, middle)
+        of_one = min(plan.num_requests, _MOST_FOR_ONE)
+        return {
+            "load": [self._row({"load": load}, one, self._traffic(1, load, of_one)) for load in _LOADS],
+            "fleet": [
+                self._row({"workers": workers, "keys": keys}, replace(one, num_workers=workers), traffic)
+                for workers in plan.workers
+                for keys, traffic in (
+                    ("all different", self._traffic(workers)),
+                    ("Zipf", replace(self._traffic(workers), **_SKEW)),
+                )
+            ],
+            "cache": [
+                self._row({"repeats": repeats, "routing": routing}, fleet, traffic)
+                for repeats in _REPEATS
+                for routing in ("key", "spread")
+                for fleet in [replace(one, num_workers=several, has_cache=True, routing=routing)]
+                for traffic in [replace(self._traffic(several), repeat_share=repeats, **_CACHED)]
+            ],
+            "loss": list(self._losses(several)),
+        }
+
+    def _losses(self, workers: int) -> Iterator[Row]:
+        for load in (0.5, self._plan.load):
+            traffic = self._traffic(workers, load)
+            span_s = traffic.num_requests / traffic.rate_per_s
+            whole = replace(self._one, num_workers=workers)
+            loss = Loss(0, 0.4 * span_s, _NOTICED * span_s)
+            for name, fleet in (("none", whole), ("one worker", replace(whole, loss=loss))):
+                yield self._row({"load": load, "workers": workers, "lost": name, "after_s": span_s}, fleet, traffic)
+
+    def _saturation(self) -> float:
+        """Answers a second of one worker to which twice as much comes as its cost alone would allow."""
+        settings, cost = self._one.settings, self._one.cost
+        traffic = Traffic(1.0, 20_000, self._plan.lengths)
+        lengths = draw(traffic.lengths, settings.max_batch_sequences, 0)
+        lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), settings.max_batch_tokens)))]
+        batch_s = float(cost.seconds(int(lengths.sum()), int((lengths**2).sum()), int(lengths.max()), len(lengths)))
+        rate = 2 * settings.num_lanes * len(lengths) / batch_s
+        outcome = simulate_fleet(replace(traffic, rate_per_s=rate), self._one)
+        return float((outcome.finish <= outcome.span_s).sum()) / outcome.span_s
+
+    def _traffic(self, workers: int, load: float | None = None, count: int | None = None) -> Traffic:
+        plan = self._plan
+        rate = (plan.load if load is None else load) * workers * self.saturation
+        return Traffic(rate, count or plan.num_requests, plan.lengths, seed=plan.seed)
+
+    def _row(self, what: Row, fleet: Fleet, traffic: Traffic) -> Row:
+        began = time.monotonic()
+        outcome = simulate_fleet(traffic, fleet, num_processes=self._num_processes)
+        seconds = time.monotonic() - began
+        self._say(f"  {_words(what)}: {traffic.num_requests:,} requests in {seconds:.1f} s")
+        return {**what, "rate_per_s": traffic.rate_per_s, "simulated_in_s": seconds, **_figures(outcome)}
+
+
+def _words(what: Row) -> str:
+    shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in what.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def _figures(outcome: FleetOutcome) -> Row:
+    count = len(outcome.arrival)
+    if outcome.num_answered + outcome.num_refused != count:
+        raise RuntimeError(f"{count} requests, but {outcome.num_answered} answers and {outcome.num_refused} refusals.")
+    answered = np.isfinite(outcome.finish)
+    latency = (outcome.finish - outcome.arrival)[answered]
+    return {
+        "requests": count,
+        "answered": outcome.num_answered,
+        "refused": outcome.num_refused,
+        "hits": outcome.num_hits,
+        "moved": outcome.num_moved,
+        "p50_s": float(np.percentile(latency, 50)),
+        "p99_s": float(np.percentile(latency, 99)),
+        "max_s": float(latency.max()),
+        "busy_s_per_million": outcome.busy_s_per_million(),
+        "paid_s_per_million": outcome.paid_s_per_million(),
+        "busiest": float(outcome.busy_s.max() / outcome.busy_s.mean()),
+    }
+
+
+def _measured(record: Mapping[str, Any]) -> _Worker:
+    """Raises CorruptTable for a cost that cannot be true."""
+    engine = record["engines"]["packed"]
+    machine = record["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
+    return _Worker(
+        f"{record['model']}, {record['dtype']}, {where}",
+        CostTable.from_dict(engine["table"]),
+        Noise(np.array(engine["noise"])),
+        engine["overhead_s"],
+        record["num_lanes"],
+        (record["max_batch_sequences"], record["max_batch_tokens"]),
+    )
+
+
+def _grids(record: Mapping[str, Any]) -> Iterator[Grid]:
+    parts = record["parts"]
+    seconds = ("busy s per million", "paid s per million")
+    yield Grid(
+        f"One worker by load, in saturations of {record['saturation_per_s']:,.0f} req/s; latencies of what is answered",
+        ("load", "req/s", "p50 ms", "p99 ms", "refused", *seconds),
+        [(f"{row['load']:g} x", _count(row["rate_per_s"]), *_usual(row)) for row in parts["load"]],
+    )
+    yield Grid(
+        f"Fleets at {record['plan']['load']:g} of their saturation",
+        ("workers, keys", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "busiest / mean"),
+        [
+            (f"{row['workers']}, {row['keys']}", _count(row["rate_per_s"]), *_usual(row), f"{row['busiest']:.2f}")
+            for row in parts["fleet"]
+        ],
+    )
+    yield Grid(
+        "Response caches: repeats stay with a worker (key) or go anywhere (spread)",
+        ("repeats, routing", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "from the cache"),
+        [
+            (
+                f"{row['repeats']:.0%}, {row['routing']}",
+                _count(row["rate_per_s"]),
+                *_usual(row),
+                f"{row['hits'] / row['requests']:.1%}",
+            )
+            for row in parts["cache"]
+        ],
+    )
+    yield Grid(
+        f"A worker of {parts['loss'][0]['workers']} is lost, and noticed after {_NOTICED:.0%} of the time",
+        ("load, lost", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "max ms", "moved", "without an end"),
+        [
+            (
+                f"{row['load']:g} x, {row['lost']}",
+                _count(row["rate_per_s"]),
+                *_usual(row),
+                f"{row['max_s'] * 1e3:,.0f}",
+                _count(row["moved"]),
+                _count(row["requests"] - row["answered"] - row["refused"]),
+            )
+            for row in parts["loss"]
+        ],
+    )
+
+
+def _usual(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['p50_s'] * 1e3:.2f}",
+        f"{row['p99_s'] * 1e3:.2f}",
+        f"{row['refused'] / row['requests']:.1%}",
+        f"{row['busy_s_per_million']:.1f}",
+        f"{row['paid_s_per_million']:.1f}",
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _write(record: Mapping[str, Any], path: Path) -> None:
+    from penstock.ops.bench.serving.sweep_plot import draw as draw_plot  # matplotlib takes a second
+
+    head = f"# Simulated fleets: {record['worker']}\n\n`{record['command']}`\n\n"
+    sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in _grids(record)]
+    draw_plot(record, write(record, head + "\n\n".join(sections) + "\n", path))

@@ -1,0 +1,270 @@
+"""A result file as tables: for the terminal and for Markdown."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.ops.bench.claims import Claim, Grid
+from penstock.ops.bench.gpu.markdown import table
+from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.serving.systems import ENGINES, PAPER_CHAIN, PAPER_RATES
+
+Record = Mapping[str, Any]
+
+_MET = {"aim": "yes", "must": "yes", "missed": "no"}
+
+
+def grids(record: Record) -> Iterator[Grid]:
+    """Every table that the record has figures for."""
+    parts = record["parts"]
+    for workload in parts.get("saturation", ()):
+        yield _saturation(workload)
+        yield _critical(workload)
+        if workload["lengths"] in PAPER_RATES:
+            yield _paper_ratios(workload)
+    for workload in parts.get("paper", ()):
+        yield _paper_latencies(workload)
+    if "goodput" in parts:
+        yield _goodput(parts["goodput"])
+    if "bursts" in parts:
+        yield _bursts(parts["bursts"])
+    if "classes" in parts:
+        yield _classes(parts["classes"])
+    if "validation" in parts:
+        yield _validation(parts["validation"])
+    if "kafka" in parts:
+        yield _kafka(parts["kafka"])
+    yield _costs(record["engines"])
+
+
+def render(record: Record) -> str:
+    """One Markdown document."""
+    sections = [_header(record), "## Asked for and measured\n\n" + _claims_table(claims(record))]
+    sections += [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _header(record: Record) -> str:
+    machine = record["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    lines = [
+        f"# Serving benchmarks, {where}",
+        "",
+        f"- `{record['command']}`, {record['started']}, {record['seconds']:.0f} s",
+        f"- {record['model']}, {record['dtype']}, {record['num_lanes']} lanes; commit {machine['commit']}",
+        f"- at most {record['max_batch_sequences']} sequences and {record['max_batch_tokens']:,} tokens in a batch, "
+        "unless a row says otherwise",
+        f"- {versions}",
+        "",
+        "Requests come in an open loop; latencies count from the moment at which they were due. Saturation: answers a "
+        "second while more come than can be answered. Critical point: the highest rate at which answers keep up with "
+        "arrivals and p99 is within the SLO, a refusal counting as infinitely late. Every figure is of real runs.",
+        "",
+        *[f"- {kind}: {what}" for kind, what in ENGINES.items()],
+    ]
+    return "\n".join(lines)
+
+
+def _claims_table(rows: Sequence[Claim]) -> str:
+    lines = []
+    for claim in rows:
+        criterion = claim.criterion
+        judged = ["", "", ""]
+        if criterion is not None:
+            sign = "≥" if criterion.higher_is_better else "≤"
+            judged = [criterion.what, f"{sign} {criterion.must:g}", _MET[criterion.verdict]]
+        lines.append([claim.work, claim.ours, claim.baseline, claim.ratio, *judged])
+    return table(("work", "ours", "baseline", "ratio", "judged by", "must", "met"), lines)
+
+
+def _saturation(workload: Record) -> Grid:
+    reference = next(row["saturation_per_s"] for row in workload["rows"] if row["system"] == "packed, none")
+    rows = []
+    for row in workload["rows"]:
+        busy = row["overload"]
+        rows.append(
+            (
+                row["system"],
+                _rate(row["saturation_per_s"]),
+                f"{row['saturation_per_s'] / reference:.2f}",
+                f"{busy['mean_batch']:.1f}",
+                f"{busy['padding']:.0%}" if row["engine"] != "packed" else "0%",
+                f"{busy['scheduler_us']:.1f}",
+                _share(busy["prediction_error"][1]),
+            )
+        )
+    columns = ("system", "req/s", "x no batch", "sequences a batch", "padding", "scheduler µs/req", "p95 cost error")
+    return Grid(f"Saturation, {workload['lengths']} tokens", columns, rows)
+
+
+def _critical(workload: Record) -> Grid:
+    rows = []
+    for row in workload["rows"]:
+        latency = row["at_critical"]["latency_s"]
+        late = "" if row["critical_per_s"] is not None else " (late)"
+        rows.append(
+            (
+                row["system"],
+                _rate(row["at_critical"]["offered_per_s"]) + late,
+                f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})",
+                _ms(latency["p50"]),
+                _ms(latency["p99"]),
+            )
+        )
+    title = f"At each system's critical point, {workload['lengths']} tokens, SLO {workload['slo_s'] * 1e3:.0f} ms"
+    return Grid(title, ("system", "req/s", "avg (min, max) ms", "p50 ms", "p99 ms"), rows)
+
+
+def _paper_ratios(workload: Record) -> Grid:
+    found = {row["system"]: row["saturation_per_s"] for row in workload["rows"]}
+    theirs = PAPER_RATES[workload["lengths"]]
+    ours = [found[name] for _, name in PAPER_CHAIN]
+    rows = [
+        (name, _rate(paper), f"{paper / theirs[0]:.2f}", system, _rate(rate), f"{rate / ours[0]:.2f}")
+        for (name, system), paper, rate in zip(PAPER_CHAIN, theirs, ours, strict=True)
+    ]
+    best = found["penstock default"]
+    rows.append(("", "", "", "penstock default", _rate(best), f"{best / ours[0]:.2f}"))
+    columns = ("TurboTransformers", "req/s", "ratio", "here", "req/s", "ratio")
+    return Grid(f"The paper's setting, {workload['lengths']} tokens, hungry, batches of at most 20", columns, rows)
+
+
+def _paper_latencies(workload: Record) -> Grid:
+    rows = []
+    for row in workload["rows"]:
+        cells = [_paper_cell(row["cells"].get(name)) for name, _ in PAPER_CHAIN]
+        rows.append((_rate(row["rate_per_s"]), *cells))
+    title = f"avg (min, max) ms of the paper's systems at their critical points, {workload['lengths']} tokens"
+    return Grid(title, ("req/s", *(name for name, _ in PAPER_CHAIN)), rows)
+
+
+def _paper_cell(cell: Record | None) -> str:
+    if cell is None:
+        return "+∞"
+    latency = cell["latency_s"]
+    return f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})"
+
+
+def _goodput(part: Record) -> Grid:
+    rows = [
+        (
+            f"{row['load']:g} x",
+            f"{row['slo_s'] * 1e3:.0f}",
+            row["system"],
+            _rate(row["goodput_per_s"]),
+            _share(row["in_time_of_accepted"]),
+            f"{sum(row['refused'].values()) / row['requests']:.1%}",
+        )
+        for row in part["rows"]
+    ]
+    title = f"Goodput, {part['lengths']} tokens, load in saturations of {part['saturation_per_s']:,.0f} req/s"
+    return Grid(title, ("load", "SLO ms", "system", "goodput req/s", "accepted in time", "refused"), rows)
+
+
+def _bursts(part: Record) -> Grid:
+    rows = [
+        (
+            f"{row['load']:g} x",
+            row["system"],
+            _rate(row["goodput_per_s"]),
+            _share(row["in_time_of_accepted"]),
+            f"{sum(row['refused'].values()) / row['requests']:.1%}",
+            _ms(row["latency_s"]["p50"]),
+            _ms(row["latency_s"]["p99"]),
+        )
+        for row in part["rows"]
+    ]
+    title = f"Bursts of five times the mean rate, {part['lengths']} tokens, SLO {part['rows'][0]['slo_s'] * 1e3:.0f} ms"
+    return Grid(title, ("load", "system", "goodput req/s", "accepted in time", "refused", "p50 ms", "p99 ms"), rows)
+
+
+def _classes(part: Record) -> Grid:
+    rows = [
+        (
+            row["load"],
+            _rate(row["goodput_per_s"]),
+            _ms(row["latency_s"]["p50"]),
+            _ms(row["latency_s"]["p99"]),
+            _rate(row["bulk_per_s"]),
+        )
+        for row in part["rows"]
+    ]
+    title = f"Two classes: {part['online_per_s']:,.0f} online requests a second, {part['lengths']} tokens"
+    return Grid(title, ("beside", "online goodput req/s", "online p50 ms", "online p99 ms", "bulk req/s"), rows)
+
+
+def _validation(part: Record) -> Grid:
+    rows = []
+    for row in part["rows"]:
+        real, simulated = row["real"], row["simulated"]
+        rows.append(
+            (
+                f"{row['system']}, {row['load']:g} x",
+                _rate(real["answered_per_s"]),
+                _rate(simulated["answered_per_s"]),
+                f"{simulated['answered_per_s'] / real['answered_per_s'] - 1:+.1%}",
+                _ms(real["p99_s"]),
+                _ms(simulated["p99_s"]),
+                _off(real["p99_s"], simulated["p99_s"]),
+            )
+        )
+    columns = ("one worker", "real req/s", "simulated", "off", "real p99 ms", "simulated", "off")
+    return Grid(f"The simulator beside real runs, {part['lengths']} tokens", columns, rows)
+
+
+def _kafka(part: Record) -> Grid:
+    rows = [
+        (
+            _rate(row["rate_per_s"]),
+            _rate(row["answered_per_s"]),
+            *[_ms_of(row["latency_ms"][name]) for name in ("p50", "p95", "p99", "max")],
+            str(row["never_answered"]),
+        )
+        for row in part["rows"]
+    ]
+    columns = ("offered req/s", "answered", "p50 ms", "p95 ms", "p99 ms", "max ms", "never answered")
+    return Grid("Through Kafka: a worker with its defaults, Banking77 messages", columns, rows)
+
+
+def _costs(engines: Record) -> Grid:
+    rows = [
+        (
+            kind,
+            f"{engine['calibration_s']:.1f}",
+            _share(_percentile(engine["check_errors"], 0.5)),
+            _share(_percentile(engine["check_errors"], 0.95)),
+            *[_share(error) for error in engine["online_errors"]],
+        )
+        for kind, engine in engines.items()
+    ]
+    columns = ("engine", "calibration s", "p50 error of checks", "p95", "p50 error of batches run", "p95")
+    return Grid("Cost models: predicted seconds beside measured", columns, rows)
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
+
+
+def _share(value: float | None) -> str:
+    """JSON's null: there was nothing to take a share of."""
+    return "" if value is None or math.isnan(value) else f"{value:.2%}"
+
+
+def _off(real: float | None, simulated: float | None) -> str:
+    return "" if real is None or simulated is None else f"{simulated / real - 1:+.1%}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return _ms_of(None if seconds is None or math.isinf(seconds) else seconds * 1e3)
+
+
+def _ms_of(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "+∞"
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"

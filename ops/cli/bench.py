@@ -1,0 +1,119 @@
+"""`penstock bench`: what batching gains on this machine, and what a fleet of such machines would cost."""
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.ops.cli.options import takes
+
+bench = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure batching policies on this machine, or simulate a fleet."
+)
+
+
+class ServeSettings(BaseSettings):
+    """Settings of the measurement."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        None,
+        description="Checkpoint. Default: the demo's all-MiniLM-L6-v2. 'bert-base': that shape, with random weights.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic.")
+    lengths: str = Field(
+        "2-100,5-500",
+        description="Tokens of the requests: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77; the first is "
+        "also that of the tables about objectives.",
+    )
+    parts: str = Field(
+        "saturation,paper,goodput,bursts,classes,scheduler,validation", description="Which tables, and kafka."
+    )
+    kafka: bool = Field(False, description="Also through Kafka: a worker with its defaults behind a real broker.")
+    kafka_rates: str = Field("50,100,200", description="kafka: requests a second.")
+    slo_ms: float | None = Field(
+        None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
+    )
+    seconds: float = Field(2.5, gt=0, description="Of each run, at least.")
+    trials: int = Field(2, ge=1, description="Real runs that confirm a critical point.")
+    output: Path | None = Field(
+        None, description="Result file (JSON); tables and plots lie beside it. Default: named after the machine."
+    )
+
+
+class SimulateSettings(BaseSettings):
+    """Settings of the simulation."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+
+    result: Path | None = Field(
+        None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
+    )
+    workers: str = Field("1,4,16,64,256", description="Sizes of the fleet.")
+    requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
+    lengths: str = Field(
+        "2-100", description="Tokens of the requests: 2-100, 5-500, normal 2-100, normal 5-500, squad."
+    )
+    slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
+    load: float = Field(0.8, gt=0, description="Of saturation, where the size of the fleet is what changes.")
+    seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
+    output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
+
+
+@bench.command("serve")
+@takes(ServeSettings)
+def serve(settings: ServeSettings) -> int:
+    """Find what every batching policy sustains on this machine, and print the serving tables.
+
+    $ penstock bench serve
+
+    Open loop, Poisson and bursty; throughput at saturation, latency at each
+    system's critical point, goodput within objectives, two classes, the cost
+    model's errors, and the simulator beside real runs. Needs no Kafka, except
+    for --kafka. Some ten minutes on two cores.
+    """
+    from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+    from penstock.ops.bench.serving.serve import serve as run
+
+    parts = _names(settings.parts)
+    plan = RunPlan(
+        parts=(*parts, KAFKA) if settings.kafka and KAFKA not in parts else parts,
+        lengths=_names(settings.lengths),
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
+        seconds=settings.seconds,
+        most_trials=settings.trials,
+        kafka_rates=tuple(float(rate) for rate in _names(settings.kafka_rates)),
+    )
+    return run(plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output)
+
+
+@bench.command("simulate")
+@takes(SimulateSettings)
+def simulate(settings: SimulateSettings) -> int:
+    """Simulate a fleet: the same scheduler on a clock of its own, with measured costs.
+
+    $ penstock bench simulate --workers 1,16,256 --requests 1000000
+
+    How cost and p99 grow with load and with the size of the fleet; popular
+    keys, caches, and the loss of a worker. Needs no model and no Kafka.
+    """
+    from penstock.ops.bench.serving.sweep import SweepPlan
+    from penstock.ops.bench.serving.sweep import simulate as run
+
+    plan = SweepPlan(
+        workers=tuple(int(workers) for workers in _names(settings.workers)),
+        num_requests=settings.requests,
+        lengths=settings.lengths,
+        slo_s=settings.slo_ms / 1e3,
+        load=settings.load,
+        seed=settings.seed,
+    )
+    return run(plan, result=settings.result, output=settings.output)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
