@@ -10,7 +10,7 @@ from penstock.ops.cli.screen import exit_code_of
 
 EPILOG = "Settings are also environment variables, as each says: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
 
-# Command -> its line in the overview. Each is a function of the same name in a module of the same name.
+# Command -> its line in the overview. Each is a function, or an app of several, named as the module that it is in.
 COMMANDS = {
     "demo": "Start here: a broker, a worker and a client on this machine, answering real texts.",
     "check": "Say in one screen what is wrong with a set-up.",
@@ -20,6 +20,7 @@ COMMANDS = {
     "embed": "Vectors for a text, or for every row of a file.",
     "classify": "Labels for a text, or for every row of a file.",
     "broker": "Run a Kafka broker for development on this machine.",
+    "bench": "Measure batching policies on this machine, or simulate a fleet.",
 }
 
 
@@ -42,6 +43,8 @@ class LazyGroup(TyperGroup):
 
 def _load(name: str) -> Any:
     function = getattr(import_module(f"penstock.ops.cli.{name}"), name)
+    if isinstance(function, typer.Typer):  # a command of several
+        return typer.main.get_command(function)
     single = typer.Typer(add_completion=False)
     single.command(name, epilog=EPILOG)(function)
     return typer.main.get_command(single)
