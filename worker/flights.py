@@ -48,32 +48,35 @@ class Flights:
     def refuse(self, row: Row, late_s: float) -> list[tuple[Row, float]]:
         """A row would be `late_s` late. Returns whoever would be late with it, and how late: their records end.
 
-        The row is among them. When another row's job waits for the flight, it alone is: the others have that one.
+        The row is among them. Those that the flight's present leader, if there is one, is for stay.
         """
-        flight = self._rows[row.key]
-        if row.key in self._leaders:
-            return [(row, late_s)]
         done_at = deadline(row) + late_s
-        late = [(other, late_s if other is row else done_at - deadline(other)) for other in flight]
-        return [(other, by_s) for other, by_s in late if other is row or by_s > 0]
+        late = [(other, done_at - deadline(other)) for other in self._rivals(row) if other is not row]
+        return [(row, late_s), *[(other, by_s) for other, by_s in late if by_s > 0]]
 
     def heir(self, row: Row) -> Row | None:
-        """The row that should lead in place of this one, which no longer does; None: nobody waits, the flight is over.
+        """The row that should have a job in place of this one, which has none any longer; None: nobody needs one.
 
-        Rows of records that were answered with an error leave here.
+        Rows of records that were answered with an error leave here; a flight that nobody waits for is over.
         """
-        if row.key in self._leaders or row.key not in self._rows:
+        if row.key not in self._rows:
             return None
         living = [other for other in self._rows[row.key] if not other.owner.failed]
         if not living:
             del self._rows[row.key]
             return None
         self._rows[row.key] = living
-        return min(living, key=urgency)
+        return min(self._rivals(row), key=urgency, default=None)
 
     def finish(self, row: Row) -> list[Row]:
         """The computation has ended. Returns all rows that wait for it, in the order they came."""
         return [other for other in self._rows.pop(row.key) if not other.owner.failed]
+
+    def _rivals(self, row: Row) -> list[Row]:
+        """The rows of its flight that can wait less than the leader; all, where there is none."""
+        leader = self._leaders.get(row.key)
+        flight = self._rows[row.key]
+        return flight if leader is None else [other for other in flight if urgency(other) < urgency(leader)]
 
 
 def deadline(row: Row) -> float:
