@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from penstock.engine import EngineLanes
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
-from penstock.producer.errors import BackendError, Expired, PenstockError
+from penstock.producer.errors import BackendError, Overloaded, PenstockError
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.batch import BatchStats, health_probe, pack
+from penstock.worker.batch import BatchStats, Sums, health_probe, pack
 from penstock.worker.dispatcher import Dispatcher
 from penstock.worker.inflight import Row
+from penstock.worker.misses import ArrivedLate, LateInQueue
 
 MakeRows = Callable[..., list[Row]]
 POISON = 66
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
+SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
 
 
 class SmallEngine:
@@ -71,7 +73,9 @@ class Clock:
 class Bench:
     """A dispatcher and what came out of it."""
 
-    def __init__(self, engine: SmallEngine, lanes: CountingLanes, trigger: Literal["lazy", "hungry"]) -> None:
+    def __init__(
+        self, engine: SmallEngine, lanes: CountingLanes, trigger: Literal["lazy", "hungry"], cost: PackedCost = FREE
+    ) -> None:
         self.engine = engine
         self.lanes = lanes
         self.clock = Clock()
@@ -80,11 +84,12 @@ class Bench:
         self.stats: list[BatchStats] = []
         self.unhealthy: list[BaseException] = []
         self._changed = asyncio.Event()
-        self.scheduler = Scheduler(SchedulerSettings(10.0, 4, 1000, None, trigger), FREE)
+        chosen = SchedulerSettings(10.0, 4, 1000, None, trigger, num_lanes=lanes.num_lanes)
+        self.scheduler = Scheduler(chosen, cost)
         self.dispatcher = Dispatcher(
             lanes,
             self.scheduler,
-            FREE,
+            cost,
             clock=self.clock,
             settled=self._on_settled,
             failed=self._on_failed,
@@ -121,11 +126,11 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    info: ModelInfo, trigger: Literal["lazy", "hungry"] = "hungry", num_lanes: int = 1
+    info: ModelInfo, trigger: Literal["lazy", "hungry"] = "hungry", num_lanes: int = 1, cost: PackedCost = FREE
 ) -> AsyncIterator[Bench]:
     engine = SmallEngine(info)
     lanes = CountingLanes(engine, num_lanes)
-    made = Bench(engine, lanes, trigger)
+    made = Bench(engine, lanes, trigger, cost)
     try:
         yield made
     finally:
@@ -253,6 +258,109 @@ async def test_rows_of_a_refused_record_are_not_run(info: ModelInfo, make_rows: 
         await b.finish(2)
 
 
+async def test_a_row_that_came_too_late_fails_at_once(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info) as b:
+        b.dispatcher.add(make_rows([1], deadline=98.5))
+        [(_, error)] = b.failed
+        assert isinstance(error, ArrivedLate)
+        assert "1,500 ms" in error.message
+        assert (b.scheduler.num_queued, b.lanes.num_submitted) == (0, 0)
+
+
+async def test_a_row_that_cannot_be_in_time_is_refused_at_once_and_never_run(
+    info: ModelInfo, make_rows: MakeRows
+) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN) as b:
+        b.engine.may_run.clear()
+        b.dispatcher.add(make_rows([1] * 8))  # eight seconds
+        b.dispatcher.add(make_rows([2, 2], deadline=105.0) + make_rows([3, 3], deadline=120.0))
+        [(late, error)] = b.failed
+        assert (late.token_ids.tolist(), type(error)) == ([2, 2], Overloaded)
+        b.engine.may_run.set()
+        await b.finish(3)
+        assert [2, 2] not in b.engine.sequences_run
+        assert [row.token_ids.tolist() for row, _ in b.settled] == [[1] * 8, [3, 3]]
+
+
+async def test_with_one_row_of_a_record_the_others_are_taken_back(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN, trigger="lazy") as b:
+        twin = make_rows([1])
+        b.dispatcher.add(make_rows([1], [2], [3] * 50, deadline=110.0) + twin)
+        assert [type(error) for _, error in b.failed] == [Overloaded]
+        assert b.scheduler.queued_tokens == 1  # the twin's, which nobody refused
+        b.dispatcher.drain()
+        await b.finish(2)
+        assert b.engine.sequences_run == [[1]]
+        assert [row for row, _ in b.settled] == twin
+
+
+async def test_a_row_alike_with_more_time_goes_on_when_the_first_is_refused(
+    info: ModelInfo, make_rows: MakeRows
+) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN, trigger="lazy") as b:
+        hasty, patient = make_rows([1] * 8, deadline=103.0), make_rows([1] * 8, deadline=150.0)
+        b.dispatcher.add(hasty + make_rows([1] * 8, deadline=104.0) + patient)
+        assert [row.owner.deadline for row, _ in b.failed] == [103.0, 104.0]
+        b.dispatcher.drain()
+        await b.finish(3)
+        assert [row for row, _ in b.settled] == patient
+        assert len(b.engine.sequences_run) == 1
+
+
+async def test_an_online_row_that_meets_its_like_in_bulk_does_not_wait_as_bulk(
+    info: ModelInfo, make_rows: MakeRows
+) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN) as b:
+        b.engine.may_run.clear()
+        b.dispatcher.add(make_rows([9]))  # keeps the lane busy
+        bulk = [make_rows([n, n], bulk=True) for n in range(1, 9)]
+        for rows in bulk:
+            b.dispatcher.add(rows)
+        online = make_rows([8, 8])
+        b.dispatcher.add(online)
+        b.engine.may_run.set()
+        await b.finish(10)
+        assert b.engine.sequences_run[1] == [8, 8]
+        assert b.engine.sequences_run.count([8, 8]) == 1
+        settled = [row for row, _ in b.settled]
+        assert settled.index(online[0]) < settled.index(bulk[0][0])
+
+
+async def test_what_is_late_by_the_time_a_lane_is_free_is_not_run(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        first, last = make_rows(*[[n] for n in range(1, 9)], deadline=105.0), make_rows([9], [10], deadline=110.0)
+        b.dispatcher.add(first + last)  # a batch runs, the next is prepared
+        b.clock.now = 120.0
+        b.engine.may_run.set()
+        await b.finish(9)
+        assert [type(error) for _, error in b.failed] == [LateInQueue]
+        assert b.failed[0][0].owner is last[0].owner
+        assert [row for row, _ in b.settled] == first  # in vain perhaps, but it was run
+
+
+async def test_how_long_the_lanes_are_busy(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info, num_lanes=2, cost=SECOND_A_TOKEN) as b:
+        b.engine.may_run.clear()
+        assert b.dispatcher.busy_s() == 0
+        b.dispatcher.add(make_rows([1] * 6))
+        b.dispatcher.add(make_rows([2] * 2))
+        assert b.dispatcher.busy_s() == 4  # (6 + 2) / 2
+        b.clock.now += 3
+        assert b.dispatcher.busy_s() == 1.5  # the second is overdue, the first has three seconds left
+        b.engine.may_run.set()
+        await b.finish(2)
+        assert b.dispatcher.busy_s() == 0
+
+
+async def test_a_batch_is_told_with_what_was_predicted_of_it(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN) as b:
+        b.dispatcher.add(make_rows([1, 2, 3], [4]))
+        await b.finish(2)
+        [stats] = b.stats
+        assert (stats.predicted_s, stats.device_s, stats.sums) == (4.0, 0.001, Sums(4, 10, 3, 2))
+
+
 async def test_lazy_waits_for_mates_until_the_batch_is_full(info: ModelInfo, make_rows: MakeRows) -> None:
     async with bench(info, trigger="lazy") as b:
         b.dispatcher.add(rows_each(make_rows, [1], [2], [3]))
@@ -320,46 +428,56 @@ def test_the_probe_is_one_token(make_rows: MakeRows) -> None:
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(
         st.tuples(
             st.lists(st.sampled_from([1, 2, 3, 4, 5, POISON]), min_size=1, max_size=4),  # a sequence of one id each
-            st.sampled_from([None, 99.0, 1000.0]),  # deadline; the clock stands at 100
+            st.sampled_from([None, 99.0, 101.0, 104.0, 1000.0]),  # deadline; the clock begins at 100
+            st.booleans(),  # bulk
         ),
         min_size=1,
         max_size=20,
     ),
-    cuts=st.lists(st.integers(0, 20), max_size=3),
+    steps=st.lists(st.tuples(st.integers(0, 20), st.sampled_from([0.0, 0.5, 3.0])), max_size=3),
+    token_s=st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_every_row_is_settled_or_failed_once_or_its_record_was_refused(
     info: ModelInfo,
     make_rows: MakeRows,
     num_lanes: int,
-    records: list[tuple[list[int], float | None]],
-    cuts: list[int],
+    records: list[tuple[list[int], float | None, bool]],
+    steps: list[tuple[int, float]],
+    token_s: float,
 ) -> None:
+    """Records come in a few calls, between which time passes."""
+
     async def run() -> None:
-        async with bench(info, num_lanes=num_lanes) as b:
-            made = [make_rows(*[[n] for n in ids], deadline=deadline) for ids, deadline in records]
-            edges = [0, *sorted(cuts), len(made)]
-            for start, stop in itertools.pairwise(edges):
+        async with bench(info, num_lanes=num_lanes, cost=PackedCost(0.0, 0.0, token_s, 0.0)) as b:
+            made = [make_rows(*[[n] for n in ids], deadline=deadline, bulk=bulk) for ids, deadline, bulk in records]
+            steps.sort()
+            edges = [0, *[edge for edge, _ in steps], len(made)]
+            for (start, stop), (_, passes_s) in zip(itertools.pairwise(edges), [*steps, (0, 0.0)], strict=True):
                 b.dispatcher.add([row for rows in made[start:stop] for row in rows])
                 await asyncio.sleep(0)
+                b.clock.now += passes_s
             b.dispatcher.drain()
-            everything = [row for rows in made for row in rows]
             await b.until(lambda: all(b.is_done(rows) for rows in made))
+            everything = {id(row) for rows in made for row in rows}
             seen = [id(row) for row, _ in [*b.settled, *b.failed]]
             assert len(seen) == len(set(seen))
-            assert set(seen) <= {id(row) for row in everything}
+            assert set(seen) <= everything
+            assert len({id(row.owner) for row, _ in b.failed}) == len(b.failed)  # once a record
             for row, result in b.settled:
                 assert result.tolist() == answer(row.token_ids.tolist()).tolist()
             for row, error in b.failed:
-                late = row.owner.deadline == 99.0
-                assert isinstance(error, (Expired, BackendError) if late else BackendError)
+                if error.code != "backend":
+                    assert row.owner.deadline is not None
+                    assert row.owner.deadline < 1000.0
             again = make_rows([1], [2], [3], [4], [5])
             b.dispatcher.add(again)  # no flight was left behind: these are computed
             await b.until(lambda: b.is_done(again))
             b.scheduler.check_integrity()
+            assert (b.scheduler.num_queued, b.dispatcher.busy_s()) == (0, 0.0)
 
     asyncio.run(run())
