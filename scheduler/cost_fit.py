@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from itertools import combinations
 
 import numpy as np
@@ -16,6 +15,7 @@ _KNOT_RATIO = 1.25  # between neighbours at least
 _STIFFNESS = 0.25  # pull of neighbouring factors towards each other, where a timing's pull on its own is 1
 _LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
 _ABSURD = 8.0  # times as long, or as short, as the other timings allow
+_AGREED = 0.01  # mean square of logs: 10 %
 _MAX_S = 3600.0  # no batch takes an hour
 
 Base = PackedCost | PaddedCost
@@ -32,14 +32,11 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
     ValueError when none is left, or when a batch is empty or holds a length below 1.
     """
     timings = [_sample(lengths, seconds) for lengths, seconds in samples]
-    usable = _consistent([timing for timing in timings if 0 < timing.seconds < _MAX_S])
-    if not usable:
+    possible = [timing for timing in timings if 0 < timing.seconds < _MAX_S]
+    if not possible:
         raise ValueError(f"A cost table needs at least one timing above 0 s and below {_MAX_S:g} s. Given: {timings}")
-    base = _fit_base(usable, padded)
-    credible = [sample for sample in usable if 1 / _ABSURD < sample.predicted_by(base) / sample.seconds < _ABSURD]
-    if 0 < len(credible) < len(usable):
-        base, usable = _fit_base(credible, padded), credible
-    return _with_factors(base, usable)
+    credible = _without_absurd(possible, padded)
+    return _with_factors(_fit_base(credible, padded), credible)
 
 
 def _sample(lengths: Sequence[int], seconds: float) -> Sample:
@@ -49,21 +46,29 @@ def _sample(lengths: Sequence[int], seconds: float) -> Sample:
     return Sample(sum(lengths), squares, max(lengths), len(lengths), float(seconds))
 
 
-def _consistent(samples: list[Sample]) -> list[Sample]:
-    """Without those that are out of all proportion: no less work may take 8 times as long.
+def _without_absurd(samples: Sequence[Sample], padded: bool) -> list[Sample]:
+    """All but those out of all proportion: up to a quarter, one by one that without which the others agree best.
 
-    Of two that contradict each other the one is left out that contradicts more of the others.
+    By leaving out, since a timing that is far too short makes the fit its own: its relative error counts for more than
+    all others'.
     """
     kept = list(samples)
-    while True:
-        work = np.array([astuple(sample)[:4] for sample in kept], dtype=np.float64).reshape(-1, 4)
-        seconds = np.array([sample.seconds for sample in kept])
-        no_more_work = np.all(work[:, None] <= work[None, :], axis=2)
-        contradict = no_more_work & (seconds[:, None] > _ABSURD * seconds[None, :])
-        votes = contradict.sum(axis=0) + contradict.sum(axis=1)
-        if not votes.any():
-            return kept
-        del kept[int(votes.argmax())]
+    for _ in range(len(samples) // 4):
+        if _disagreement(_fit_base(kept, padded), kept) < _AGREED:
+            break
+        rests = [[*kept[:index], *kept[index + 1 :]] for index in range(len(kept))]
+        bases = [_fit_base(rest, padded) for rest in rests]
+        disagreements = [_disagreement(base, rest) for base, rest in zip(bases, rests, strict=True)]
+        worst = int(np.argmin(disagreements))
+        if abs(math.log(kept[worst].predicted_by(bases[worst]) / kept[worst].seconds)) < math.log(_ABSURD):
+            break
+        kept = rests[worst]
+    return kept
+
+
+def _disagreement(base: Base, samples: Sequence[Sample]) -> float:
+    """Mean of log(predicted / measured) squared, which counts too long and too short alike."""
+    return sum(math.log(sample.predicted_by(base) / sample.seconds) ** 2 for sample in samples) / len(samples)
 
 
 def _fit_base(samples: Sequence[Sample], padded: bool) -> Base:

@@ -11,11 +11,12 @@ import numpy as np
 from penstock.scheduler.cost import Value
 from penstock.scheduler.cost_table import CostTable
 
-_NUM_RECENT = 9  # batches whose median the scale follows: four hiccups among them move nothing
-_SCALE_GAIN = 0.2  # share of the way to that median, a batch
+_NUM_RECENT = 15  # batches whose median the scale follows: seven hiccups among them move nothing
+_SLOW_GAIN, _QUICK_GAIN = 0.05, 0.3  # share of the way to that median, a batch: more, the further it is
 _REGION_GAIN = 0.05
 _MAX_REGION_STEP = 0.2  # log: a batch that is further off than 20 % pulls no harder
 _MAX_REGION = math.log(2.0)
+_MEAN_GAIN = 0.02
 _PUBLISH_EVERY = 16  # batches
 _WORTH_PUBLISHING = 0.02  # log
 _NUM_ERRORS = 1000
@@ -38,6 +39,7 @@ class LearnedCost:
         self._calibrated = table
         self._regions = [[0.0] * len(table.lengths) for _ in table.sizes]  # log corrections of the calibrated factors
         self._published = np.array(self._regions)  # those in `table`
+        self._mean_region = 0.0  # over the batches that come
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # log of what the regions leave to the scale
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self._num_observed = 0
@@ -68,8 +70,11 @@ class LearnedCost:
         off = math.log(measured_s / calibrated_s) - known
         self._recent.append(off)
         common = sorted(self._recent)[len(self._recent) // 2]
-        self.scale *= math.exp(_SCALE_GAIN * (common - math.log(self.scale)))
-        step = _REGION_GAIN * max(-_MAX_REGION_STEP, min(_MAX_REGION_STEP, off - common))
+        gap = common - math.log(self.scale)
+        self.scale *= math.exp(gap * min(_QUICK_GAIN, _SLOW_GAIN + abs(gap)))
+        # What all regions had in common would be the scale's: without the pull to a mean of 0 both drift apart.
+        self._mean_region += _MEAN_GAIN * (known - self._mean_region)
+        step = _REGION_GAIN * (max(-_MAX_REGION_STEP, min(_MAX_REGION_STEP, off - common)) - self._mean_region)
         for row, column, weight in corners:
             moved = self._regions[row][column] + step * weight
             self._regions[row][column] = max(-_MAX_REGION, min(_MAX_REGION, moved))

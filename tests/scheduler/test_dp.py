@@ -149,7 +149,8 @@ def cheapest_of_all(prices: Prices) -> Prices:
             if part == 0:
                 break
             part = (part - 1) & rest
-    return best[-1]
+    cheapest: Prices = best[-1]
+    return cheapest
 
 
 def assert_sound(instance: Instance, cuts: Sequence[int], seconds: Sequence[float]) -> None:

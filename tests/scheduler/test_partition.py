@@ -1,227 +1,133 @@
-"""The DP against brute force, the choice against FIFO, and the paper's example."""
+"""Partition policies: what each promises, on any queue, and against the others."""
 
 import itertools
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler import (
-    CostFunction,
-    PackedCost,
-    PaddedCost,
-    Partition,
-    choose_partition,
-    partition_dp,
-    partition_fifo,
-)
-from penstock.scheduler.cost import Value
-from penstock.scheduler.partition import MIN_GAIN, full_batches_end, share_out
+from penstock.scheduler import Caps, CostFunction, CostTable, PackedCost, PaddedCost, Partition, partition_policy
+from penstock.scheduler.partition import full_batches_end, share_out
 
-PartitionPolicy = Callable[[Sequence[int], CostFunction, int, int], Partition]
+NAMES = ["dp", "fifo", "sorted", "naive", "none"]
 NO_CAP = 10**9
-LONGEST = 12
+WIDE = Caps(NO_CAP, NO_CAP)
+FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
 
 
-class TableCost:
-    """f(longest, count) from a table that never falls with `longest`, and does anything at all with `count`."""
-
-    def __init__(self, rng: random.Random) -> None:
-        steps = [[rng.choice((0.0, rng.random())) for _ in range(10)] for _ in range(LONGEST + 1)]
-        self.table = np.cumsum(np.array(steps), axis=0) + np.array([rng.random() * 5 for _ in range(10)])
-
-    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
-        found = self.table[np.asarray(longest, dtype=int), np.asarray(count, dtype=int)]
-        return found if found.ndim else float(found)
-
-    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
-        return 0.0
-
-
-def random_cost(rng: random.Random) -> CostFunction:
-    kind = rng.choice((PackedCost, PaddedCost))
-    return kind(rng.random() * 20, rng.random() * 20, rng.random(), rng.choice((0.0, rng.random() * 0.1)))
+def divide(
+    name: str, lengths: Sequence[int], cost: CostFunction = FREE, caps: Caps = WIDE, most: int = 10**6
+) -> Partition:
+    return partition_policy(name).partition(lengths, cost, caps, most=most)
 
 
 def price(lengths: Sequence[int], cost: CostFunction) -> float:
-    squares = sum(n * n for n in lengths)
-    return float(cost.seconds(float(sum(lengths)), float(squares), max(lengths), len(lengths)))
+    return float(cost.seconds(sum(lengths), sum(n * n for n in lengths), max(lengths), len(lengths)))
 
 
-def capped_price(lengths: Sequence[int], cost: CostFunction, max_sequences: int, max_tokens: int) -> float:
-    over = len(lengths) > max_sequences or (len(lengths) > 1 and sum(lengths) > max_tokens)
-    return math.inf if over else price(lengths, cost)
-
-
-def cheapest_of_all(lengths: Sequence[int], cost: CostFunction, max_sequences: int, max_tokens: int) -> float:
-    """Least total over every set partition. The batch that holds the last element of a set may be any subset of it."""
-    num = len(lengths)
-    members = [[lengths[bit] for bit in range(num) if subset >> bit & 1] for subset in range(1 << num)]
-    prices = [0.0] + [capped_price(batch, cost, max_sequences, max_tokens) for batch in members[1:]]
-    best = [0.0] * (1 << num)
-    for whole in range(1, 1 << num):
-        top = 1 << (whole.bit_length() - 1)
-        rest = whole ^ top
-        part, best[whole] = rest, math.inf
-        while True:
-            best[whole] = min(best[whole], prices[part | top] + best[rest ^ part])
-            if part == 0:
-                break
-            part = (part - 1) & rest
-    return best[-1]
-
-
-def cheapest_contiguous(lengths: Sequence[int], cost: CostFunction, max_sequences: int, max_tokens: int) -> float:
-    """Least total over every way to cut the length-sorted queue, by plain recursion on Eq. 2."""
-    ascending = sorted(lengths)
-    best = [0.0]
-    for stop in range(1, len(ascending) + 1):
-        starts = range(max(0, stop - max_sequences), stop)
-        best.append(
-            min(best[i] + capped_price(ascending[i:stop], cost, max_sequences, max_tokens) for i in starts),
-        )
-    return best[-1]
-
-
-def assert_valid(partition: Partition, lengths: Sequence[int], max_sequences: int, max_tokens: int) -> None:
-    assert sorted(itertools.chain.from_iterable(partition.batches)) == list(range(len(lengths)))
-    assert len(partition.seconds) == len(partition.batches)
-    for batch in partition.batches:
-        assert 1 <= len(batch) <= max_sequences
-        assert len(batch) == 1 or sum(lengths[index] for index in batch) <= max_tokens
-
-
-def test_dp_is_optimal_over_all_set_partitions_of_padded_batches() -> None:
-    """Contiguity, brute-forced: any cost of (longest, count) that never falls with the longest, any cap on count."""
-    rng = random.Random(1)
-    for _ in range(1200):
-        lengths = [rng.randint(1, LONGEST) for _ in range(rng.randint(1, 7))]
-        cost, max_sequences = TableCost(rng), rng.randint(1, 8)
-        dp = partition_dp(lengths, cost, max_sequences, NO_CAP)
-        assert_valid(dp, lengths, max_sequences, NO_CAP)
-        assert dp.total_s == pytest.approx(cheapest_of_all(lengths, cost, max_sequences, NO_CAP))
-
-
-def test_dp_is_optimal_over_all_contiguous_partitions_under_both_caps() -> None:
-    rng = random.Random(2)
-    for _ in range(3000):
-        lengths = [rng.randint(1, LONGEST) for _ in range(rng.randint(1, 8))]
-        cost = rng.choice((TableCost(rng), random_cost(rng)))
-        caps = rng.randint(1, 9), rng.randint(1, 40)
-        dp = partition_dp(lengths, cost, *caps)
-        assert_valid(dp, lengths, *caps)
-        assert dp.total_s == pytest.approx(cheapest_contiguous(lengths, cost, *caps))
-        recomputed = [price([lengths[index] for index in batch], cost) for batch in dp.batches]
-        assert list(dp.seconds) == pytest.approx(recomputed)
-
-
-@pytest.mark.parametrize(("num", "caps"), [(127, (64, 900)), (128, (200, NO_CAP)), (129, (1, 50)), (400, (300, 3000))])
-def test_dp_agrees_with_the_recurrence_on_queues_longer_than_a_block(num: int, caps: tuple[int, int]) -> None:
-    rng = random.Random(num)
-    lengths = [rng.randint(1, 100) for _ in range(num)]
-    for cost in (PaddedCost(40, 10, 1, 0.001), PackedCost(40, 10, 1, 0.001)):
-        dp = partition_dp(lengths, cost, *caps)
-        assert_valid(dp, lengths, *caps)
-        assert dp.total_s == pytest.approx(cheapest_contiguous(lengths, cost, *caps))
-
-
-def test_lower_bound_holds_for_every_partition() -> None:
-    """The choice skips the DP on the word of `lower_bound`, so no set partition at all may cost less."""
-    rng = random.Random(3)
-    for _ in range(300):
-        lengths = [rng.randint(1, LONGEST) for _ in range(rng.randint(1, 6))]
-        cost, caps = random_cost(rng), (rng.randint(1, 7), rng.randint(1, 40))
-        cheapest = cheapest_of_all(lengths, cost, *caps)
-        least_batches = max(-(-len(lengths) // caps[0]), -(-sum(min(n, caps[1]) for n in lengths) // caps[1]))
-        assert cost.lower_bound(sum(lengths), sum(n * n for n in lengths), least_batches) <= cheapest * (1 + 1e-12)
-        assert choose_partition(lengths, cost, *caps).total_s >= cheapest * (1 - 1e-12)
-
-
-def test_dp_batches_run_in_the_order_with_the_least_mean_completion() -> None:
-    rng = random.Random(4)
-    for _ in range(200):
-        lengths = [rng.randint(1, LONGEST) for _ in range(7)]
-        dp = partition_dp(lengths, TableCost(rng), 3, NO_CAP)
-        batches = [(seconds, len(batch)) for seconds, batch in zip(dp.seconds, dp.batches, strict=True)]
-
-        def total_completion(order: Sequence[tuple[float, int]]) -> float:
-            ends = itertools.accumulate(seconds for seconds, _ in order)
-            return sum(end * size for end, (_, size) in zip(ends, order, strict=True))
-
-        least = min(total_completion(order) for order in itertools.permutations(batches))
-        assert total_completion(batches) == pytest.approx(least)
-
-
-lengths_lists = st.lists(st.integers(1, 300), min_size=1, max_size=80)
-coefficients = st.floats(0, 10, allow_subnormal=False)
-
-
-@settings(max_examples=150, deadline=None)
-@given(lengths_lists, st.integers(1, 90), st.tuples(coefficients, coefficients, coefficients, coefficients))
-def test_dp_is_never_worse_than_fifo_under_a_padded_cost(
-    lengths: list[int], max_sequences: int, terms: tuple[float, float, float, float]
-) -> None:
-    cost = PaddedCost(*terms)
-    fifo = partition_fifo(lengths, cost, max_sequences, NO_CAP)
-    assert partition_dp(lengths, cost, max_sequences, NO_CAP).total_s <= fifo.total_s * (1 + 1e-9)
-
-
-@settings(max_examples=150, deadline=None)
-@given(lengths_lists, st.integers(1, 90), st.integers(1, 2000), st.sampled_from((PackedCost, PaddedCost)))
-def test_the_choice_is_never_worse_than_fifo_and_leaves_it_only_for_a_real_gain(
-    lengths: list[int], max_sequences: int, max_tokens: int, kind: type[PackedCost] | type[PaddedCost]
-) -> None:
-    cost = kind(30.0, 10.0, 0.1, 0.0001)
-    fifo = partition_fifo(lengths, cost, max_sequences, max_tokens)
-    dp = partition_dp(lengths, cost, max_sequences, max_tokens)
-    chosen = choose_partition(lengths, cost, max_sequences, max_tokens)
-    for partition in (fifo, dp, chosen):
-        assert_valid(partition, lengths, max_sequences, max_tokens)
-    assert chosen == (dp if dp.total_s < fifo.total_s * (1 - MIN_GAIN) else fifo)
-
-
-def test_fifo_keeps_the_order_of_arrival_and_fills_to_either_cap() -> None:
-    cost = PackedCost(0.0, 1.0, 1.0, 0.0)
-    assert partition_fifo([4, 4, 3, 1, 1, 1, 9], cost, 3, 8).batches == ((0, 1), (2, 3, 4), (5,), (6,))
-    assert partition_fifo([], cost, 3, 8).batches == ()
-    assert partition_dp([], cost, 3, 8).batches == ()
-
-
-@pytest.mark.parametrize("partition", [partition_fifo, partition_dp, choose_partition])
-def test_a_sequence_over_the_token_cap_runs_alone(partition: PartitionPolicy) -> None:
-    chosen = partition([3, 100, 2, 3], PackedCost(0.0, 5.0, 1.0, 0.0), 8, 10)
-    assert (1,) in chosen.batches
-    assert_valid(chosen, [3, 100, 2, 3], 8, 10)
-
-
-def test_equal_totals_go_to_fifo() -> None:
-    flat = PackedCost(0.0, 0.0, 1.0, 0.0)  # every partition costs the same
-    assert choose_partition([9, 1, 8, 2], flat, 2, 10).policy == "fifo"
-    slight = PaddedCost(0.0, 0.0, 1.0, 0.0)  # sorting saves the padding of a single token in 201
-    assert (
-        partition_dp([100, 1, 99, 1], slight, 2, 200).total_s < partition_fifo([100, 99, 1, 1], slight, 2, 200).total_s
-    )
-    assert choose_partition([100, 99, 1, 1], slight, 2, 200).policy == "fifo"
-    assert choose_partition([100, 1, 99, 1], slight, 2, 200).policy == "dp"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "end"),
-    [([], 0), ([4, 3], 0), ([4, 4], 2), ([4, 4, 1], 2), ([4, 5], 1), ([1, 1, 1, 1], 3), ([1, 20], 2)],
+lengths_lists = st.lists(st.integers(1, 300), max_size=60)
+terms = st.tuples(*[st.integers(0, 50).map(float)] * 4)
+laws = st.one_of(st.builds(lambda t: PackedCost(*t), terms), st.builds(lambda t: PaddedCost(*t), terms))
+factors = st.lists(st.lists(st.floats(0.5, 2), min_size=2, max_size=2), min_size=3, max_size=3)
+tables = st.builds(
+    lambda law, rows: CostTable(law, (4.0, 40.0, 400.0), (20.0, 200.0), tuple(map(tuple, rows))), laws, factors
 )
-def test_full_batches_end_leaves_the_underfull_tail(lengths: list[int], end: int) -> None:
-    assert full_batches_end(lengths, 3, 8) == end
+costs = st.one_of(laws, tables)
+all_caps = st.builds(
+    Caps,
+    st.integers(1, 70),
+    st.one_of(st.just(NO_CAP), st.integers(1, 3000)),
+    st.one_of(st.just(math.inf), st.floats(1, 5000)),
+)
 
 
-@pytest.mark.parametrize("caps", [(0, 5), (5, 0)])
-@pytest.mark.parametrize("partition", [partition_fifo, partition_dp, choose_partition])
-def test_caps_without_room_are_refused(partition: PartitionPolicy, caps: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="room for one sequence and one token"):
-        partition([1], PackedCost(0.0, 1.0, 1.0, 0.0), *caps)
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
+def test_every_policy_keeps_its_promises(
+    name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
+) -> None:
+    """No sequence twice, none lost but behind the last batch that was asked for; caps kept; prices right."""
+    partition = divide(name, lengths, cost, caps, most)
+    covered = sorted(itertools.chain.from_iterable(partition.batches))
+    assert covered == list(range(len(covered)))
+    if name in ("dp", "sorted") or len(partition.batches) < most:
+        assert len(covered) == len(lengths)
+    batches = [[lengths[index] for index in batch] for batch in partition.batches]
+    assert list(partition.seconds) == pytest.approx([price(batch, cost) for batch in batches], rel=1e-9, abs=1e-9)
+    assert partition.total_s == pytest.approx(sum(partition.seconds))
+    if name == "naive":
+        assert all(len(batch) <= caps.max_sequences for batch in batches)
+        return
+    for batch, seconds in zip(batches, partition.seconds, strict=True):
+        used = max(batch) * len(batch) if cost.padded else sum(batch)
+        assert len(batch) == 1 or (len(batch) <= caps.max_sequences and used <= caps.max_tokens)
+        assert len(batch) == 1 or seconds <= caps.max_seconds * (1 + 1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(lengths_lists, costs, all_caps)
+def test_the_dp_is_never_worse_than_fifo_or_sorted(lengths: list[int], cost: CostFunction, caps: Caps) -> None:
+    """Under its own cost: packed or padded, law or table, whatever the caps."""
+    dp = divide("dp", lengths, cost, caps).total_s
+    assert dp <= divide("fifo", lengths, cost, caps).total_s * (1 + 1e-9)
+    assert dp <= divide("sorted", lengths, cost, caps).total_s * (1 + 1e-9)
+
+
+def test_fifo_keeps_the_order_given_and_closes_a_batch_at_any_cap() -> None:
+    assert divide("fifo", [4, 4, 3, 1, 1, 1, 9], caps=Caps(3, 8)).batches == ((0, 1), (2, 3, 4), (5,), (6,))
+    linear = PackedCost(0.0, 1.0, 1.0, 0.0)  # a second, and one a token
+    assert divide("fifo", [2, 2, 2, 9, 1], linear, Caps(9, 99, 6.0)).batches == ((0, 1), (2,), (3,), (4,))
+
+
+def test_a_padded_batch_uses_slots_not_tokens() -> None:
+    padded, packed = PaddedCost(0.0, 0.0, 1.0, 0.0), PackedCost(0.0, 0.0, 1.0, 0.0)
+    lengths = [2, 8, 2, 2]
+    assert divide("fifo", lengths, packed, Caps(9, 16)).batches == ((0, 1, 2, 3),)
+    assert divide("fifo", lengths, padded, Caps(9, 16)).batches == ((0, 1), (2, 3))
+    assert divide("sorted", lengths, padded, Caps(9, 16)).batches == ((0, 2, 3), (1,))
+
+
+def test_sorted_fills_in_order_of_length() -> None:
+    assert divide("sorted", [9, 1, 8, 2, 1], caps=Caps(2, 99)).batches == ((1, 4), (3, 2), (0,))
+
+
+def test_naive_takes_as_many_as_may_be_counted() -> None:
+    padded = PaddedCost(0.0, 1.0, 1.0, 0.0)
+    naive = divide("naive", [500, 2, 3, 4, 500], padded, Caps(3, 10, 1.0), most=1)
+    assert naive == Partition(((0, 1, 2),), (1501.0,))
+    assert divide("naive", [500, 2, 3, 4, 500], padded, Caps(3, 10), most=9).batches == ((0, 1, 2), (3, 4))
+
+
+def test_none_runs_every_sequence_alone() -> None:
+    assert divide("none", [5, 2, 7], PackedCost(3.0, 0.0, 1.0, 0.0)) == Partition(((0,), (1,), (2,)), (5.0, 3.0, 7.0))
+
+
+@pytest.mark.parametrize(("name", "num"), [("fifo", 4), ("naive", 4), ("none", 2), ("dp", 9), ("sorted", 9)])
+def test_those_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
+    """They would otherwise look at every job of a long queue for every plan."""
+    partition = divide(name, [1] * 9, PaddedCost(1.0, 0.0, 0.0, 0.0), Caps(2, 99), most=2)
+    assert sum(map(len, partition.batches)) == num
+
+
+@pytest.mark.parametrize("name", ["dp", "fifo", "sorted"])
+def test_a_sequence_over_a_cap_runs_alone(name: str) -> None:
+    for caps in (Caps(8, 10), Caps(8, NO_CAP, 15.0)):
+        assert (1,) in divide(name, [3, 100, 2, 3], PackedCost(0.0, 5.0, 1.0, 0.0), caps).batches
+
+
+@pytest.mark.parametrize("cost", [FREE, PaddedCost(1.0, 1.0, 1.0, 0.0)])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_queue_gives_no_batches(name: str, cost: CostFunction) -> None:
+    assert divide(name, [], cost) == Partition((), ())
+
+
+def test_where_nothing_is_gained_the_dp_overtakes_nobody() -> None:
+    flat = PackedCost(0.0, 0.0, 1.0, 0.0)  # every partition costs the same
+    assert divide("dp", [9, 1, 8, 2], flat, Caps(2, 10)).batches == ((0, 1), (2, 3))
+    one_batch = PaddedCost(100.0, 0.0, 0.0, 0.0)
+    assert divide("dp", [9, 1, 8, 2], one_batch).batches == ((0, 1, 2, 3),)
 
 
 def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
@@ -230,36 +136,91 @@ def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
     """
     lengths = [77, 17, 63, 18, 52]
     cost = PaddedCost(0.0, 20.44, 1.0, 0.0)
-    best = partition_dp(lengths, cost, 20, NO_CAP)
+    best = divide("dp", lengths, cost, Caps(20, NO_CAP))
     assert {frozenset(lengths[i] for i in batch) for batch in best.batches} == {
         frozenset({17, 18}),
         frozenset({52, 63}),
         frozenset({77}),
     }
-    assert best.total_s == pytest.approx(cheapest_of_all(lengths, cost, 20, NO_CAP))
-    one_batch, no_batching = price(lengths, cost), sum(price([length], cost) for length in lengths)
-    assert one_batch > no_batching > best.total_s
-    assert one_batch / best.total_s == pytest.approx(1.35, abs=0.001)
-    assert choose_partition(lengths, cost, 20, NO_CAP).policy == "dp"
+    naive, alone = divide("naive", lengths, cost, Caps(20, NO_CAP)), divide("none", lengths, cost)
+    assert naive.total_s > alone.total_s > best.total_s
+    assert naive.total_s / best.total_s == pytest.approx(1.35, abs=0.001)
 
 
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(2, 8))
-def test_sharing_out_keeps_every_sequence_and_never_ends_later(lengths: list[int], num_lanes: int) -> None:
-    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=1e-7)
-    one = partition_fifo(lengths, cost, 1000, 1_000_000)
-    shared = share_out(one, lengths, cost, 1000, 1_000_000, num_lanes=num_lanes)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_knows_its_name(name: str) -> None:
+    assert partition_policy(name).name == name
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"dp, fifo, sorted, naive, none\. Given: 'best'"):
+        partition_policy("best")
+
+
+@pytest.mark.parametrize("caps", [(0, 5, 1.0), (5, 0, 1.0), (5, 5, 0.0), (5, 5, math.nan)])
+def test_caps_without_room_are_refused(caps: tuple[int, int, float]) -> None:
+    with pytest.raises(ValueError, match="room for one sequence, one token and some time"):
+        Caps(*caps)
+
+
+@given(
+    st.sampled_from(["fifo", "dp"]),
+    st.lists(st.integers(1, 500), min_size=1, max_size=60),
+    costs,
+    all_caps,
+    st.integers(2, 8),
+)
+@settings(deadline=None)
+def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
+    name: str, lengths: list[int], cost: CostFunction, caps: Caps, num_lanes: int
+) -> None:
+    before = divide(name, lengths, cost, caps)
+    shared = share_out(before, lengths, cost, caps, num_lanes=num_lanes)
     assert sorted(index for batch in shared.batches for index in batch) == list(range(len(lengths)))
-    assert len(shared.batches) <= num_lanes
-    assert max(shared.seconds) <= max(one.seconds)
+    assert max(shared.seconds) <= max(before.seconds)
+    assert shared is before or len(shared.batches) <= num_lanes
+    for batch, seconds in zip(shared.batches, shared.seconds, strict=True):
+        members = [lengths[index] for index in batch]
+        assert seconds == pytest.approx(price(members, cost), rel=1e-9, abs=1e-9)
+        used = max(members) * len(members) if cost.padded else sum(members)
+        assert len(batch) == 1 or (len(batch) <= caps.max_sequences and used <= caps.max_tokens)
 
 
 def test_a_short_queue_is_shared_out_among_idle_lanes() -> None:
-    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=0.0)
-    one = partition_fifo([15] * 64, cost, 256, 2048)
-    assert [len(batch) for batch in share_out(one, [15] * 64, cost, 256, 2048, num_lanes=2).batches] == [32, 32]
+    cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=0.0), Caps(256, 2048)
+    one = divide("fifo", [15] * 64, cost, caps)
+    assert [len(batch) for batch in share_out(one, [15] * 64, cost, caps, num_lanes=2).batches] == [32, 32]
+
+
+def test_what_was_sorted_is_shared_out_sorted() -> None:
+    cost, caps = PaddedCost(0.0, 0.001, 1e-4, 0.0), Caps(256, 20000)
+    lengths = [100, 10] * 10
+    one = Partition((tuple(sorted(range(20), key=lengths.__getitem__)),), (price(lengths, cost),))
+    shared = share_out(one, lengths, cost, caps, num_lanes=2)
+    assert [len(batch) for batch in shared.batches] == [15, 5]
+    assert [max(lengths[i] for i in batch) for batch in shared.batches] == [100, 100]
 
 
 def test_work_below_the_floor_stays_together() -> None:
-    cost = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0)
-    one = partition_fifo([15, 15], cost, 256, 2048)
-    assert share_out(one, [15, 15], cost, 256, 2048, num_lanes=2) is one
+    cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0), Caps(256, 2048)
+    one = divide("fifo", [15, 15], cost, caps)
+    assert share_out(one, [15, 15], cost, caps, num_lanes=2) is one
+
+
+@pytest.mark.parametrize(
+    ("lengths", "padded", "end"),
+    [
+        ([], False, 0),
+        ([4, 3], False, 0),
+        ([4, 4], False, 2),
+        ([4, 4, 1], False, 2),
+        ([4, 5], False, 1),
+        ([1, 1, 1, 1], False, 3),
+        ([1, 20], False, 2),
+        ([1, 4], True, 2),
+        ([1, 3], True, 0),
+        ([1, 4, 1], True, 2),
+    ],
+)
+def test_full_batches_end_leaves_the_underfull_tail(lengths: list[int], padded: bool, end: int) -> None:
+    assert full_batches_end(lengths, Caps(3, 8), padded=padded) == end

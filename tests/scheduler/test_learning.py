@@ -1,0 +1,133 @@
+"""The cost that learns: still when it is right, quick when the engine changes, deaf to a single slow batch."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost
+
+TABLE = CostTable(
+    PackedCost(1e-3, 2e-4, 2e-6, 1e-9),
+    (64.0, 512.0, 4096.0),
+    (16.0, 64.0, 256.0),
+    ((1.0, 1.1, 1.2), (0.9, 1.0, 1.1), (1.0, 0.95, 1.05)),
+)
+Batch = tuple[int, int, int, int]  # tokens, squares, longest, count
+PROBES: list[Batch] = [(16, 256, 16, 1), (640, 40_960, 64, 10), (4096, 1_048_576, 256, 16), (2000, 40_000, 20, 100)]
+
+
+def random_batch(rng: random.Random) -> Batch:
+    longest = rng.choice((20, 100, 256))
+    lengths = [rng.randint(2, longest) for _ in range(rng.randint(1, 60))]
+    return sum(lengths), sum(n * n for n in lengths), max(lengths), len(lengths)
+
+
+def prices(cost: LearnedCost | CostTable) -> list[float]:
+    return [float(cost.seconds(*batch)) for batch in PROBES]
+
+
+def learn(cost: LearnedCost, rng: random.Random, num: int, times: float = 1.0, noise: float = 0.0) -> None:
+    for _ in range(num):
+        batch = random_batch(rng)
+        cost.observe(*batch, float(TABLE.seconds(*batch)) * times * math.exp(rng.gauss(0, noise)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+def test_a_cost_that_is_right_stays(noise: float) -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(1)
+    for _ in range(30):
+        learn(cost, rng, 100, noise=noise)
+        assert prices(cost) == pytest.approx(prices(TABLE), rel=max(1e-9, noise))
+    if noise <= 0.03:
+        assert cost.table is TABLE  # so nothing derived from it was derived anew
+
+
+@pytest.mark.parametrize("times", [2.0, 0.5, 10.0])
+def test_a_lasting_change_is_followed_within_tens_of_batches(times: float) -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(2)
+    learn(cost, rng, 500, noise=0.03)
+    learn(cost, rng, 30, times, noise=0.03)
+    assert prices(cost) == pytest.approx([seconds * times for seconds in prices(TABLE)], rel=0.1)
+
+
+@pytest.mark.parametrize("times", [100.0, 0.01])
+def test_one_outlier_moves_nothing_noticeable(times: float) -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(3)
+    learn(cost, rng, 200, noise=0.02)
+    before = prices(cost)
+    learn(cost, rng, 1, times)
+    assert prices(cost) == pytest.approx(before, rel=0.01)
+    learn(cost, rng, 50, noise=0.02)
+    assert prices(cost) == pytest.approx(prices(TABLE), rel=0.03)
+
+
+def test_seven_slow_batches_in_a_row_are_no_change_yet() -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(4)
+    learn(cost, rng, 200, noise=0.01)
+    learn(cost, rng, 7, 10.0)
+    assert prices(cost) == pytest.approx(prices(TABLE), rel=0.02)
+
+
+def test_what_is_wrong_for_long_batches_only_is_learned_for_them_only() -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(5)
+    for _ in range(4000):
+        batch = random_batch(rng)
+        slower = 1.3 if batch[2] >= 200 else 1.0
+        cost.observe(*batch, float(TABLE.seconds(*batch)) * slower)
+    short, long = (640, 12_800, 20, 32), (3000, 600_000, 250, 15)
+    assert float(cost.seconds(*short)) == pytest.approx(float(TABLE.seconds(*short)), rel=0.06)
+    assert float(cost.seconds(*long)) == pytest.approx(1.3 * float(TABLE.seconds(*long)), rel=0.06)
+    assert cost.errors()[1] < 0.15
+
+
+def test_errors_are_those_of_predictions_made_before_the_batch_ran() -> None:
+    cost = LearnedCost(TABLE)
+    assert all(math.isnan(error) for error in cost.errors())
+    batch = PROBES[1]
+    cost.observe(*batch, 2 * float(TABLE.seconds(*batch)))
+    assert cost.errors() == pytest.approx((0.5, 0.5))
+
+
+def test_errors_forget_what_is_a_thousand_batches_ago() -> None:
+    cost, rng = LearnedCost(TABLE), random.Random(6)
+    learn(cost, rng, 300, 3.0)
+    learn(cost, rng, 1100)
+    assert cost.errors()[1] < 0.01
+
+
+@pytest.mark.parametrize("measured_s", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300, 5e-324])
+def test_what_is_no_measurement_is_ignored(measured_s: float) -> None:
+    cost = LearnedCost(TABLE)
+    for batch in PROBES * 20:
+        cost.observe(*batch, measured_s)
+    assert prices(cost) == prices(TABLE)
+    assert math.isnan(cost.errors()[0])
+
+
+@given(st.lists(st.tuples(st.sampled_from(PROBES), st.floats(0.01, 100.0)), max_size=60))
+def test_predictions_stay_within_what_was_seen(observed: Sequence[tuple[Batch, float]]) -> None:
+    """Whatever comes, a price is off the table's by no more than the batches were, and the regions' bound."""
+    cost = LearnedCost(TABLE)
+    for batch, times in observed:
+        cost.observe(*batch, float(TABLE.seconds(*batch)) * times)
+    ratios = [1.0, *(times for _, times in observed)]
+    for learned, first in zip(prices(cost), prices(TABLE), strict=True):
+        assert min(ratios) / 4 <= learned / first <= max(ratios) * 4
+
+
+def test_a_padded_table_learns_by_count() -> None:
+    table = CostTable(PaddedCost(0.0, 0.0, 1e-5, 0.0), (1.0, 64.0), (10.0, 100.0), ((1.0, 1.0), (1.0, 1.0)))
+    cost, rng = LearnedCost(table), random.Random(7)
+    for _ in range(4000):
+        count, longest = rng.choice((1, 64)), rng.randint(10, 100)
+        batch = (count * longest, count * longest * longest, longest, count)
+        cost.observe(*batch, float(table.seconds(*batch)) * (1.0 if count == 1 else 1.4))
+    small, large = (50, 2500, 50, 1), (3200, 160_000, 50, 64)
+    assert cost.padded
+    ratio = float(cost.seconds(*large)) / float(cost.seconds(*small)) / 64
+    assert ratio == pytest.approx(1.4, rel=0.05)
+    assert cost.lower_bound(100, 1000, 3) == pytest.approx(cost.scale * cost.table.lower_bound(100, 1000, 3))
