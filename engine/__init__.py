@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.engine.checkpoint import resolve_model
     from penstock.engine.device import processor_name
     from penstock.engine.lanes import EngineLanes
-    from penstock.engine.load import load_engine
+    from penstock.engine.load import default_name, load_engine
     from penstock.engine.null import NullEngine
     from penstock.engine.packed_model import PackedModel, from_torch
 
@@ -21,6 +21,7 @@ _LAZY = {
     "PackedModel": "packed_model",
     "Timing": "calibration",
     "from_torch": "packed_model",
+    "default_name": "load",
     "load_engine": "load",
     "measure": "calibration",
     "processor_name": "device",
@@ -40,6 +41,7 @@ __all__ = [
     "PipelinedEngine",
     "TaskOptions",
     "Timing",
+    "default_name",
     "from_torch",
     "load_engine",
     "measure",

@@ -23,7 +23,7 @@ _SHORTEST = 8  # the first level of lengths and of tokens
 _NUM_LENGTHS, _NUM_SIZES = 5, 7  # levels of the longest sequence, and of tokens or sequences
 _NUM_CHECKS = 10
 _MAX_ROUNDS = 5
-_WARM_UP_SHARE = 0.4  # of the budget; the first counted round takes as long again at most
+_WARM_UP_SHARE = 0.35  # of the budget; the first counted round takes about as long
 _QUARTILE = 0.25
 
 
@@ -50,8 +50,9 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     scheduler's caps do; a single sequence may have more tokens, up to the model's.
 
     Every shape is first run uncounted, twice where the engine captures what comes again. What is left of the budget
-    goes to rounds over all of them: whatever else holds up the processor for a moment then falls on a few runs of many
-    shapes, not on all runs of one. It can only add time, so the lower quartile of a shape's runs is its time.
+    goes to rounds over all of them, and at last over the smaller ones: whatever else holds up the processor for a
+    moment then falls on a few runs of many shapes, not on all runs of one. It can only add time, so the lower quartile
+    of a shape's runs is its time.
     """
     started = time.perf_counter()
     plan = timing_plan(engine.info, max_sequences, max_tokens)
@@ -60,12 +61,10 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     batches = _run_once(engine, chosen, budget_s * _WARM_UP_SHARE)
     runs: list[list[float]] = [[] for _ in batches]
     for _ in range(_MAX_ROUNDS):
-        round_started = time.perf_counter()
         for batch, seconds in zip(batches.values(), runs, strict=True):
+            if seconds and time.perf_counter() - started + seconds[-1] > budget_s:
+                break  # what is smaller may still fit once more
             seconds.append(engine.run(batch).device_s)
-        now = time.perf_counter()
-        if (now - started) + (now - round_started) > budget_s:
-            break
     timings = [
         Timing(lengths, float(np.quantile(seconds, _QUARTILE))) for lengths, seconds in zip(batches, runs, strict=True)
     ]

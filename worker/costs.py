@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from penstock.cache import CostKey, CostTables
-from penstock.engine import Engine, ModelInfo, Timing, measure, processor_name, warm_up
+from penstock.engine import Engine, ModelInfo, Timing, default_name, measure, processor_name, warm_up
 from penstock.scheduler import CorruptTable, CostTable, LearnedCost, fit_cost_table
 from penstock.scheduler.cost_table import Residual, Sample
 
@@ -62,19 +62,25 @@ class MeasuredCosts:
 
 
 async def cost_for(
-    engine: Engine, path: Path | None, *, max_sequences: int, max_tokens: int, budget_s: float = BUDGET_S
+    engine: Engine,
+    path: Path | None,
+    *,
+    model: str,
+    max_sequences: int,
+    max_tokens: int,
+    budget_s: float = BUDGET_S,
 ) -> LearnedCost:
     """The cost model that a worker starts with: the table kept for this engine, else one measured now, and kept.
 
-    Called once, before the lanes start; blocks while the engine runs, which warms it up in either case. The caps are
-    the scheduler's. `path` None: measured, not kept. A file that cannot be read or written costs a warning. What the
-    worker learns later is not written back: it holds for the load that this worker met, and the next start begins
-    without it.
+    Called once, before the lanes start; blocks while the engine runs, which warms it up in either case. `model`: as the
+    settings name it. The caps are the scheduler's. `path` None: measured, not kept. A file that cannot be read or
+    written costs a warning. What the worker learns later is not written back: it holds for the load that this worker
+    met, and the next start begins without it.
     """
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
     if path is None:
         return LearnedCost(measure_costs(engine, **caps, budget_s=budget_s, reason="no file").table)
-    tables, key = CostTables(path), cost_key(engine.info)
+    tables, key = CostTables(path), cost_key(engine.info, model)
     kept = await kept_costs(tables, key)
     if kept is None:
         costs = measure_costs(engine, **caps, budget_s=budget_s, reason=await why_none(tables, key))
@@ -126,12 +132,12 @@ async def why_none(tables: CostTables, key: CostKey) -> str:
     return "; ".join(f"there is one for {field} {value}" for field, value in differences.items())
 
 
-def cost_key(info: ModelInfo) -> CostKey:
-    """What this engine's times depend on."""
+def cost_key(info: ModelInfo, model: str) -> CostKey:
+    """What this engine's times depend on. `model`: a path or id; under which name it is served does not matter."""
     computes = ["penstock", "torch", *(["transformers"] if info.padded else [])]
     return CostKey(
         device=processor_name() if info.device == "cpu" else info.device,
-        model=info.name,
+        model=default_name(model),
         revision=info.revision,
         dtype=info.dtype,
         runtime=", ".join([*(f"{name} {version(name)}" for name in computes), "padded" if info.padded else "packed"]),

@@ -17,7 +17,7 @@ from penstock.cache import ResponseCache
 from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, resolve_model
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
-from penstock.worker.costs import cost_for, default_cost_path
+from penstock.worker.costs import BUDGET_S, cost_for, default_cost_path
 from penstock.worker.logs import configure_logs
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.worker import Worker
@@ -85,10 +85,17 @@ def load(settings: WorkerSettings) -> Engine:
 
 def _cost(engine: Engine, settings: WorkerSettings) -> LearnedCost:
     """The cost model to start with; the engine is warm afterwards."""
-    caps = {"max_sequences": settings.max_batch_sequences, "max_tokens": settings.max_batch_tokens}
-    if settings.model == NULL_MODEL:
-        return asyncio.run(cost_for(engine, None, **caps, budget_s=_NULL_BUDGET_S))
-    return asyncio.run(cost_for(engine, settings.cost_path or default_cost_path(), **caps))
+    is_null = settings.model == NULL_MODEL
+    return asyncio.run(
+        cost_for(
+            engine,
+            None if is_null else settings.cost_path or default_cost_path(),
+            model=settings.model,
+            max_sequences=settings.max_batch_sequences,
+            max_tokens=settings.max_batch_tokens,
+            budget_s=_NULL_BUDGET_S if is_null else BUDGET_S,
+        )
+    )
 
 
 async def _run(settings: WorkerSettings, engine: Engine, cost: LearnedCost) -> int:

@@ -65,7 +65,7 @@ async def _calibrate(settings: BaseSettings, show: bool, plot: Path | None) -> i
         engine = load(worker)
     worker = suited(worker, engine)
     path = worker.cost_path or default_cost_path()
-    tables, key = CostTables(path), cost_key(engine.info)
+    tables, key = CostTables(path), cost_key(engine.info, worker.model)
     if show:
         costs = await kept_costs(tables, key)
         if costs is None:

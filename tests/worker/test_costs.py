@@ -15,7 +15,8 @@ from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.scheduler import CorruptTable, LearnedCost
 from penstock.worker.costs import MeasuredCosts, cost_for, cost_key, default_cost_path, kept_costs
 
-CAPS = {"max_sequences": 64, "max_tokens": 512}
+MODEL = "some/null"
+CAPS: dict[str, Any] = {"max_sequences": 64, "max_tokens": 512}
 
 
 class Engine(NullEngine):
@@ -33,11 +34,13 @@ class Engine(NullEngine):
         return BatchOutput(super().run(batch).rows, 0.001 + self.s_per_token * tokens)
 
 
-async def start(path: Path | None, engine: Engine | None = None) -> tuple[Engine, LearnedCost, list[Any]]:
+async def start(
+    path: Path | None, engine: Engine | None = None, model: str = MODEL
+) -> tuple[Engine, LearnedCost, list[Any]]:
     """What a worker does at its start: its engine, its cost model, and what it logged."""
     engine = engine or Engine()
     with capture_logs() as logs:
-        cost = await cost_for(engine, path, **CAPS)
+        cost = await cost_for(engine, path, model=model, **CAPS)
     return engine, cost, logs
 
 
@@ -67,7 +70,6 @@ async def test_an_engine_that_pads_is_priced_by_what_it_pads(tmp_path: Path) -> 
         ({"revision": "null-5"}, "there is one for revision null-4"),
         ({"dtype": "bfloat16"}, "there is one for dtype float32"),
         ({"padded": True}, "there is one for runtime "),
-        ({"name": "another"}, "no table of this model"),
     ],
 )
 async def test_a_table_of_something_else_is_not_used(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -80,9 +82,17 @@ async def test_a_table_of_something_else_is_not_used(tmp_path: Path, change: dic
         assert [log["event"] for log in logs] == ["cost_table_loaded"]
 
 
+async def test_another_name_of_the_same_model_shares_its_table_and_another_model_does_not(tmp_path: Path) -> None:
+    await start(tmp_path / "costs")
+    _, _, logs = await start(tmp_path / "costs", Engine(name="served-as-this"))
+    assert [log["event"] for log in logs] == ["cost_table_loaded"]
+    _, _, logs = await start(tmp_path / "costs", model="some/other")
+    assert logs[0]["reason"] == "no table of this model"
+
+
 async def test_a_table_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await start(tmp_path / "costs")
-    runtime = cost_key(Engine().info).runtime
+    runtime = cost_key(Engine().info, MODEL).runtime
     monkeypatch.setattr("penstock.worker.costs.version", lambda package: "99.0")
     _, _, logs = await start(tmp_path / "costs")
     assert logs[0]["reason"] == f"there is one for runtime {runtime}"
@@ -150,7 +160,7 @@ async def test_nothing_is_kept_without_a_file() -> None:
 
 
 async def test_an_engine_that_takes_no_time_has_a_cost_too() -> None:
-    cost = await cost_for(NullEngine(4), None, **CAPS)
+    cost = await cost_for(NullEngine(4), None, model=MODEL, **CAPS)
     assert 0 < float(cost.seconds(100, 1000, 20, 5)) < 1e-6
 
 
@@ -168,7 +178,7 @@ async def test_timings_that_are_no_times_are_left_out(tmp_path: Path) -> None:
 
 async def test_what_is_kept_is_what_was_measured(tmp_path: Path) -> None:
     engine, cost, _ = await start(tmp_path / "costs")
-    kept = await kept_costs(CostTables(tmp_path / "costs"), cost_key(engine.info))
+    kept = await kept_costs(CostTables(tmp_path / "costs"), cost_key(engine.info, MODEL))
     assert kept is not None
     assert kept.table == cost.table
     assert len(kept.table.samples) > 15
@@ -187,12 +197,12 @@ def test_tables_are_kept_in_the_users_cache_directory(monkeypatch: pytest.Monkey
 
 
 def test_a_key_names_what_computes() -> None:
-    key = cost_key(Engine().info)
+    key = cost_key(Engine().info, MODEL)
     assert " core" in key.device
     assert key.runtime.startswith("penstock ")
     assert ", torch " in key.runtime
     assert key.runtime.endswith(", packed")
-    padded = cost_key(Engine(padded=True, device="NVIDIA H200").info)
+    padded = cost_key(Engine(padded=True, device="NVIDIA H200").info, MODEL)
     assert padded.device == "NVIDIA H200"
     assert ", transformers " in padded.runtime
     assert padded.runtime.endswith(", padded")
