@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from penstock.engine.types import PackedBatch
 from penstock.engine.weights import EncoderWeights
 
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
+
+log = structlog.get_logger("penstock.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class GpuEncoder:
         """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""
         if self._graphs is not None:
             shape = graph_shape(batch, self._max_tokens, self._kernel_for, has_types=self._has_types)
-            if shape is not None:
+            if shape is not None and self._has_graph_memory():
                 return self._upload_for_graph(batch, shape)
         return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen, len(batch.token_ids))))
 
@@ -101,12 +104,23 @@ class GpuEncoder:
         self._staging.upload(batch, shape, self._inputs)
         return views(self._inputs, shape, lengths=np.diff(batch.cu_seqlens).tolist())
 
-    def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
-        """To where every graph reads: graphs hold addresses, so this memory is made once, for the largest shape."""
-        if len(self._graph_inputs) == 0:
+    def _has_graph_memory(self) -> bool:
+        """Graphs hold addresses, so their memory is made once, for the largest shape. Without it there are none."""
+        if len(self._graph_inputs):
+            return True
+        largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
+        try:
             self._graph_workspace.reserve(GRAPH_ROWS)
-            largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
             self._graph_inputs = torch.empty(largest.num_values, dtype=torch.int32, device=self.device)
+        except torch.OutOfMemoryError as error:
+            log.warning("graphs_off", error=str(error).partition("\n")[0])
+            self._graphs = None
+            self._graph_workspace.arena.release()
+            return False
+        return True
+
+    def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
+        """To where every graph reads."""
         self._staging.upload(batch, shape, self._graph_inputs)
         inputs = self._graph_views.get(shape)
         if inputs is None:

@@ -31,6 +31,7 @@ class Workspace:
         self._planner = Planner(program.lifetimes)
         self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees what is no longer held
         self._views = lru_cache(maxsize=256)(self._make_views)
+        self._most_rows = 0  # of a batch since the last `trim`
 
     def reserve(self, rows: int) -> None:
         """Hold memory for batches of up to so many rows."""
@@ -38,15 +39,24 @@ class Workspace:
 
     def buffers(self, rows: int) -> list[Tensor]:
         """A tensor [rows, width] for each buffer of the program."""
+        self._most_rows = max(self._most_rows, rows)
         plan = self._planner.plan(rows, 1, self.arena.chunk_bytes)
         self.arena.place(plan)
         slots = self._views(rows, self.arena.chunk_bytes)
         return [slots[slot] for slot in plan.slot_of]
 
     def trim(self) -> None:
-        """Give back what recent batches did not need. No work on the device may be using the workspace."""
-        self._views.cache_clear()  # or the views would hold the old chunk beside the new one
-        self.arena.trim()
+        """Give back to the device what the batches since the last call did not need.
+
+        No work on the device may be using the workspace. If there is no memory for what they did need, OutOfMemoryError
+        passes through, and the workspace is empty.
+        """
+        most_rows, self._most_rows = self._most_rows, 0
+        if self.arena.trim():
+            self._views.cache_clear()  # the last to hold the old chunks
+            torch.cuda.empty_cache()  # or torch would keep them, and cut the new chunk out of the largest
+            if most_rows:
+                self.reserve(most_rows)
 
     def _make_views(self, rows: int, chunks: tuple[int, ...]) -> list[Tensor]:
         plan = self._planner.plan(rows, 1, chunks)

@@ -16,8 +16,7 @@ def require_supported(weights: EncoderWeights) -> None:
     _require_width("hidden size", weights.hidden_size, MAX_HIDDEN)
     _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)
     for layer in weights.layers:
-        rows = layer.up.weight.shape[0]
-        _require_width("intermediate size", rows // 2 if layer.up.gated else rows, None)
+        _require_width("intermediate size", layer.down.weight.shape[1], None)
     for dense in _matrices(weights):
         require_activation(dense.activation)
 

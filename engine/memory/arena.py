@@ -1,6 +1,5 @@
 """The device memory behind the plans: chunks that grow on demand and shrink only when told to."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -31,12 +30,12 @@ class Arena(Generic[B]):
     addresses: give graphs an arena that is never trimmed.
     """
 
-    def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None], *, remembered: int = 1000) -> None:
-        """`allocate(num_bytes)` may raise; then nothing has changed. `remembered`: the plans that `trim` judges by."""
+    def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None]) -> None:
+        """`allocate(num_bytes)` may raise; then nothing has changed."""
         self._allocate = allocate
         self._free = free
         self._buffers: list[B] = []
-        self._recent_bytes: deque[int] = deque(maxlen=remembered)
+        self._most_bytes = 0  # that a plan used since the last `trim`
         self.chunk_bytes: tuple[int, ...] = ()  # hand it to Planner.plan
         self.num_allocations = 0
         self.num_frees = 0
@@ -61,30 +60,25 @@ class Arena(Generic[B]):
             raise RuntimeError("The plan was made for other chunks than the arena holds. This is a bug.")
         for num_bytes in plan.chunk_bytes[num_held:]:
             self._grow(num_bytes)
-        self._recent_bytes.append(plan.used_bytes)
+        self._most_bytes = max(self._most_bytes, plan.used_bytes)
         bases = [buffer.address for buffer in self._buffers]
         return [bases[chunk] + offset for chunk, offset in zip(plan.slot_chunk, plan.slot_offset, strict=True)]
 
     def trim(self) -> bool:
-        """Replace all chunks by a single one, if the recent plans needed far less. True: every address has changed.
+        """Free every chunk, if the plans since the last call needed far less. True: no address holds any more.
 
-        Called off the request path only: with no work on the device that uses the arena, and no graph that has its
-        addresses. Does nothing before as many plans as are remembered were placed since the last such change.
-        If the allocator refuses, its error passes through and the arena is empty.
+        Called now and then, off the request path: with no work on the device that uses the arena, and no graph that has
+        its addresses. What was placed once and never again is thus given back at the second call.
         """
-        if len(self._recent_bytes) < (self._recent_bytes.maxlen or 0):
-            return False
-        needed_bytes = -(-max(self._recent_bytes) // CHUNK_BYTES) * CHUNK_BYTES
+        needed_bytes, self._most_bytes = -(-self._most_bytes // CHUNK_BYTES) * CHUNK_BYTES, 0
         if self.held_bytes <= _SLACK * needed_bytes:
             return False
         self.release()
-        self._grow(needed_bytes)
         return True
 
     def release(self) -> None:
         """Free every chunk. The caller guarantees what `trim` asks for."""
         self.chunk_bytes = ()
-        self._recent_bytes.clear()
         while self._buffers:
             self._free(self._buffers.pop())
             self.num_frees += 1

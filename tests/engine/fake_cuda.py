@@ -1,11 +1,13 @@
 """The pieces of torch.cuda that the engine touches, played on the CPU: streams do nothing, events have come."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+
+from penstock.engine.memory.lifetimes import ALIGNMENT
 
 
 class FakeStream:
@@ -41,11 +43,13 @@ class FakeEvent:
 
 
 class FakeCuda:
-    """`broken`: what every synchronisation raises from now on."""
+    """broken: what every synchronisation raises from now on. most_bytes: larger tensors of bytes are out of memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broken: RuntimeError | None = None
+        self.most_bytes = 1 << 40
         self.num_emptied = 0
+        self.on_emptied: Callable[[], None] = lambda: None
         self.stream = self.default_stream = FakeStream()
         self._empty = torch.empty
         for name, part in {
@@ -58,7 +62,7 @@ class FakeCuda:
             "graph_pool_handle": lambda: (0, 1),
         }.items():
             monkeypatch.setattr(torch.cuda, name, part)
-        monkeypatch.setattr(torch, "empty", self._unpinned)
+        monkeypatch.setattr(torch, "empty", self._allocate)
 
     @contextmanager
     def _using(self, stream: FakeStream) -> Iterator[None]:
@@ -74,6 +78,14 @@ class FakeCuda:
 
     def _empty_cache(self) -> None:
         self.num_emptied += 1
+        self.on_emptied()
 
-    def _unpinned(self, *size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
-        return self._empty(*size, **more)
+    def _allocate(self, *size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        """Nothing is pinned; chunks of bytes are aligned as cudaMalloc's are."""
+        if more.get("dtype") is not torch.uint8:
+            return self._empty(*size, **more)
+        (num_bytes,) = size
+        if num_bytes > self.most_bytes:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes.")
+        memory = self._empty(num_bytes + ALIGNMENT, **more)
+        return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]

@@ -39,8 +39,8 @@ class Device:
         self.held.remove(block)
 
 
-def make_arena(device: Device, remembered: int = 1000) -> Arena[Block]:
-    return Arena(device.allocate, device.free, remembered=remembered)
+def make_arena(device: Device) -> Arena[Block]:
+    return Arena(device.allocate, device.free)
 
 
 def place(arena: Arena[Block], planner: Planner, tokens: int, sequences: int = 1) -> list[int]:
@@ -82,30 +82,35 @@ def test_growth_keeps_what_is_there() -> None:
     assert arena.chunk_bytes == (2 << 20, 48 << 20)
 
 
-def test_trim_replaces_the_chunks_by_one_of_the_recent_size() -> None:
+def test_trim_frees_what_the_plans_since_the_last_did_not_need() -> None:
     device, planner = Device(), Planner(LINE)
-    arena = make_arena(device, remembered=3)
-    place(arena, planner, 2)
+    arena = make_arena(device)
     place(arena, planner, 40)
     place(arena, planner, 4)
-    assert not arena.trim()  # 40 is among the last three
+    assert not arena.trim()  # 40 came since
     place(arena, planner, 4)
     place(arena, planner, 3)
     assert arena.trim()
-    assert arena.chunk_bytes == (4 << 20,)
-    assert [block.num_bytes for block in device.held] == [4 << 20]
+    assert (device.held, arena.chunk_bytes, arena.held_bytes) == ([], (), 0)
     place(arena, planner, 4)
-    assert (arena.num_allocations, arena.num_frees) == (3, 2)
+    assert [block.num_bytes for block in device.held] == [4 << 20]
+    assert (arena.num_allocations, arena.num_frees) == (2, 1)
 
 
-def test_trim_waits_for_enough_plans_and_for_a_real_gain() -> None:
+def test_a_burst_after_which_nothing_comes_is_freed_at_the_second_trim() -> None:
     device, planner = Device(), Planner(LINE)
-    arena = make_arena(device, remembered=2)
-    place(arena, planner, 40)
-    assert not arena.trim()
-    place(arena, planner, 38)
-    place(arena, planner, 38)
-    assert not arena.trim()
+    arena = make_arena(device)
+    place(arena, planner, 400)
+    assert [arena.trim() for _ in range(4)] == [False, True, False, False]
+    assert device.held == []
+
+
+def test_trim_waits_for_a_real_gain() -> None:
+    device, planner = Device(), Planner(LINE)
+    arena = make_arena(device)
+    for tokens in (40, 38, 30, 28):
+        place(arena, planner, tokens)
+        assert not arena.trim()
     assert arena.held_bytes == 40 << 20
 
 
