@@ -17,9 +17,10 @@ _LOAD_WINDOW_S = 0.25  # time over which the online load is averaged
 class BulkShare:
     """Divides `bulk_slice_s`, what an online job may wait longer because of bulk work, among the ways that it can.
 
-    A job that finds a bulk batch running waits for its end: half of the slice. Its own batch, and the one before, may
-    have been filled up: a quarter each. While a batch runs longer, online work gathers at the rate of the online load,
-    and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops as load nears 1.
+    A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
+    Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of the
+    online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops as load
+    nears 1.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -29,6 +30,7 @@ class BulkShare:
         self._came_at = -math.inf
         self._load_of_plan = 0.0  # the same, but only between the last two plans
         self._planned_at = -math.inf
+        self._credit_s = 0.0
 
     def online_came(self, work_s: float, now: float) -> None:
         """Online jobs came that keep all lanes busy for `work_s`."""
@@ -51,10 +53,18 @@ class BulkShare:
         return self._slice_s / 2
 
     def growth_s(self, now: float) -> float:
-        """How much longer the online batch that was planned last may run with bulk jobs in it."""
+        """How much longer the online batch that was planned last may run with bulk jobs in it.
+
+        What is not spent is saved up to a whole slice, so that the turn of a long bulk job comes too.
+        """
         # The average is steady, the last gap tells of a burst at once.
         load = max(self._load_at(now), self._load_of_plan)
-        return max(0.0, 1 - load) * self._slice_s / 4
+        self._credit_s = min(self._slice_s, self._credit_s + max(0.0, 1 - load) * self._slice_s / 2)
+        return self._credit_s
+
+    def grown(self, seconds: float) -> None:
+        """By so much the batch was made longer."""
+        self._credit_s = max(0.0, self._credit_s - seconds)
 
     def _load_at(self, now: float) -> float:
         return self._load * math.exp((self._came_at - now) / _LOAD_WINDOW_S)

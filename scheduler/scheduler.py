@@ -203,8 +203,10 @@ class Scheduler:
         self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
         num_seen = len(refused) + sum([len(draft.jobs) for draft in drafts])
         if self._bulk and num_seen == len(self._online):
+            own_s = sum([draft.seconds for draft in drafts])
             growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
+            self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)
         return self._release(drafts, trigger, self._partition.name, refused)
 
     def _plan_bulk(self, trigger: Trigger, now: float, lanes: int) -> Plan:

@@ -25,7 +25,7 @@ class Outcome:
 
     answered: list[tuple[float, float, float]] = field(default_factory=list)  # arrival, end, deadline
     refused: list[tuple[float, Cause]] = field(default_factory=list)  # arrival, cause
-    bulk_tokens: int = 0
+    bulk_tokens: int = 0  # run while there were still arrivals to come
     end: float = 0.0
 
     @property
@@ -64,6 +64,7 @@ class Simulation:
         self._ready: list[Batch] = []
         self._running: list[tuple[float, int, Batch, float]] = []  # end, tie-breaker, batch, predicted end
         self._outcome = Outcome()
+        self._is_over = False
 
     def run(self, arrivals: Iterable[Arrival]) -> Outcome:
         """Until all have left. A moment's arrivals are added together."""
@@ -81,7 +82,8 @@ class Simulation:
             if upcoming and upcoming[0] <= now:
                 self._add(list(upcoming[1]), now)
                 upcoming = next(coming, None)
-            self._refill_bulk(now, idle=upcoming is None)
+            self._is_over = upcoming is None
+            self._refill_bulk(now)
             wake_at = self._dispatch(now)
         self._outcome.end = now
         return self._outcome
@@ -95,8 +97,8 @@ class Simulation:
         self._jobs.update((job.id, job) for job in jobs)
         self._refuse(self.scheduler.add(jobs, now, busy_s=self._busy_s(now)))
 
-    def _refill_bulk(self, now: float, *, idle: bool) -> None:
-        if self._endless_bulk is None or idle or self.scheduler.num_queued > 2000:
+    def _refill_bulk(self, now: float) -> None:
+        if self._endless_bulk is None or self._is_over or self.scheduler.num_queued > 2000:
             return
         jobs = [Job(next(self._ids), self._endless_bulk(), now, bulk=True) for _ in range(1000)]
         self._jobs.update((job.id, job) for job in jobs)
@@ -104,7 +106,7 @@ class Simulation:
 
     def _dispatch(self, now: float) -> float | None:
         lanes = self._settings.num_lanes
-        while len(self._running) < lanes or (len(self._running) == lanes and not self._ready and self._is_full()):
+        while len(self._running) < lanes or (not self._ready and self.scheduler.is_full):
             if not self._ready:
                 idle = lanes - len(self._running)
                 ahead_s = self._running[0][3] - now if not idle else 0.0
@@ -121,9 +123,6 @@ class Simulation:
             )
         return None
 
-    def _is_full(self) -> bool:
-        return self.scheduler.is_full
-
     def _busy_s(self, now: float) -> float:
         running_s = sum(max(0.0, predicted_end - now) for _, _, _, predicted_end in self._running)
         return (running_s + sum(batch.predicted_s for batch in self._ready)) / self._settings.num_lanes
@@ -132,7 +131,7 @@ class Simulation:
         for job_id in batch.ids:
             job = self._jobs.pop(job_id)
             if job.bulk:
-                self._outcome.bulk_tokens += job.num_tokens
+                self._outcome.bulk_tokens += 0 if self._is_over else job.num_tokens
             else:
                 deadline = float("inf") if job.deadline is None else job.deadline
                 self._outcome.answered.append((job.arrival, end, deadline))

@@ -1,0 +1,120 @@
+"""Bulk work takes what online work leaves, and is hardly noticed."""
+
+import math
+import random
+
+import pytest
+
+from penstock.scheduler import Batch, Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings, Trigger, Wait
+from penstock.scheduler.settings import TriggerName
+from tests.scheduler.simulation import Simulation, poisson, saturation
+
+COST = PackedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
+FLOOR = 2**-8
+STEP = PackedCost(floor_s=FLOOR, alpha_s=0.0, beta_s=2**-12, gamma_s=0.0)  # up to 16 tokens cost no more than one
+
+
+def limits(trigger: TriggerName = "lazy", **change: float) -> SchedulerSettings:
+    return SchedulerSettings(0.002, 256, 4096, 0.1, trigger, **change)  # type: ignore[arg-type]  # numbers of the test
+
+
+def bulk(*lengths: int, first_id: int = 100, arrival: float = 10.0) -> list[Job]:
+    return [Job(first_id + index, length, arrival, bulk=True) for index, length in enumerate(lengths)]
+
+
+def plan(decision: Plan | Wait | None) -> Plan:
+    assert isinstance(decision, Plan)
+    return decision
+
+
+@pytest.mark.parametrize("trigger", ["lazy", "hungry"])
+@pytest.mark.parametrize("load", [0.02, 0.5, 0.8, 0.9])
+def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerName, load: float) -> None:
+    chance = random.Random(5)
+    chosen = limits(trigger)
+    rate = load * saturation(COST, 51, chosen)
+    seconds = 1.0 if load > 0.1 else 4.0
+    without = Simulation(chosen, COST).run(poisson(rate, seconds))
+    beside = Simulation(chosen, COST, endless_bulk=lambda: chance.randint(5, 200)).run(poisson(rate, seconds))
+    assert beside.quantile(0.99) <= without.quantile(0.99) + max(0.002, 0.1 * without.quantile(0.99))
+    # Every online request is answered, and bulk work goes on.
+    assert len(beside.answered) == len(without.answered)
+    idle_tokens = (1 - load) * saturation(COST, 51, chosen) * 51 * seconds
+    assert beside.bulk_tokens >= 0.1 * idle_tokens
+
+
+@pytest.mark.parametrize("trigger", ["lazy", "hungry"])
+def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) -> None:
+    """No starvation: the turn of a long job comes, though it does not fit what one batch may grow by."""
+    left = [400, 1, 300, 2, 200] * 20
+
+    class Finite(Simulation):
+        def _refill_bulk(self, now: float) -> None:
+            jobs = [Job(next(self._ids), length, now, bulk=True) for length in left]
+            left.clear()
+            self._jobs.update((job.id, job) for job in jobs)
+            self.scheduler.add(jobs, now)
+
+    chosen = limits(trigger)
+    outcome = Finite(chosen, COST).run(poisson(0.8 * saturation(COST, 51, chosen), 3.0))
+    assert outcome.bulk_tokens == 20 * 903
+
+
+def test_online_jobs_run_at_once_with_bulk_in_the_room_that_is_left() -> None:
+    """The first 16 tokens cost the same, so 10 of bulk's are free; waiting for mates would gain nothing."""
+    scheduler = Scheduler(limits(bulk_slice_s=2**-20), STEP)
+    scheduler.add([*bulk(5, 5, 5), Job(0, 6, 10.0)], 10.0)
+    assert plan(scheduler.poll(10.0, idle_lanes=1)) == Plan((Batch((0, 100, 101), FLOOR),), Trigger.BULK, "fifo")
+    assert scheduler.num_queued == 1
+    scheduler.check_integrity()
+
+
+def test_nothing_fills_a_batch_that_others_wait_behind() -> None:
+    scheduler = Scheduler(SchedulerSettings(0.002, 2, 4096, 0.1, "hungry", bulk_slice_s=1.0), STEP)
+    scheduler.add([*bulk(1), *[Job(number, 1, 10.0) for number in range(3)]], 10.0)
+    assert plan(scheduler.poll(10.0, idle_lanes=1)).batches == (Batch((0, 1), FLOOR),)
+    assert plan(scheduler.poll(10.0, idle_lanes=1)).batches == (Batch((2, 100), FLOOR),)
+
+
+def test_filling_keeps_to_the_caps_and_to_onlines_deadlines() -> None:
+    by_count = Scheduler(SchedulerSettings(0.002, 3, 4096, None, "hungry"), STEP)
+    by_count.add([*bulk(1, 1, 1), Job(0, 1, 10.0)], 10.0)
+    assert plan(by_count.poll(10.0, idle_lanes=1)).batches[0].ids == (0, 100, 101)
+    by_slots = Scheduler(SchedulerSettings(0.002, 9, 20, None, "hungry"), PaddedCost(FLOOR, 0.0, 0.0, 0.0))
+    by_slots.add([*bulk(5, 5, 5, 5), Job(0, 10, 10.0)], 10.0)
+    assert plan(by_slots.poll(10.0, idle_lanes=1)).batches[0].ids == (0, 100)  # 20 slots of the longest
+    in_time = Scheduler(SchedulerSettings(0.002, 9, 999, None, "hungry", bulk_slice_s=9.0), STEP)
+    in_time.add([*bulk(16, 16), Job(0, 16, 10.0, deadline=10.0 + FLOOR)], 10.0)
+    assert plan(in_time.poll(10.0, idle_lanes=1)).batches == (Batch((0,), FLOOR),)
+
+
+def test_alone_it_runs_in_slices_of_at_least_one_sequence() -> None:
+    scheduler = Scheduler(limits(bulk_slice_s=2 * FLOOR), STEP)
+    scheduler.add([Job(0, 1, 10.0)], 10.0)
+    assert plan(scheduler.poll(10.1 - 0.05, idle_lanes=1)).trigger is Trigger.TIMEOUT
+    scheduler.add(bulk(8, 8, 8, 400, 8), 10.05)
+    assert scheduler.is_full is False  # it is never prepared ahead while online jobs come
+    assert plan(scheduler.poll(10.05, idle_lanes=1)) == Plan((Batch((100, 101), FLOOR),), Trigger.BULK, "fifo")
+    assert [plan(scheduler.poll(10.05, idle_lanes=1)).batches[0].ids for _ in range(3)] == [(102,), (103,), (104,)]
+
+
+def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
+    scheduler = Scheduler(SchedulerSettings(0.002, 256, 4096, 1.0, bulk_quiet_s=5.0, bulk_slice_s=2 * FLOOR), STEP)
+    scheduler.add([Job(0, 1, 10.0)], 10.0)
+    scheduler.poll(10.002, idle_lanes=1)
+    scheduler.add(bulk(*[8] * 200), 14.0)
+    assert len(plan(scheduler.poll(14.0, idle_lanes=1)).batches[0].ids) == 2
+    assert not scheduler.is_full
+    scheduler.poll(15.0, idle_lanes=0)
+    assert scheduler.is_full
+    # Full: a quarter of the SLO, 1024 tokens, so that online jobs that come after all are in time.
+    assert len(plan(scheduler.poll(15.0, idle_lanes=1)).batches[0].ids) == 128
+
+
+def test_bulk_has_only_the_deadlines_it_brings() -> None:
+    scheduler = Scheduler(limits(), STEP)
+    scheduler.add([*bulk(1), Job(7, 1, 10.0, deadline=10.5, bulk=True)], 10.0)
+    assert [refusal.id for refusal in scheduler.poll(999.0, idle_lanes=0).refused] == [7]
+    assert scheduler.backlog_s == 0.0
+    assert (scheduler.num_queued, scheduler.queued_tokens) == (1, 1)
+    assert plan(scheduler.poll(math.nextafter(999.0, 1e9), idle_lanes=1)).batches[0].ids == (100,)
