@@ -1,5 +1,6 @@
 """`penstock classify in out`: files at fault are found before Kafka is asked, and a whole job through a real worker."""
 
+import asyncio
 import csv
 import os
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
@@ -92,6 +94,21 @@ def served() -> Iterator[str]:
             assert worker.wait(30) == 0
 
 
+async def num_requests(servers: str) -> tuple[int, int]:
+    """How many requests the model `demo` has been sent: online, bulk."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers)
+    await consumer.start()
+    try:
+        counts = []
+        for topic in ("penstock.requests.demo", "penstock.requests.demo.bulk"):
+            await consumer._client.set_topics([topic])
+            partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+            counts.append(sum((await consumer.end_offsets(partitions)).values()))
+    finally:
+        await consumer.stop()
+    return counts[0], counts[1]
+
+
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
         texts = ["Where is my card?", "  ", "word " * 600, "My card was stolen!", "\ud800"]
@@ -124,6 +141,15 @@ class TestWholeJob:
         source.write_text(f"text\n{'Where is my card? ' * 100}\n")
         code, said = classify(source, target, "--truncate", servers=served, model="demo")
         assert code == 0, said
+
+    async def test_a_file_is_bulk_and_one_text_is_online(self, served: str, tmp_path: Path) -> None:
+        source = tmp_path / "in.csv"
+        source.write_text("text\nWhere is my card?\n")
+        before = await num_requests(served)
+        assert (await asyncio.to_thread(classify, source, tmp_path / "out.csv", servers=served, model="demo"))[0] == 0
+        assert await num_requests(served) == (before[0], before[1] + 1)
+        assert (await asyncio.to_thread(classify, "--text", "Help!", servers=served, model="demo"))[0] == 0
+        assert await num_requests(served) == (before[0] + 1, before[1] + 1)
 
     def test_one_text_on_a_pipe_is_json(self, served: str) -> None:
         code, said = classify("--text", "Where is my card?", "--top-k", "2", servers=served, model="demo")

@@ -55,6 +55,7 @@ class Loop:
     def __init__(self, client: Client, answer: Answer, times: int) -> None:
         self.requests: list[Request] = []
         self.records: list[OutRecord] = []
+        self.topics: set[str] = set()
         self.waiting = 0  # requests that were not answered
         self._client = client
         self._answer = answer
@@ -76,6 +77,7 @@ class Loop:
 
     def put(self, topic: str, partition: int, record: OutRecord) -> None:
         record.done(None)
+        self.topics.add(topic)
         request = decode_request(record.value)
         self.requests.append(request)
         self.records.append(record)
@@ -125,6 +127,23 @@ async def test_each_caller_gets_its_own_answer(monkeypatch: pytest.MonkeyPatch) 
     async with connected(monkeypatch, first_ids) as (client, _):
         vectors = await asyncio.gather(*[client.embed(ids=[[n]]) for n in range(1000)])
     assert [int(vector[0, 0]) for vector in vectors] == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("settings", "topic"),
+    [
+        ({}, "penstock.requests.m"),
+        ({"bulk": True}, "penstock.requests.m.bulk"),
+        ({"topic": "mine"}, "mine"),
+        ({"topic": "mine", "bulk": True}, "mine.bulk"),
+    ],
+)
+async def test_bulk_requests_go_to_the_topic_beside(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], topic: str
+) -> None:
+    async with connected(monkeypatch, first_ids, **settings) as (client, loop):
+        await client.embed(ids=[[5]])
+    assert loop.topics == {topic}
 
 
 async def test_a_duplicate_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

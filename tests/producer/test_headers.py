@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.headers import (
+    CLASS,
     CORRELATION_ID,
     DEADLINE_MS,
     REPLY_PARTITION,
@@ -17,12 +18,13 @@ from penstock.producer.headers import (
     content_key,
     parse_address,
     parse_deadline_ms,
+    parse_is_bulk,
     partition_for,
     request_headers,
 )
-from penstock.producer.topics import REPLY_TOPIC_PATTERN, dead_letter_topic, request_topic
+from penstock.producer.topics import REPLY_TOPIC_PATTERN, bulk_topic, dead_letter_topic, request_topic
 
-NAMES = st.sampled_from([CORRELATION_ID, REPLY_TOPIC, REPLY_PARTITION, DEADLINE_MS, "traceparent", "other"])
+NAMES = st.sampled_from([CORRELATION_ID, REPLY_TOPIC, REPLY_PARTITION, DEADLINE_MS, CLASS, "traceparent", "other"])
 # Kafka allows null header values; consumers hand them over as None.
 ANY_HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=20) | st.none()), max_size=8)
 
@@ -57,6 +59,8 @@ def test_any_headers_are_read_or_refused(headers: list[tuple[str, bytes]]) -> No
     with contextlib.suppress(InvalidRequest):
         deadline_ms = parse_deadline_ms(headers)
         assert deadline_ms is None or 0 <= deadline_ms < 10**15
+    with contextlib.suppress(InvalidRequest):
+        assert parse_is_bulk(headers) == (dict(headers).get(CLASS) == b"bulk")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,18 @@ def test_unreadable_deadline(raw: bytes) -> None:
         parse_deadline_ms([(DEADLINE_MS, raw)])
 
 
+@pytest.mark.parametrize(("raw", "is_bulk"), [([], False), ([b"online"], False), ([b"bulk"], True)])
+def test_class(raw: list[bytes], is_bulk: bool) -> None:
+    assert parse_is_bulk([(CLASS, value) for value in raw]) == is_bulk
+
+
+@pytest.mark.parametrize("raw", [b"", b"Bulk", b"bulk ", b"batch", b"\xff" * 99])
+def test_unknown_class(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="`penstock-class` must be `online` or `bulk`") as caught:
+        parse_is_bulk([(CLASS, raw)])
+    assert len(caught.value.message) < 200
+
+
 def test_the_last_of_repeated_headers_counts() -> None:
     headers = [(REPLY_TOPIC, b"a"), (DEADLINE_MS, b"1"), (REPLY_TOPIC, b"b"), (DEADLINE_MS, b"2")]
     assert parse_address(headers).topic == "b"
@@ -104,4 +120,5 @@ def test_topics() -> None:
     assert request_topic("bge-small") == "penstock.requests.bge-small"
     assert request_topic("org/model v2") == "penstock.requests.org-model-v2"
     assert dead_letter_topic("t") == "t.dead-letter"
+    assert bulk_topic("t") == "t.bulk"
     assert REPLY_TOPIC_PATTERN.startswith(r"penstock\.replies")

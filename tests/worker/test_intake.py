@@ -14,7 +14,6 @@ from penstock.engine.types import ModelInfo
 from penstock.producer.errors import (
     BadTokenId,
     EmptyInput,
-    Expired,
     InvalidRequest,
     PenstockError,
     TooLong,
@@ -28,6 +27,7 @@ from penstock.producer.wire import encode_reply, encode_request
 from penstock.worker.inflight import rows_of
 from penstock.worker.intake import Intake
 from penstock.worker.lenient import UNREADABLE
+from penstock.worker.misses import ArrivedLate
 from penstock.worker.replies import make_reply
 
 ADDRESS = ReplyAddress("penstock.replies", 0, b"id", None)
@@ -212,8 +212,45 @@ def test_a_deadline_moves_from_the_wall_clock_to_the_workers(intake: Intake, mak
     record = make_record(body(), headers=request_headers(b"id", "penstock.replies", 0, 12_500))
     inflight = intake.accept(record, ADDRESS, 100.0, 10.0)
     assert inflight.deadline == pytest.approx(102.5)
-    with pytest.raises(Expired, match="500 ms before"):
+    with pytest.raises(ArrivedLate, match="500 ms before"):
         intake.accept(record, ADDRESS, 100.0, 13.0)
+
+
+def test_without_a_deadline_the_workers_objective_counts_for_online_requests_alone(
+    info: ModelInfo, make_record: Callable[..., Any]
+) -> None:
+    intake = make_intake(info, slo_s=0.5)
+    own = request_headers(b"id", "penstock.replies", 0, 12_500)
+    assert intake.accept(make_record(body()), ADDRESS, 100.0, 10.0).deadline == pytest.approx(100.5)
+    assert intake.accept(make_record(body(), headers=own), ADDRESS, 100.0, 10.0).deadline == pytest.approx(102.5)
+    assert intake.accept(make_record(body(), topic="b"), ADDRESS, 100.0, 10.0).deadline is None
+    assert make_intake(info).accept(make_record(body()), ADDRESS, 100.0, 10.0).deadline is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "header", "bulk"),
+    [
+        ("requests", None, False),
+        ("requests", b"online", False),
+        ("requests", b"bulk", True),
+        ("b", None, True),
+        ("b", b"online", True),
+    ],
+)
+def test_the_class_is_the_headers_and_all_is_bulk_that_comes_by_the_bulk_topic(
+    intake: Intake, make_record: Callable[..., Any], topic: str, header: bytes | None, bulk: bool
+) -> None:
+    headers = [] if header is None else [("penstock-class", header)]
+    assert intake.accept(make_record(body(), topic=topic, headers=headers), ADDRESS, 0.0, 0.0).bulk == bulk
+
+
+@pytest.mark.parametrize("header", [b"", b"BULK", b"batch", b"\xff" * 99])
+def test_a_class_that_is_none_is_refused_on_either_topic(
+    intake: Intake, make_record: Callable[..., Any], header: bytes
+) -> None:
+    for topic in ("requests", "b"):
+        with pytest.raises(InvalidRequest, match="`penstock-class` must be `online` or `bulk`"):
+            intake.accept(make_record(body(), topic=topic, headers=[("penstock-class", header)]), ADDRESS, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("deadline", [b"soon", b"-5", b"1e9", b"9" * 16, b""])
