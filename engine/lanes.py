@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.engine.errors import EngineError, LanesClosed
 from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
@@ -22,6 +22,16 @@ class _Work(NamedTuple):
 _Queue = SimpleQueue[_Work | None]
 
 _LOOK_S = 0.0002  # how often a lane that waits for the device looks for a batch to queue behind
+_REST_S = 30.0  # how long a lane waits for a batch before its engine may give back what it does not need
+
+
+@runtime_checkable
+class _Resting(Protocol):
+    """An engine that has something to do when nothing comes."""
+
+    def rest(self) -> None:
+        """Called by the thread that calls `start`, each _REST_S without a batch, with none underway. Raises nothing."""
+        ...
 
 
 class EngineLanes:
@@ -112,8 +122,10 @@ def _pipeline(engine: PipelinedEngine, queue: _Queue) -> None:
             del work, running
             continue
         try:
-            work_or_end = queue.get(timeout=_LOOK_S if underway else None)
+            work_or_end = queue.get(timeout=_LOOK_S if underway else _REST_S)
         except Empty:
+            if not underway and isinstance(engine, _Resting):
+                engine.rest()
             continue
         if work_or_end is None:
             open_ = False

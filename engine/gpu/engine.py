@@ -1,5 +1,6 @@
 """The engine on a GPU: batches queued on one stream, one ahead of the other, rows fetched when they are there."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,22 @@ class GpuEngine:
         except RuntimeError as error:
             self._raise(error)
 
+    @torch.inference_mode()
+    def rest(self) -> None:
+        """Called by the lane when nothing has come for a while and nothing is underway: memory goes back."""
+        if self._failure is None:
+            # Whatever is wrong with the device, the next batch hears of it, and there is nobody here who could.
+            with contextlib.suppress(RuntimeError), torch.cuda.stream(self._stream):
+                self._trim()
+
+    def _trim(self) -> None:
+        self._stream.synchronize()
+        self._encoder.trim()
+
     def _start(self, batch: PackedBatch) -> "RunningBatch":
         self._num_batches += 1
         if self._num_batches % _TRIM_EVERY == 0:
-            self._stream.synchronize()
-            self._encoder.trim()
+            self._trim()
         started, ended = _event(), _event()
         started.record()
         encoded = self._encoder.encode(batch)

@@ -1,5 +1,7 @@
 """What the engine on a GPU makes of errors, and the order of its streams. CUDA's part is played here: no GPU needed."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine import EngineLanes
+from penstock.engine import lanes as lanes_module
 from penstock.engine.errors import DeviceFailed
 from penstock.engine.gpu.encoder import Encoded, GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
@@ -14,7 +18,7 @@ from penstock.engine.heads import Head
 from penstock.engine.kernels import launch as launching
 from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
-from tests.engine.fake_cuda import FakeCuda, FakeEvent
+from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
 TAGS = TaskOptions("token_classify")
@@ -47,7 +51,6 @@ class SmallEncoder:
         self.most_tokens = 1 << 20
         self.error: Exception | None = None
         self.lengths: list[int] = []  # tokens of each batch
-        self.num_trims = 0
 
     def encode(self, batch: PackedBatch) -> Encoded:
         self.lengths.append(len(batch.token_ids))
@@ -57,7 +60,7 @@ class SmallEncoder:
         return Encoded(hidden, inputs=cast(Any, None))  # which no head of tokens looks at
 
     def trim(self) -> None:
-        self.num_trims += 1
+        pass
 
 
 @pytest.fixture
@@ -127,6 +130,35 @@ def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: Fake
 def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
     for row, ids in zip(engine.run(BATCH).rows, np.split(BATCH.token_ids, [3]), strict=True):
         np.testing.assert_array_equal(row, np.tile(ids[:, None], 4))
+
+
+async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
+    encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "_REST_S", 0.001)
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr(encoder, "trim", trimmed.release)
+    lanes = EngineLanes(engine)
+    for _ in range(3):
+        assert await asyncio.to_thread(trimmed.acquire, timeout=10)
+    assert len((await lanes.submit(BATCH)).rows) == 2
+    await lanes.close()
+
+
+def test_rest_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[FakeStream] = []
+
+    def trim() -> None:
+        streams.append(cuda.stream)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(encoder, "trim", trim)
+    engine.rest()
+    assert streams == [cast(FakeStream, engine._stream)]
+    assert streams[0].num_synchronized == 1
+    assert cuda.stream is cuda.default_stream
 
 
 class Driver:
