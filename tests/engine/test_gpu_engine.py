@@ -132,6 +132,10 @@ def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
         np.testing.assert_array_equal(row, np.tile(ids[:, None], 4))
 
 
+def test_batches_wait_for_the_weights_that_were_prepared_on_another_stream(cuda: FakeCuda, engine: GpuEngine) -> None:
+    assert cast(FakeStream, engine._stream).waited_for == [cuda.default_stream]
+
+
 async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
