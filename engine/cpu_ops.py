@@ -12,7 +12,7 @@ from penstock.engine.attention_bias import attend_groups, biased, disentangled, 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.layout import Group, Layout
-from penstock.engine.linear import Linear, make_linear
+from penstock.engine.linear import Linear, activate, make_linear
 from penstock.engine.types import PackedBatch
 from penstock.engine.weights import (
     Attention,
@@ -86,6 +86,10 @@ class CpuOps:
     def project(self, x: Tensor, dense: Linear) -> Tensor:
         return dense(x)
 
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return activate(first, activation) * second
+
     def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
         return normalise(dense.plus(x, residual), norm)
 
@@ -106,11 +110,9 @@ class CpuOps:
     def _plain_plan(self) -> list[Group | Tile]:
         return plan_attention(self._groups, self._dtype)
 
-    def project_add(self, x: Tensor, dense: Linear, residual: Tensor) -> Tensor:
-        return dense.plus(x, residual)
-
-    def normalise(self, x: Tensor, norm: Norm) -> Tensor:
-        return normalise(x, norm)
+    def project_add_norm_sum(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = dense.plus(x, residual)
+        return normalise(total, norm), total
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         return normalise(x + residual, norm)

@@ -1,4 +1,4 @@
-"""The forward pass of an encoder, in four operations and for some families more. A device implements them.
+"""The forward pass of an encoder, in five operations and for some families more. A device implements them.
 
 The CPU runs it as it stands, batch by batch (`CpuOps`). A GPU's is run once, by a recorder (`engine.program`), which
 learns from it the order of the operations and how long each intermediate lives; a batch then runs the record.
@@ -25,7 +25,11 @@ class Ops(Protocol[X, D_contra]):
         ...
 
     def project(self, x: X, dense: D_contra) -> X:
-        """activation(x @ weight.T + bias); half as wide where `dense` is gated."""
+        """activation(x @ weight.T + bias)."""
+        ...
+
+    def gate(self, x: X, activation: str) -> X:
+        """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
         ...
 
     def project_add_norm(self, x: X, dense: D_contra, residual: X, norm: Norm) -> X:
@@ -40,11 +44,9 @@ class Ops(Protocol[X, D_contra]):
 class PreNormOps(Ops[X, D_contra], Protocol):
     """What a pre-norm encoder needs beside that."""
 
-    def project_add(self, x: X, dense: D_contra, residual: X) -> X:
-        """x @ weight.T + bias + residual."""
+    def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
+        """norm(x @ weight.T + bias + residual), and that sum itself: the next residual."""
         ...
-
-    def normalise(self, x: X, norm: Norm) -> X: ...
 
 
 class ConvolutionOps(Ops[X, D_contra], Protocol):
@@ -78,10 +80,8 @@ def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
     hidden = total = _embedded(encoder, ops)
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
-        total = ops.project_add(context, layer.attention_output, total)
-        inner = ops.project(ops.normalise(total, layer.attention_norm), layer.up)
-        total = ops.project_add(inner, layer.down, total)
-        hidden = ops.normalise(total, layer.output_norm)
+        hidden, total = ops.project_add_norm_sum(context, layer.attention_output, total, layer.attention_norm)
+        hidden, total = ops.project_add_norm_sum(_inner(layer, hidden, ops), layer.down, total, layer.output_norm)
     return hidden
 
 
@@ -103,5 +103,9 @@ def _embedded(encoder: Encoder[D], ops: Ops[X, D]) -> X:
 def _post_norm(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
     context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
     hidden = ops.project_add_norm(context, layer.attention_output, hidden, layer.attention_norm)
+    return ops.project_add_norm(_inner(layer, hidden, ops), layer.down, hidden, layer.output_norm)
+
+
+def _inner(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
     inner = ops.project(hidden, layer.up)
-    return ops.project_add_norm(inner, layer.down, hidden, layer.output_norm)
+    return inner if layer.gate is None else ops.gate(inner, layer.gate)

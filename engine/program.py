@@ -18,10 +18,10 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation: `kernels[operation](out, *inputs, *arguments)` with buffers for `writes` and `reads`."""
+    """One operation: `kernels[operation](*outs, *inputs, *arguments)` with buffers for `writes` and `reads`."""
 
     operation: str  # a method of PreNormOps
-    writes: BufferId
+    writes: tuple[BufferId, ...]
     reads: tuple[BufferId, ...]
     arguments: tuple[Any, ...]  # Dense, Norm, Embeddings, Attention: whatever the operation takes beside hidden states
 
@@ -36,10 +36,13 @@ class Program:
     result: BufferId
 
     def run(self, kernels: Mapping[str, Callable[..., X]], buffers: list[X]) -> X:
-        """Every step in order. `buffers[i]` is where buffer i lies; a kernel returns where its result really is."""
+        """Every step in order. `buffers[i]` is where buffer i lies; a kernel returns where its first result really is.
+
+        Its second, if it has one, is where it was asked to be.
+        """
         for step in self.steps:
-            inputs = [buffers[buffer] for buffer in step.reads]
-            buffers[step.writes] = kernels[step.operation](buffers[step.writes], *inputs, *step.arguments)
+            used = [buffers[buffer] for buffer in (*step.writes, *step.reads)]
+            buffers[step.writes[0]] = kernels[step.operation](*used, *step.arguments)
         return buffers[self.result]
 
 
@@ -70,23 +73,31 @@ class _Recorder(Generic[D]):
     def project(self, x: BufferId, dense: D) -> BufferId:
         return self._step("project", self._width_of(dense), (x,), (dense,))
 
+    def gate(self, x: BufferId, activation: str) -> BufferId:
+        return self._step("gate", self.widths[x] // 2, (x,), (activation,))
+
     def project_add_norm(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> BufferId:
         return self._step("project_add_norm", self._width_of(dense), (x, residual), (dense, norm))
 
-    def project_add(self, x: BufferId, dense: D, residual: BufferId) -> BufferId:
-        return self._step("project_add", self._width_of(dense), (x, residual), (dense,))
-
-    def normalise(self, x: BufferId, norm: Norm) -> BufferId:
-        return self._step("normalise", self.widths[x], (x,), (norm,))
+    def project_add_norm_sum(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> tuple[BufferId, BufferId]:
+        width = self._width_of(dense)
+        hidden, total = self._steps("project_add_norm_sum", (width, width), (x, residual), (dense, norm))
+        return hidden, total
 
     def attend(self, qkv: BufferId, attention: Attention) -> BufferId:
         return self._step("attend", self.widths[qkv] // 3, (qkv,), (attention,))
 
     def _step(self, operation: str, width: int, reads: tuple[BufferId, ...], arguments: tuple[Any, ...]) -> BufferId:
-        writes = self.tape.allocate(width * self._bytes_per_value, "tokens", operation)
+        (writes,) = self._steps(operation, (width,), reads, arguments)
+        return writes
+
+    def _steps(
+        self, operation: str, widths: tuple[int, ...], reads: tuple[BufferId, ...], arguments: tuple[Any, ...]
+    ) -> tuple[BufferId, ...]:
+        writes = tuple(self.tape.allocate(width * self._bytes_per_value, "tokens", operation) for width in widths)
         for buffer in reads:
             self.tape.use(buffer)
         self.tape.step()
-        self.widths.append(width)
+        self.widths.extend(widths)
         self.steps.append(Step(operation, writes, reads, arguments))
         return writes

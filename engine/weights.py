@@ -20,7 +20,6 @@ class Dense:
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
     activation: str  # a name that engine.linear.activate knows
-    gated: bool = False  # out = [2I]: activation(first I columns) * last I columns (Shazeer 2020's GeGLU and kin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +98,10 @@ class Layer(Generic[D]):
     attention: Attention
     attention_output: D  # [H, H]
     attention_norm: Norm
-    up: D  # [I, H], with the MLP's activation
+    up: D  # [I, H], with the MLP's activation; [2I, H], without one, where there is a gate
     down: D  # [H, I]
     output_norm: Norm
+    gate: str | None = None  # activation(first I columns) * last I columns (Shazeer 2020's GeGLU and kin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[T
         up=dense(layer.up),
         down=dense(layer.down),
         output_norm=with_tables(layer.output_norm, table),
+        gate=layer.gate,
     )
 
 

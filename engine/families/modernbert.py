@@ -5,6 +5,7 @@ import torch
 from penstock.engine.checkpoint import Checkpoint, Config
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm, require_int
+from penstock.engine.linear import require_activation
 from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
 _PREFIXES = ("", "model.")
@@ -57,16 +58,18 @@ def _read_layer(
     config, weights, name = checkpoint.config, checkpoint.weights, f"{prefix}layers.{index}."
     hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
     attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
-    up = read_dense(weights, name + "mlp.Wi", 2 * intermediate, hidden, bias=mlp_bias)
+    gate = str(config.get("hidden_activation", "gelu"))
+    require_activation(gate)
     following = "final_norm" if is_last else f"layers.{index + 1}.attn_norm"
     return Layer(
         qkv=read_dense(weights, name + "attn.Wqkv", 3 * hidden, hidden, bias=attention_bias),
         attention=attention,
         attention_output=read_dense(weights, name + "attn.Wo", hidden, hidden, bias=attention_bias),
         attention_norm=_norm(checkpoint, name + "mlp_norm"),
-        up=Dense(up.weight, up.bias, str(config.get("hidden_activation", "gelu")), gated=True),
+        up=read_dense(weights, name + "mlp.Wi", 2 * intermediate, hidden, bias=mlp_bias),
         down=read_dense(weights, name + "mlp.Wo", hidden, intermediate, bias=mlp_bias),
         output_norm=_norm(checkpoint, prefix + following),
+        gate=gate,
     )
 
 

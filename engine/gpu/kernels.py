@@ -13,7 +13,7 @@ from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
-from penstock.engine.kernels.residual_norm import residual_norm
+from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum
 from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
@@ -26,12 +26,11 @@ class GpuDense:
     weight_t: Tensor  # [in, out], a view of [out, in]: the layout cuBLAS wants for both
     bias: Tensor | None
     activation: str  # a name that the kernels know
-    gated: bool
 
     @property
     def width(self) -> int:
         """Columns of the result."""
-        return self.weight_t.shape[1] // 2 if self.gated else self.weight_t.shape[1]
+        return self.weight_t.shape[1]
 
 
 def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.device) -> Encoder[GpuDense]:
@@ -42,7 +41,7 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 
     def dense(d: Dense) -> GpuDense:
         bias = None if d.bias is None else table(d.bias)
-        return GpuDense(table(d.weight).t(), bias, _ACTIVATIONS.get(d.activation, d.activation), d.gated)
+        return GpuDense(table(d.weight).t(), bias, _ACTIVATIONS.get(d.activation, d.activation))
 
     return weights.prepared(dense, table)
 
@@ -55,13 +54,13 @@ class GpuKernels:
         self._tables = tables
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
-        """For `Program.run`: the operations of `PreNormOps`, each with its output first, then its inputs."""
+        """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
         return {
             "embed": self.embed,
             "project": self.project,
+            "gate": self.gate,
             "project_add_norm": self.project_add_norm,
-            "project_add": self.project_add,
-            "normalise": self.normalise,
+            "project_add_norm_sum": self.project_add_norm_sum,
             "attend": self.attend,
         }
 
@@ -83,13 +82,16 @@ class GpuKernels:
 
     @staticmethod
     def project(out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-        if dense.gated:
-            gated(out, _product(x, dense), dense.activation)
-        elif dense.activation == "identity" and dense.bias is not None:
+        if dense.activation == "identity" and dense.bias is not None:
             torch.addmm(dense.bias, x, dense.weight_t, out=out)
         else:
             torch.mm(x, dense.weight_t, out=out)
             bias_activation(out, dense.bias, dense.activation)
+        return out
+
+    @staticmethod
+    def gate(out: Tensor, x: Tensor, activation: str) -> Tensor:
+        gated(out, x, _ACTIVATIONS.get(activation, activation))
         return out
 
     @staticmethod
@@ -99,21 +101,12 @@ class GpuKernels:
         return out
 
     @staticmethod
-    def project_add(out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense) -> Tensor:
-        torch.addmm(residual, x, dense.weight_t, out=out)
-        return out if dense.bias is None else out.add_(dense.bias)
-
-    @staticmethod
-    def normalise(out: Tensor, x: Tensor, norm: Norm) -> Tensor:
-        residual_norm(out, x, None, None, norm.weight, norm.bias, norm.eps)
+    def project_add_norm_sum(
+        out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
+    ) -> Tensor:
+        torch.mm(x, dense.weight_t, out=total)
+        residual_norm_sum(out, total, total, dense.bias, residual, norm.weight, norm.bias, norm.eps)
         return out
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables)
-
-
-def _product(x: Tensor, dense: GpuDense) -> Tensor:
-    """Both halves of a gated projection, in memory of torch's."""
-    if dense.bias is None:
-        return torch.mm(x, dense.weight_t)
-    return torch.addmm(dense.bias, x, dense.weight_t)

@@ -17,7 +17,7 @@ from penstock.engine.linear import Linear, make_linear
 from penstock.engine.memory import Planner
 from penstock.engine.memory.check import check_no_overlap
 from penstock.engine.program import Program, record
-from penstock.engine.weights import Dense, Encoder
+from penstock.engine.weights import Dense, Encoder, Norm
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
@@ -41,7 +41,7 @@ def recorded_family(directory: Path, family: str) -> Recorded:
 
     def linear(dense: Dense) -> Linear:
         made = make_linear(dense, FLOAT)
-        widths[id(made)] = len(dense.weight) // (2 if dense.gated else 1)
+        widths[id(made)] = len(dense.weight)
         return made
 
     encoder = family_of(checkpoint).encoder(checkpoint).prepared(linear, lambda table: table)
@@ -50,14 +50,22 @@ def recorded_family(directory: Path, family: str) -> Recorded:
 
 def into_buffers(ops: CpuOps) -> Mapping[str, Callable[..., Tensor]]:
     """The CPU's operations with their results copied to where the program says."""
+
+    def project_add_norm_sum(
+        out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: Linear, norm: Norm
+    ) -> Tensor:
+        hidden, summed = ops.project_add_norm_sum(x, dense, residual, norm)
+        total.copy_(summed)
+        return out.copy_(hidden)
+
     return {
         "embed": lambda out, embeddings: out.copy_(ops.embed(embeddings)),
         "project": lambda out, x, dense: out.copy_(ops.project(x, dense)),
+        "gate": lambda out, x, activation: out.copy_(ops.gate(x.clone(), activation)),
         "project_add_norm": lambda out, x, residual, dense, norm: out.copy_(
             ops.project_add_norm(x, dense, residual, norm)
         ),
-        "project_add": lambda out, x, residual, dense: out.copy_(ops.project_add(x, dense, residual)),
-        "normalise": lambda out, x, norm: out.copy_(ops.normalise(x, norm)),
+        "project_add_norm_sum": project_add_norm_sum,
         "attend": lambda out, qkv, attention: out.copy_(ops.attend(qkv, attention)),
     }
 
@@ -99,7 +107,7 @@ def test_the_result_outlives_the_steps(recorded: Recorded) -> None:
 
 
 POST_NORM = ["project", "attend", "project_add_norm", "project", "project_add_norm"]
-PRE_NORM = ["project", "attend", "project_add", "normalise", "project", "project_add", "normalise"]
+PRE_NORM = ["project", "attend", "project_add_norm_sum", "project", "gate", "project_add_norm_sum"]
 
 
 @pytest.mark.parametrize(

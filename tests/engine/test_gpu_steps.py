@@ -1,0 +1,84 @@
+"""What the GPU does at each step of a program, with torch on the CPU in place of each kernel's launch.
+
+Arguments, order and aliasing are tested here for every family; the kernels themselves in tests/gpu.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.checkpoint import read_checkpoint
+from penstock.engine.cpu_ops import CpuOps, encode_on_cpu, prepare_for_cpu
+from penstock.engine.families import family_of
+from penstock.engine.gpu import kernels
+from penstock.engine.layout import sort_by_length
+from penstock.engine.linear import activate
+from penstock.engine.program import record
+from tests.engine.helpers import FAMILIES, pack, random_sequences, save_encoder
+
+FLOAT = torch.float32
+
+
+def embed_norm(
+    out: Tensor, ids: Tensor, at: Tensor, kinds: Any, words: Tensor, positions: Any, types: Any, *norm: Any
+) -> None:
+    total = words[ids.long()]
+    for table, rows in ((positions, at), (types, torch.zeros_like(at) if kinds is None else kinds)):
+        total = total if table is None else total + table[rows.long()]
+    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+
+
+def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> None:
+    x.copy_(activate(x if bias is None else x + bias, {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+
+
+def gated(out: Tensor, x: Tensor, kind: str) -> None:
+    width = out.shape[1]
+    out.copy_(activate(x[:, :width].clone(), kind) * x[:, width:])
+
+
+def residual_norm(out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
+    total = x + residual if bias is None else x + bias + residual
+    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+
+
+def residual_norm_sum(out: Tensor, total: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
+    assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
+    total.copy_(x + residual if bias is None else x + bias + residual)
+    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("types", [False, True])
+def test_the_steps_compute_the_forward(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool
+) -> None:
+    for launch in (embed_norm, bias_activation, gated, residual_norm, residual_norm_sum):
+        monkeypatch.setattr(kernels, launch.__name__, launch)
+    save_encoder(tmp_path, family)
+    checkpoint = read_checkpoint(tmp_path)
+    weights = family_of(checkpoint).encoder(checkpoint)
+    sequences = random_sequences((9, 1, 30, 9))
+    table = weights.embeddings.token_types
+    has_types = types and table is not None and len(table) > 1
+    kinds = [np.arange(len(sequence), dtype=np.int32) % 2 for sequence in sequences] if has_types else None
+    batch = pack(sequences, types=kinds)
+    layout = sort_by_length(batch.cu_seqlens)
+    ids = torch.from_numpy(batch.token_ids[layout.tokens])
+    of_type = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids[layout.tokens])
+    cpu = CpuOps(layout, ids, of_type, weights.num_heads, FLOAT)
+    monkeypatch.setattr(kernels, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
+
+    encoder = kernels.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
+    program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
+    inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
+    buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
+    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None)).by_name(), buffers)
+    expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
