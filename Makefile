@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-gpu check bench bench-gpu train-head
+.PHONY: help demo test test-gpu check bench bench-gpu bench-serve train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -15,6 +15,7 @@ help:
 	@echo 'make check       ruff and mypy'
 	@echo 'make bench       the benchmarks of this machine'
 	@echo 'make bench-gpu   the benchmarks of its GPU'
+	@echo 'make bench-serve what each batching policy sustains on this machine'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
 demo: $(INSTALLED)
@@ -36,6 +37,9 @@ bench: $(INSTALLED)
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json
+
+bench-serve: $(INSTALLED)
+	$(BIN)/penstock bench serve
 
 train-head: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)

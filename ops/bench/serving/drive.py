@@ -33,7 +33,7 @@ class Requests:
     token_ids: Sequence[Int32Array]  # one a request, as long as its length in the stream
 
 
-def random_ids(lengths: Sequence[int], vocab_size: int, seed: int) -> list[Int32Array]:
+def random_ids(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
     """Sequences of these lengths, of random token ids."""
     ends = np.cumsum(lengths)
     ids = np.random.default_rng(seed).integers(0, vocab_size, int(ends[-1]), dtype=np.int32)

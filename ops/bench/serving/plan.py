@@ -10,7 +10,7 @@ KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
-_MOST_SIMULATED = 20_000  # requests in one simulated run
+_SIMULATED = (2_000, 20_000)  # least and most requests in one simulated run
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class RunPlan:
         return Load(lengths, rate_per_s, times * max(self.seconds, _SECONDS_OF_SLO * slo_s))
 
     def simulated(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
-        """A simulated one: as long, but for the number of requests."""
-        real = self.load(lengths, rate_per_s, slo_s)
-        return Load(lengths, rate_per_s, min(real.seconds, _MOST_SIMULATED / rate_per_s))
+        """A simulated one: as long, but of enough requests and not too many."""
+        least, most = (count / rate_per_s for count in _SIMULATED)
+        return Load(lengths, rate_per_s, min(max(self.load(lengths, rate_per_s, slo_s).seconds, least), most))
 
 
 def _rounded_up(seconds: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -117,6 +118,7 @@ def _bursts(axes: Axes, part: Record) -> None:
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _colours(names: list[str]) -> dict[str, str]:
+def _colours(names: list[str]) -> dict[str, Any]:
     others = [name for name in names if name not in _COLOURS]
-    return {**{name: f"C{index % 10}" for index, name in enumerate(others)}, **_COLOURS}
+    shades = colormaps["tab20"].colors  # type: ignore[attr-defined]  # a list of twenty, which its type does not say
+    return {**{name: shades[index % 20] for index, name in enumerate(others)}, **_COLOURS}

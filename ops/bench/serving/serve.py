@@ -27,11 +27,12 @@ from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.record import finite, require_plots, write
 from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.tables import grids, render
-from penstock.ops.demo.model import model_directory
+from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.logs import configure_logs
 
 RESULTS = Path(__file__).parent.parent / "results"
 RANDOM_BERT = "bert-base"
+_NAMES = {None: SERVED_NAME, RANDOM_BERT: "BERT-base with random weights"}
 _NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
 
 
@@ -54,7 +55,7 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
             "seconds": time.monotonic() - began,
             "machine": machine,
             "is_gpu": stand.is_gpu,
-            "model": stand.packed.info.name if model != RANDOM_BERT else "BERT-base with random weights",
+            "model": _NAMES.get(model, stand.packed.info.name),
             "dtype": stand.packed.info.dtype,
             "num_lanes": stand.num_lanes,
             "max_batch_sequences": stand.settings.max_batch_sequences,

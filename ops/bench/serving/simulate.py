@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,13 +123,13 @@ class SimulatedWorker:
         self._seconds = seconds
         self._batches: list[Ran] | None = [] if keep_batches else None
         self._arrivals = Arrivals(stream)
-        self._lengths = memoryview(stream.lengths)  # plain numbers out, without numpy's overhead for one
+        # Plain arrays: numbers one at a time, without numpy's overhead for each.
+        self._lengths = array("q", stream.lengths.astype(np.int64).tobytes())
         self._running: list[tuple[float, int, Work]] = []  # heap by end
         self.num_batches = 0
         self._busy_s = 0.0
-        self._start = np.full(len(stream.arrival), np.nan)
-        self._finish = np.full(len(stream.arrival), np.nan)
-        self._start_view, self._finish_view = memoryview(self._start), memoryview(self._finish)
+        self._start = array("d", [math.nan]) * len(stream.arrival)
+        self._finish = array("d", [math.nan]) * len(stream.arrival)
 
     def run(self, until: float = math.inf) -> None:
         """Go on until nothing is left to do, or to the last event that is not after `until`."""
@@ -153,8 +154,8 @@ class SimulatedWorker:
         """So far."""
         return Outcome(
             self._stream.arrival,
-            self._start,
-            self._finish,
+            np.array(self._start),
+            np.array(self._finish),
             dict(self._feed.refused),
             tuple(self._batches or ()),
             self._feed.scheduler_s,
@@ -163,11 +164,11 @@ class SimulatedWorker:
         )
 
     def _begin(self, work: Work, now: float) -> None:
-        ids, view = work.batch.ids, self._lengths
-        lengths = [view[index] for index in ids]
+        ids, of = work.batch.ids, self._lengths
+        lengths = [of[index] for index in ids]
         tokens, longest = sum(lengths), max(lengths)
         seconds = self._seconds(tokens, sum([length * length for length in lengths]), longest, len(ids))
-        start = self._start_view
+        start = self._start
         for index in ids:
             start[index] = now
         self._busy_s += seconds
@@ -180,7 +181,7 @@ class SimulatedWorker:
             )
 
     def _end(self, work: Work, now: float) -> None:
-        finish = self._finish_view
+        finish = self._finish
         for index in work.batch.ids:
             finish[index] = now
         following = self._feed.done(work, now)
