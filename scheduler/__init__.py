@@ -1,7 +1,7 @@
 """Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy only."""
 
 from penstock.scheduler.cost import CostFunction, PackedCost, PaddedCost
-from penstock.scheduler.cost_fit import fit_cost_table, fit_packed_cost
+from penstock.scheduler.cost_fit import fit_cost_table
 from penstock.scheduler.cost_table import CorruptTable, CostTable, cached_cost
 from penstock.scheduler.learning import LearnedCost
 from penstock.scheduler.partition import Caps, Partition, PartitionPolicy, partition_policy
@@ -34,6 +34,5 @@ __all__ = [
     "Wait",
     "cached_cost",
     "fit_cost_table",
-    "fit_packed_cost",
     "partition_policy",
 ]

@@ -160,11 +160,3 @@ def _knots(values: FloatArray, most: int) -> FloatArray:
     if len(knots) > most:
         knots = [knots[place] for place in np.linspace(0, len(knots) - 1, most).round().astype(int)]
     return np.array(knots, dtype=np.float64)
-
-
-def fit_packed_cost(samples: Iterable[tuple[Sequence[int], float]]) -> PackedCost:
-    """The law alone, for an engine without padding."""
-    base = fit_cost_table(samples, padded=False).base
-    if not isinstance(base, PackedCost):
-        raise RuntimeError(f"A packed fit gave {base}. This is a bug.")
-    return base

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
 from penstock.engine import EngineLanes, NullEngine
-from penstock.scheduler import CostTable, LearnedCost, fit_packed_cost
+from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings, consumer
 from penstock.worker.inflight import KafkaRecord
 from penstock.worker.worker import Worker
@@ -66,7 +66,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 async def worker(group: Group) -> AsyncIterator[Worker]:
     engine = NullEngine(name="tiny")
     settings = WorkerSettings(model="null")  # type: ignore[call-arg]  # the others have defaults
-    cost = LearnedCost(CostTable(fit_packed_cost([((8,), 1e-3)])))
+    cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
