@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
-from penstock.producer.messages import Request, Tokens
+from penstock.producer.messages import Request, Text, Tokens
 from penstock.producer.wire import MAX_LABELS, decode_request
 from penstock.scheduler import Cause
 from penstock.worker.inflight import InFlight, KafkaRecord
@@ -28,6 +29,9 @@ _ITEM_BYTES = {"float32": 4, "float16": 2}
 _SPAN_BYTES = 8
 _NUMBER_BYTES = 9  # a float of msgpack
 _HEAD_BYTES = 5  # of a string of msgpack
+# A text of more than this for each token that the model takes is too long, and is not tokenized to be told so: a
+# megabyte of text keeps a core busy for more than a second, and every other request waits behind it.
+_CHARACTERS_PER_TOKEN = 32
 
 Sequence = tuple[Int32Array, Int32Array | None]  # token ids, token types (None: all zero)
 
@@ -85,6 +89,7 @@ class Intake:
         deadline = self._deadline(record, bulk, now, unix_now)
         request = decode_request(record.value)
         self._check(request)
+        request = self._bounded(request)
         n = request.num_sequences
         queue_ms = max(0.0, unix_now * 1000 - record.timestamp)
         timing_ms = {"queue": round(queue_ms, 3)}
@@ -114,6 +119,25 @@ class Intake:
             raise InvalidRequest(
                 f"The reply would exceed {self._max_reply_bytes:,} bytes; send at most {at_most} sequences."
             )
+
+    def _bounded(self, request: Request) -> Request:
+        """The request with texts that can be tokenized in good time: cut, or refused, like too many tokens."""
+        at_most = self._info.max_tokens * _CHARACTERS_PER_TOKEN
+        sizes = [len(text) if isinstance(text, str) else max(map(len, text)) for text in request.text or ()]
+        if max(sizes, default=0) <= at_most:
+            return request
+        if not request.options.truncate:
+            raise _first(
+                {
+                    index: TooLong(
+                        f"`text` must have at most {at_most:,} characters, {_CHARACTERS_PER_TOKEN} for each of the "
+                        f"model's {self._info.max_tokens} tokens. Given: {size:,}"
+                    )
+                    for index, size in enumerate(sizes)
+                    if size > at_most
+                }
+            )
+        return replace(request, text=tuple([_cut_text(text, at_most) for text in request.text or ()]))
 
     def _row_bytes(self, request: Request) -> int:
         match request.task:
@@ -200,6 +224,10 @@ def _check_names(record: KafkaRecord) -> None:
     for name, _ in record.headers:
         if name == UNREADABLE:
             raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
+
+
+def _cut_text(text: Text, at_most: int) -> Text:
+    return text[:at_most] if isinstance(text, str) else (text[0][:at_most], text[1][:at_most])
 
 
 def _cut(sequence: Sequence, longest: int) -> Sequence:

@@ -365,3 +365,24 @@ def test_a_header_name_that_cannot_be_read_is_the_reason_wherever_it_shows(intak
         intake.accept(addressed, intake.address(addressed), now=0.0, unix_now=0.0)
     with pytest.raises(InvalidRequest, match="headers could not be read"):
         intake.address(make_record(body(), headers=[(UNREADABLE, b"penstock.replies")]))
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, ("short", "x" * 1000)])
+def test_a_text_beyond_any_that_the_model_could_take_is_not_tokenized_to_be_refused_or_cut(
+    make_record: Callable[..., Any], info: ModelInfo, text: Any
+) -> None:
+    """A megabyte of text keeps a core busy for more than a second, and all others wait."""
+    info = replace(info, max_tokens=8, tasks=frozenset({"embed", "rerank"}))
+    task = "embed" if isinstance(text, str) else "rerank"
+    intake = make_intake(info)
+
+    def accept(**options: Any) -> Request:
+        good = "good" if isinstance(text, str) else ("good", "too")
+        value = body(ids=..., lens=..., task=task, text=[good, text], opts=options)
+        return intake.accept(make_record(value), ADDRESS, 0.0, 0.0).request
+
+    with pytest.raises(TooLong, match=r"at most 256 characters.* Given: 1,000") as caught:
+        accept()
+    assert list(caught.value.rows) == [1]
+    [_, cut] = accept(truncate=True).text or ()
+    assert cut == ("x" * 256 if isinstance(text, str) else ("short", "x" * 256))
