@@ -7,7 +7,7 @@ class SteadyClock:
     """Counts a step back as no time elapsed, and time goes on from there. Steady time is the caller's at first."""
 
     def __init__(self) -> None:
-        self._ahead_s = 0.0  # sum of all steps back
+        self.ahead_s = 0.0  # of the caller's clock: the sum of all steps back
         self._latest = -math.inf
 
     @property
@@ -19,16 +19,12 @@ class SteadyClock:
         """Steady time at the caller's `now`. ValueError when that is no finite number."""
         if not -math.inf < now < math.inf:
             raise ValueError(f"now must be a finite number of seconds. Given: {now}")
-        if now + self._ahead_s < self._latest:
-            self._ahead_s = self._latest - now
-        self._latest = max(self._latest, now + self._ahead_s)
+        if now + self.ahead_s < self._latest:
+            self.ahead_s = self._latest - now
+        self._latest = max(self._latest, now + self.ahead_s)
         return self._latest
-
-    def steady(self, moment: float) -> float:
-        """A moment of the caller's clock in steady time."""
-        return moment + self._ahead_s
 
     def to_caller(self, moment: float) -> float:
         """A steady moment on the caller's clock: the first at which `read` gives it, so that a wake-up is not early."""
-        given = moment - self._ahead_s
-        return given if given + self._ahead_s >= moment else given + math.ulp(given) + math.ulp(moment)
+        given = moment - self.ahead_s
+        return given if given + self.ahead_s >= moment else given + math.ulp(given) + math.ulp(moment)

@@ -56,7 +56,7 @@ _NO_EXTREMES = Extremes(0, math.inf, math.inf, math.inf)
 class _Block:
     """Neighbours in the queue, at least one. Their work is kept; the rest is worked out when it is asked for."""
 
-    __slots__ = ("_extremes", "_latest_begin", "jobs", "work_s")
+    __slots__ = ("_extremes", "_latest_begin", "first_key", "jobs", "work_s")
 
     def __init__(self, jobs: list[Waiting]) -> None:
         self.hold(jobs)
@@ -66,16 +66,16 @@ class _Block:
     def hold(self, jobs: list[Waiting]) -> None:
         """From now on hold these, which are in order and know this block."""
         self.jobs = jobs
+        self.first_key: Key = jobs[0].key if jobs else ()
         self.work_s = sum([job.work_s for job in jobs])
         self._extremes: Extremes | None = None
         self._latest_begin: float | None = None
 
-    def insert(self, job: Waiting) -> None:
+    def insert(self, job: Waiting, place: int) -> None:
         job.block = self
-        if self.jobs[-1].key < job.key:
-            self.jobs.append(job)
-        else:
-            self.jobs.insert(self.place(job.key), job)
+        self.jobs.insert(place, job)
+        if place == 0:
+            self.first_key = job.key
         self.work_s += job.work_s
         self._latest_begin = None
         if self._extremes is not None and self._extremes.widened_by(job):
@@ -107,6 +107,7 @@ class JobQueue:
         self._blocks: list[_Block] = []
         self._tokens = self._squares = 0
         self._work_s = 0.0
+        self._safe_begin = math.inf
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -130,23 +131,26 @@ class JobQueue:
     def work_s(self) -> float:
         return self._work_s
 
+    @property
+    def safe_begin(self) -> float:
+        """If the lanes begin with this queue by this moment, nobody is late. It may err on the early side."""
+        return self._safe_begin
+
     def add(self, job: Waiting) -> None:
         """Queue a job whose id and key are not queued."""
+        blocks = self._blocks
+        if not blocks or blocks[-1].jobs[-1].key < job.key:
+            if not blocks or len(blocks[-1].jobs) == MAX_BLOCK:
+                blocks.append(_Block([]))
+            blocks[-1].insert(job, len(blocks[-1].jobs))
+        else:
+            self._squeeze_in(job)
+            self._safe_begin -= job.work_s
+        self._safe_begin = min(self._safe_begin, job.latest_begin - self._work_s)
         self._by_id[job.id] = job
         self._tokens += job.num_tokens
         self._squares += job.num_tokens * job.num_tokens
         self._work_s += job.work_s
-        blocks = self._blocks
-        if not blocks or (len(blocks[-1].jobs) == MAX_BLOCK and blocks[-1].jobs[-1].key < job.key):
-            blocks.append(_Block([job]))
-            return
-        index = self._block_for(job.key)
-        block = blocks[index]
-        block.insert(job)
-        if len(block.jobs) > MAX_BLOCK:
-            half = len(block.jobs) // 2
-            blocks.insert(index + 1, _Block(block.jobs[half:]))
-            block.hold(block.jobs[:half])
 
     def remove(self, ids: Iterable[int]) -> int:
         """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
@@ -158,8 +162,9 @@ class JobQueue:
             self._blocks = [block for block in self._blocks if block.jobs]
         self._tokens -= sum([job.num_tokens for job in gone])
         self._squares -= sum([job.num_tokens * job.num_tokens for job in gone])
-        # Rounding must not leave work behind in an empty queue.
-        self._work_s = self._work_s - sum([job.work_s for job in gone]) if self._by_id else 0.0
+        self._work_s -= sum([job.work_s for job in gone])
+        if not self._by_id:
+            self._work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
         return len(gone)
 
     def first(self, num: int) -> list[Waiting]:
@@ -183,12 +188,13 @@ class JobQueue:
         if not self._blocks or self._blocks[-1].jobs[-1].key < key:
             return math.inf
         index = self._block_for(key)
-        block, behind = self._blocks[index], self._blocks[index + 1 :]
+        block = self._blocks[index]
         place = block.place(key)
-        moments = [_latest_begin(block.jobs[place:]) - sum([job.work_s for job in block.jobs[:place]])]
-        ahead_s = accumulate([before.work_s for before in behind], initial=block.work_s)
-        moments += map(sub, [later.latest_begin for later in behind], ahead_s)
-        return min(moments) - sum([before.work_s for before in self._blocks[:index]])
+        starts_s = list(accumulate([block.work_s for block in self._blocks], initial=0.0))
+        moments = list(map(sub, [block.latest_begin for block in self._blocks], starts_s))
+        self._safe_begin = min(moments)
+        own_s = starts_s[index] + sum([job.work_s for job in block.jobs[:place]])
+        return min(_latest_begin(block.jobs[place:]) - own_s, min(moments[index + 1 :], default=math.inf))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when a kept sum or extreme, or the order, is not what the jobs say. O(queued)."""
@@ -202,14 +208,23 @@ class JobQueue:
         kept = len(self._by_id), self._tokens, self._squares, self.extremes()
         found = len(jobs), sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), _extremes(jobs)
         work_s = sum(job.work_s for job in jobs)
-        if kept != found or not math.isclose(work_s, self._work_s, rel_tol=1e-6, abs_tol=1e-9):
+        is_safe = self._safe_begin <= _latest_begin(jobs) + 1e-6
+        if kept != found or not is_safe or not math.isclose(work_s, self._work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
+
+    def _squeeze_in(self, job: Waiting) -> None:
+        """Insert a job that is not due last."""
+        index = self._block_for(job.key)
+        block = self._blocks[index]
+        block.insert(job, block.place(job.key))
+        if len(block.jobs) > MAX_BLOCK:
+            half = len(block.jobs) // 2
+            self._blocks.insert(index + 1, _Block(block.jobs[half:]))
+            block.hold(block.jobs[:half])
 
     def _block_for(self, key: Key) -> int:
         """Index of the block that has, or would have, this key. There is at least one block."""
-        if len(self._blocks) == 1 or self._blocks[-1].jobs[0].key < key:
-            return len(self._blocks) - 1
-        return max(0, bisect_right(self._blocks, key, key=lambda block: block.jobs[0].key) - 1)
+        return max(0, bisect_right(self._blocks, key, key=attrgetter("first_key")) - 1)
 
 
 def _extremes(jobs: Sequence[Waiting]) -> Extremes:

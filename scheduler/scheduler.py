@@ -157,17 +157,17 @@ class Scheduler:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
         num_lanes, token_s, launch_s = self._settings.num_lanes, self._prices.token_s, self._prices.launch_s
-        queue, order_key, steady = self._online, self._order.key, self._clock.steady
+        order_key, ahead_s = self._order.key, self._clock.ahead_s
+        # Its batch may hold all that waits, up to what a batch may take.
+        all_s = launch_s + self._online.work_s * num_lanes + sum([job.num_tokens for job in jobs]) * token_s
         for number, job in enumerate(jobs, self._num_received):
             own_slo_s = math.inf if job.bulk else slo_s
             if job.deadline is not None:
                 own_slo_s = job.deadline - job.arrival
-            arrival = min(steady(job.arrival), now)
+            arrival = min(job.arrival + ahead_s, now)
             deadline = arrival + own_slo_s
             lane_s = job.num_tokens * token_s
-            # Its batch may hold all that waits now, or more, up to what a batch may take.
-            alone_s = launch_s + lane_s
-            batch_s = max(alone_s, min(alone_s + queue.work_s * num_lanes, own_slo_s * BATCH_SHARE))
+            batch_s = max(launch_s + lane_s, min(all_s, own_slo_s * BATCH_SHARE))
             key = order_key(deadline, arrival, number)
             yield Waiting(
                 job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, deadline - batch_s
