@@ -56,6 +56,15 @@ def test_bulk_fills_its_half_and_leaves_the_other_to_online(count: str, bound: i
         assert (held.is_full(), held.has_room()) == (False, True)
 
 
+@pytest.mark.parametrize(("count", "bound"), BOUNDS[:3])
+def test_more_bulk_than_its_half_does_not_keep_online_out(count: str, bound: int) -> None:
+    held = Held(100, BULK)
+    hold(held, count, bound * 3, BULK)  # as one fetch may bring
+    assert (held.is_full(bulk=True), held.is_full(), held.has_room(), held.can_admit()) == (True, False, True, True)
+    hold(held, count, bound // 2)
+    assert held.is_full()
+
+
 @pytest.mark.parametrize(("count", "bound"), BOUNDS)
 def test_what_online_holds_stops_bulk_only_when_everything_is_full(count: str, bound: int) -> None:
     held = Held(100, BULK)

@@ -1,0 +1,154 @@
+"""Online and bulk beside each other: bulk fills what is left, and keeps nobody waiting who is online."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+from penstock.producer.headers import CLASS, CORRELATION_ID, REPLY_TOPIC
+from penstock.producer.messages import Request, join_tokens
+from penstock.producer.wire import encode_request
+
+NUM_BULK, NUM_ONLINE = 600, 12
+Posted = dict[bytes, dict[str, Any]]
+
+
+def ids(number: int) -> list[int]:
+    """No two sequences are alike, or they would be computed once."""
+    return [1 + number // 1000, 1 + number % 1000]
+
+
+@asynccontextmanager
+async def both(broker: KafkaBroker, model: str) -> AsyncIterator[tuple[Client, Client]]:
+    """An online client and a bulk one, of one sequence a record."""
+    chosen: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "model": model}
+    chosen |= {"timeout_s": 100, "sequences_per_record": 1, "gather": False, "max_in_flight": 1000}
+    async with Client(**chosen) as online, Client(**chosen, bulk=True) as bulk:
+        yield online, bulk
+
+
+async def test_online_requests_are_answered_while_bulk_saturates_the_worker(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    """The worker may hold 64 records, and bulk alone would keep it busy for half a minute."""
+    model = unique("classes")
+    worker = start_worker(kafka, served_name=model, echo_batch_s=0.05, max_batch_sequences=1, max_in_flight=64, lanes=1)
+    async with both(kafka, model) as (online, bulk):
+        await worker.ready()
+        waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
+        await worker.event("batch_done")
+        done_before = []
+        for number in range(NUM_ONLINE):
+            vectors = await online.embed(ids=[ids(10_000 + number)])
+            assert vectors[0, 1:3].tolist() == ids(10_000 + number)
+            done_before.append(sum(task.done() for task in waiting))
+        assert done_before[-1] < NUM_BULK / 2
+        # At most what runs, what is prepared behind it and what fills up come before an online request, each time.
+        assert done_before[-1] - done_before[0] <= 4 * NUM_ONLINE
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_bulk_goes_on_beside_online_and_in_the_gaps_and_everyone_is_answered(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model = unique("classes")
+    worker = start_worker(kafka, served_name=model, max_in_flight=64)
+    async with both(kafka, model) as (online, bulk):
+        await worker.ready()
+        waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
+        for number in range(NUM_ONLINE):
+            await online.embed(ids=[ids(10_000 + number)])
+        vectors = await asyncio.gather(*waiting)
+    assert [vector[0, 1:3].tolist() for vector in vectors] == [ids(number) for number in range(NUM_BULK)]
+    triggers = {event["trigger"] for event in worker.events("batch_done")}
+    assert "bulk" in triggers
+
+
+async def test_an_online_request_for_what_waits_in_bulk_does_not_wait_as_long(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model = unique("classes")
+    worker = start_worker(kafka, served_name=model, echo_batch_s=0.05, max_batch_sequences=1, lanes=1)
+    async with both(kafka, model) as (online, bulk):
+        await worker.ready()
+        waiting = [asyncio.create_task(bulk.embed(ids=[ids(number)])) for number in range(NUM_BULK)]
+        await worker.event("batch_done")
+        last = NUM_BULK - 1
+        await online.embed(ids=[ids(last)])
+        await waiting[last]  # answered with it
+        assert sum(task.done() for task in waiting) < NUM_BULK / 2
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_job_works_both_topics_to_their_ends(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], committed: Callable[..., Any]
+) -> None:
+    model, replies = unique("classes"), unique("penstock.replies.")
+    topic = f"penstock.requests.{model}"
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        for number in range(40):
+            value = encode_request(Request(model, "embed", join_tokens([ids(number)])))
+            headers = [(REPLY_TOPIC, replies.encode())]
+            await producer.send_and_wait(topic + ".bulk" * (number % 2), value, headers=headers)
+    worker = start_worker(kafka, served_name=model, once=True)
+    assert await worker.exit_code() == 0
+    offsets = await committed(kafka, f"penstock.{model}")
+    taken = {
+        name: sum(offset for source, offset in offsets.items() if source.topic == name)
+        for name in (topic, topic + ".bulk")
+    }
+    assert taken == {topic: 20, topic + ".bulk": 20}
+
+
+async def post(broker: KafkaBroker, model: str, replies: str, headers: dict[bytes, Any]) -> Posted:
+    """One request for each correlation id, with its further headers; the answers to them."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
+    answers: Posted = {}
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for number, (name, own) in enumerate(headers.items()):
+            value = encode_request(Request(model, "embed", join_tokens([ids(number)])))
+            always = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, name)]
+            await producer.send_and_wait(f"penstock.requests.{model}", value, headers=[*always, *own])
+        consumer.subscribe([replies])
+        await consumer.start()
+        try:
+            async with asyncio.timeout(30):
+                async for record in consumer:
+                    answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)
+                    if len(answers) == len(headers):
+                        return answers
+        finally:
+            await consumer.stop()
+    raise AssertionError(f"Only {len(answers)} answers.")
+
+
+async def test_the_header_alone_makes_a_request_bulk_and_a_class_that_is_none_is_refused(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model = unique("classes")
+    worker = start_worker(kafka, served_name=model)
+    await worker.ready()
+    answers = await post(
+        kafka,
+        model,
+        unique("penstock.replies."),
+        {b"plain": [], b"online": [(CLASS, b"online")], b"bulk": [(CLASS, b"bulk")], b"none": [(CLASS, b"urgent")]},
+    )
+    assert {name: answer["ok"] for name, answer in answers.items()} == {
+        b"plain": True,
+        b"online": True,
+        b"bulk": True,
+        b"none": False,
+    }
+    assert answers[b"bulk"]["batch"]["trigger"] == "bulk"
+    assert answers[b"none"]["error"]["code"] == "invalid_request"
+    assert "penstock-class" in answers[b"none"]["error"]["message"]
