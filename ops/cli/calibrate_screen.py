@@ -21,7 +21,7 @@ def show_costs(key: CostKey, costs: MeasuredCosts, path: Path | None) -> None:
     when = datetime.fromtimestamp(costs.measured_at).strftime("%Y-%m-%d %H:%M")
     kept = "not kept" if path is None else f"kept in {path}"
     console.print(Text(f"{key.model}, {key.dtype}", style="bold"), f"on {key.device}")
-    console.print(f"{key.runtime}; revision {key.revision[:16]}", style="dim")
+    console.print(f"{key.runtime}; revision {key.revision[:16]}", style="dim", soft_wrap=True)
     console.print(f"measured {when} in {costs.took_s:.1f} s; {kept}", style="dim", soft_wrap=True)
     console.print()
     console.print(law(costs.table), soft_wrap=True)

@@ -96,7 +96,12 @@ def model(settings: "CheckSettings") -> Finding:
     head = None if settings.head is None else str(settings.head)
     try:
         info = load_engine(
-            settings.model, name=settings.served_name, head=head, dtype=settings.dtype, device=settings.device
+            settings.model,
+            name=settings.served_name,
+            head=head,
+            dtype=settings.dtype,
+            device=settings.device,
+            engine=settings.engine,
         ).info
     except EngineError as error:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
@@ -105,7 +110,7 @@ def model(settings: "CheckSettings") -> Finding:
         "Model",
         "OK",
         f"{info.name}: {', '.join(sorted(info.tasks))}; {info.dim} dimensions{labels}, up to {info.max_tokens} tokens, "
-        f"{info.dtype} on {info.device}",
+        f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
 
 
