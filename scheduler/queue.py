@@ -16,6 +16,8 @@ MAX_BLOCK = 128  # jobs; a longer block is halved
 
 Key = tuple[float, ...]
 
+_KEY, _FIRST_KEY = attrgetter("key"), attrgetter("first_key")
+
 
 @dataclass(slots=True, eq=False)
 class Waiting:
@@ -83,7 +85,7 @@ class _Block:
 
     def place(self, key: Key) -> int:
         """How many of its jobs are due before `key`."""
-        return bisect_right(self.jobs, key, key=attrgetter("key"))
+        return bisect_right(self.jobs, key, key=_KEY)
 
     @property
     def extremes(self) -> Extremes:
@@ -224,7 +226,7 @@ class JobQueue:
 
     def _block_for(self, key: Key) -> int:
         """Index of the block that has, or would have, this key. There is at least one block."""
-        return max(0, bisect_right(self._blocks, key, key=attrgetter("first_key")) - 1)
+        return max(0, bisect_right(self._blocks, key, key=_FIRST_KEY) - 1)
 
 
 def _extremes(jobs: Sequence[Waiting]) -> Extremes:
