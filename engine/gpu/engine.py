@@ -46,7 +46,7 @@ class GpuEngine:
         self._heads = heads
         self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
         # Weights were prepared on the current stream, and nothing else makes this one wait for that.
-        self._stream.wait_stream(torch.cuda.current_stream(encoder.device))  # type: ignore[no-untyped-call]  # torch
+        self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
         self._failure: str | None = None
         self._num_batches = 0
 

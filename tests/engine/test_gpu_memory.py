@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ def test_a_burst_is_given_back_to_the_device_though_no_batch_follows(cuda: FakeC
     workspace.buffers(20_000)
     workspace.trim()
     assert cuda.num_emptied == 0  # it came since the last time
-    (chunk,) = (StorageWeakRef(chunk.bytes.untyped_storage()) for chunk in workspace.arena.buffers)
+    reference: Any = StorageWeakRef  # torch leaves it untyped
+    (chunk,) = (reference(chunk.bytes.untyped_storage()) for chunk in workspace.arena.buffers)
     was_free: list[bool] = []
     cuda.on_emptied = lambda: was_free.append(chunk.expired())
     workspace.trim()
