@@ -45,8 +45,32 @@ class AttentionTables:
         return cls(encoder.num_heads, bias, rows)
 
 
-def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    """The context, in `out` or where a kernel of torch's put it. `inputs.shape.kernel` was chosen for `attention`."""
+class Turns:
+    """What rotary attention turns a batch's queries and keys by: gathered once for all layers that share a table."""
+
+    def __init__(self, positions: Tensor) -> None:
+        """positions int32 [R]: of each token in its own sequence."""
+        self._positions = positions
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the table, which the weights hold
+
+    def of(self, attention: RotaryAttention) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 [R, 1, 1, d / 2]."""
+        found = self._gathered.get(id(attention.cosines))
+        if found is None:
+            cosines, sines = (
+                table[self._positions][:, None, None, :] for table in (attention.cosines, attention.sines)
+            )
+            found = self._gathered[id(attention.cosines)] = cosines, sines
+        return found
+
+
+def attend(
+    out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables, turns: Turns
+) -> Tensor:
+    """The context, in `out` or where a kernel of torch's put it. `inputs.shape.kernel` was chosen for `attention`.
+
+    turns: the batch's, the same object in every layer.
+    """
     scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
     match inputs.shape.kernel, attention:
         case AttentionKernel.SHORT, _:
@@ -63,7 +87,9 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
             query, key, value = qkv.view(len(qkv), 3, tables.num_heads, -1).unbind(1)
             return flash_attention(query, key, value, inputs, scale)
         case AttentionKernel.FLASH, RotaryAttention():
-            return _rotary(qkv, attention, inputs, tables)
+            view = qkv.view(len(qkv), 3, tables.num_heads, -1)
+            turned = rotated(view[:, :2], *turns.of(attention))
+            return flash_attention(turned[:, 0], turned[:, 1], view[:, 2], inputs, scale, attention.window)
         case kernel, other:
             raise RuntimeError(f"{kernel} was chosen for {type(other).__name__}. This is a bug.")
     return out
@@ -98,14 +124,17 @@ def _disentangled(
     )
 
 
-def _rotary(qkv: Tensor, attention: RotaryAttention, inputs: Inputs, tables: AttentionTables) -> Tensor:
-    view = qkv.view(len(qkv), 3, tables.num_heads, -1)
-    half = view.shape[-1] // 2
-    cosines, sines = (table[inputs.positions][:, None, None, :] for table in (attention.cosines, attention.sines))
-    first, second = view[:, :2, :, :half], view[:, :2, :, half:]
-    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-    scale = 1.0 / math.sqrt(2 * half)
-    return flash_attention(turned[:, 0], turned[:, 1], view[:, 2], inputs, scale, attention.window)
+def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """x [R, 2, heads, d], the first half of each head paired with its second, turned by [R, 1, 1, d / 2] angles.
+
+    In float32 until the result, as transformers does (apply_rotary_pos_emb of its modeling_modernbert.py).
+    """
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    low, high = turned.chunk(2, dim=-1)
+    torch.sub(first * cosines, second * sines, out=low)
+    torch.add(second * cosines, first * sines, out=high)
+    return turned
 
 
 def flash_attention(

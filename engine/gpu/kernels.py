@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, attend
+from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum
-from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm
+from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
 
@@ -34,10 +34,16 @@ class GpuDense:
 
 
 def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.device) -> Encoder[GpuDense]:
-    """Everything on the device in `dtype`."""
+    """Everything on the device in `dtype`, but for the angles of rotary attention: they stay float32."""
+    angles = {
+        id(tensor)
+        for layer in weights.layers
+        if isinstance(layer.attention, RotaryAttention)
+        for tensor in (layer.attention.cosines, layer.attention.sines)
+    }
 
     def table(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype).contiguous()
+        return tensor.to(device, torch.float32 if id(tensor) in angles else dtype).contiguous()
 
     def dense(d: Dense) -> GpuDense:
         bias = None if d.bias is None else table(d.bias)
@@ -52,6 +58,7 @@ class GpuKernels:
     def __init__(self, inputs: Inputs, tables: AttentionTables) -> None:
         self._inputs = inputs
         self._tables = tables
+        self._turns = Turns(inputs.positions)
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
         """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
@@ -109,4 +116,4 @@ class GpuKernels:
         return out
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
-        return attend(out, qkv, attention, self._inputs, self._tables)
+        return attend(out, qkv, attention, self._inputs, self._tables, self._turns)

@@ -17,6 +17,8 @@ def require_supported(weights: EncoderWeights) -> None:
     _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)
     for layer in weights.layers:
         _require_width("intermediate size", layer.down.weight.shape[1], None)
+        if layer.gate is not None:
+            require_activation(layer.gate)
     for dense in _matrices(weights):
         require_activation(dense.activation)
 

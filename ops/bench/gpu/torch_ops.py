@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, attend
+from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.kernels import GpuDense
@@ -167,7 +167,8 @@ class TorchOps:
                 return self._unfused(spread, scale).index_select(0, padded.rows)
             case "fused":
                 out = qkv.new_empty(len(qkv), hidden)
-                return attend(out, qkv, attention, self._inputs, AttentionTables(self._num_heads, None, None))
+                tables, turns = AttentionTables(self._num_heads, None, None), Turns(self._inputs.positions)
+                return attend(out, qkv, attention, self._inputs, tables, turns)
             case "flash":
                 return flash_varlen(qkv, self._packed.cu_seqlens, self._packed.max_seqlen, self._num_heads)
             case other:
