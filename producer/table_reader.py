@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from penstock.producer.csv_records import BrokenLine, csv_records
 from penstock.producer.errors import InvalidRequest, PenstockError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def count_rows(path: str | Path) -> int | None:
         return None
     if extension == ".csv":
         with _open_csv(path) as file:
-            return sum(1 for _ in _csv_records(file)) - 1
+            return sum(1 for _ in csv_records(file)) - 1
     with path.open("rb") as lines:
         return sum(1 for _ in _lines(lines))
 
@@ -131,27 +132,13 @@ def _open_csv(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _csv_records(file: Iterable[str]) -> Iterator[tuple[int, list[str] | csv.Error]]:
-    """Records with the line they end on. Blank lines are none; after an error the next line begins a record."""
-    records = csv.reader(file)
-    while True:
-        try:
-            fields: list[str] | csv.Error = next(records)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            fields = error
-        if fields:
-            yield records.line_num, fields
-
-
 def _open_csv_reader(path: Path, column: str) -> Reader:
     with ExitStack() as stack:
-        records = _csv_records(stack.enter_context(_open_csv(path)))
+        records = csv_records(stack.enter_context(_open_csv(path)))
         _, header = next(records, (0, None))
         if header is None:
             raise TableError(f"{path} is empty: a line of column names was expected.")
-        if isinstance(header, csv.Error) or not _is_unicode("".join(header)):
+        if isinstance(header, BrokenLine) or not _is_unicode("".join(header)):
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         _check_columns(path, header, column)
         rows = (_csv_row(line, fields, header, column) for line, fields in records)
@@ -160,17 +147,30 @@ def _open_csv_reader(path: Path, column: str) -> Reader:
 
 
 def _csv_row(
-    line: int, fields: list[str] | csv.Error, header: Sequence[str], column: str
+    line: int, fields: list[str] | BrokenLine, header: Sequence[str], column: str
 ) -> tuple[str | PenstockError, Object]:
-    if isinstance(fields, csv.Error):
-        return InvalidRequest(f"Line {line} is not CSV: {fields}."), dict.fromkeys(header, "")
-    row = dict(zip(header, itertools.chain(fields, itertools.repeat("")), strict=False))
+    if isinstance(fields, BrokenLine):
+        return InvalidRequest(f"Line {line} is not CSV: {fields.reason}"), _salvaged(fields.line, header)
+    row = _named(fields, header)
     if not _is_unicode("".join(fields)):
         shown = {name: value.encode(errors="surrogateescape").decode(errors="replace") for name, value in row.items()}
         return InvalidRequest(f"Line {line} holds bytes that are not UTF-8."), shown
     if len(fields) != len(header):
         return InvalidRequest(f"Line {line} has {len(fields)} fields; the header has {len(header)}."), row
     return row[column], row
+
+
+def _named(fields: Iterable[str], header: Sequence[str]) -> Object:
+    return dict(zip(header, itertools.chain(fields, itertools.repeat("")), strict=False))
+
+
+def _salvaged(line: str, header: Sequence[str]) -> Object:
+    """What a lenient eye sees in a broken line, so that its owner finds it again."""
+    readable = line.rstrip("\r\n").encode(errors="surrogateescape").decode(errors="replace")
+    try:
+        return _named(next(csv.reader([readable]), []), header)
+    except csv.Error:  # a field too long to keep
+        return _named([], header)
 
 
 def _is_unicode(text: str) -> bool:

@@ -9,7 +9,7 @@ The output has the input's columns as they were read, then the results':
     embed      embedding (list of float32; JSON text in CSV), error
     classify   label, score, and with top_k other than 1 also labels, scores (lists); error
 
-A broken row (bytes that are not UTF-8, a wrong number of fields, a line that holds no JSON object, no text) takes part
+A broken row (bytes that are not UTF-8, broken quotes, a wrong number of fields, no JSON object, no text) takes part
 with its error in place of a text, and ends nothing. Where the input has a column of a result's name already, the
 result's is called `penstock_<name>`; in JSONL, whose lines have no common columns, each line decides for itself. For
 the same reason JSONL is written as JSONL only; CSV and Parquet can be written as any of the three.

@@ -102,6 +102,75 @@ def test_broken_csv_rows_keep_their_place_and_say_why(tmp_path: Path) -> None:
     assert count_rows(source) == 7
 
 
+BROKEN_QUOTES = {
+    "never closed": ('3,"cut off', "unexpected end of data. A quote that it opens is not closed as it should be"),
+    "two in one file": (
+        '3,"cut off\n4,my card 4\n5,"cut again',
+        "',' expected after '\"'. A quote that it",
+    ),
+    "closed in mid-field of a later row": ('3,"so called\n4,my card 4\n5,again "ok" then', "',' expected after '\"'"),
+    "closed in mid-field of its own": ('3,"so" called', "',' expected after '\"'"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_QUOTES)
+def test_a_row_whose_quotes_are_broken_swallows_no_other(tmp_path: Path, kind: str) -> None:
+    broken, reason = BROKEN_QUOTES[kind]
+    good = [f"{number},my card {number}" for number in range(1, 10)]
+    lines = ["id,text", *good[:2], *broken.split("\n")]
+    lines += good[len(lines) - 1 :]
+    source = tmp_path / "in.csv"
+    source.write_text("\n".join(lines) + "\n")
+    run(source, tmp_path / "out.csv")
+    _, *rows = csv_rows(tmp_path / "out.csv")
+    assert [row[0] for row in rows] == [str(number) for number in range(1, 10)]
+    assert rows[2][4].startswith(f"invalid_request: Line 4 is not CSV: {reason}")
+    failed = {"two in one file": ["3", "5"]}.get(kind, ["3"])
+    assert [row[0] for row in rows if row[4]] == failed
+    assert all(row[2] for row in rows if row[0] not in failed)
+    assert count_rows(source) == 9
+
+
+# A row may hold anything, but for what would close an open quote of an earlier one as if it were meant.
+starting_plainly = st.text('ab,"\r\n', max_size=6).map("a".__add__)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(st.tuples(starting_plainly, starting_plainly), min_size=1, max_size=8),
+    places=st.sets(st.integers(0, 8), min_size=1),
+    cut=st.sampled_from(['x,"cut', '"cut', 'x,"cu"t', 'x,"cut\r']),
+)
+def test_broken_quotes_cost_their_own_line_and_no_other_row(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], places: set[int], cut: str
+) -> None:
+    source = tmp_path_factory.mktemp("csv") / "in.csv"
+    with source.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow(("text", "more"))
+        for place in range(9):
+            if place in places:
+                file.write(cut + "\n")
+            if place < len(rows):
+                writer.writerow(rows[place])
+    texts = read_texts(source)
+    assert [text for text in texts if isinstance(text, str)] == [text for text, _ in rows]
+    assert sum(isinstance(text, PenstockError) for text in texts) == len(places)
+    assert count_rows(source) == len(texts) == len(rows) + len(places)
+
+
+def test_an_open_quote_is_given_up_in_bounded_memory(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text('id,text\n1,"open\n' + "".join(f"{number},text {number}\n" for number in range(2, 50_000)))
+    texts = read_texts(source, "id")
+    assert shown(texts[:2]) == [
+        "! Line 2 is not CSV: field larger than field limit (131072). A quote that it opens is not closed as it should "
+        "be; the lines after it are read as rows of their own.",
+        "2",
+    ]
+    assert texts[1:] == [str(number) for number in range(2, 50_000)]
+
+
 def test_broken_lines_of_json_keep_their_place_and_say_why(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     lines = [
