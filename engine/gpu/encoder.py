@@ -96,6 +96,7 @@ class GpuEncoder:
 
     def trim(self) -> None:
         """Give back memory that recent batches did not need. No work may be underway."""
+        self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)  # the next batch makes it again
         self._workspace.trim()
 
     def _upload(self, batch: PackedBatch, shape: Shape) -> Inputs:

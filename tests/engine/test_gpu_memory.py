@@ -105,6 +105,18 @@ def test_what_recent_batches_needed_is_held_on_in_one_chunk(cuda: FakeCuda, work
     assert workspace.arena.num_allocations == allocations
 
 
+def test_a_bursts_description_goes_with_its_intermediates(cuda: FakeCuda, weights: EncoderWeights) -> None:
+    encoder = GpuEncoder(weights, device=CPU, graphs=False)
+    uploaded = encoder.upload(pack(random_sequences((100,) * 50)))
+    reference: Any = StorageWeakRef  # torch leaves it untyped
+    memory = reference(uploaded.token_ids.untyped_storage())
+    del uploaded
+    assert not memory.expired()
+    encoder.trim()
+    assert memory.expired()
+    assert encoder.upload(pack(random_sequences((3, 5)))).token_ids.shape == (8,)
+
+
 def test_without_memory_for_graphs_batches_are_launched_one_by_one(cuda: FakeCuda, weights: EncoderWeights) -> None:
     encoder = GpuEncoder(weights, device=CPU)
     cuda.most_bytes = 1 << 20  # less than graphs need, more than a small batch does
