@@ -130,6 +130,7 @@ def test_the_report_of_a_file_has_verdicts_tables_plots_and_failures(tmp_path: P
         "| ByteTransformer grid, 2 points | geomean / floor | 1.500 | ≤ 1.65 | ≤ 1.4 | yes |",
         "| one request, 2-100 tokens | mean / floor | 1.300 | ≤ 1.6 | ≤ 1.35 | yes, and the aim |",
         "| backlog 2-100 tokens | share of the floor's req/s | 0.500 | ≥ 0.7 | ≥ 0.8 | no |",
+        "| 2-100 | 0.500 | 0.750 |",  # the share in turn, and by the scan
         "- grid: nn.TransformerEncoder nested failed 2 times, first at grid 8 x 64: RuntimeError: no",
         "- deberta: not finished after 90 s",
         "commit abc123",
@@ -243,7 +244,7 @@ RECORD: dict[str, Any] = {
                         "requests": 100,
                         "tokens": 5000,
                         "seconds": {"ours": 2.0, "floor": 1.0},
-                        "tried": {"ours": {"8192 tokens a batch": 2.0}},
+                        "tried": {"ours": {"8192": 2.0, "16384": 1.6}, "floor": {"8192": 1.3, "16384": 1.2}},
                     }
                 ]
             }
