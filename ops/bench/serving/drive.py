@@ -40,6 +40,14 @@ def random_ids(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]
     return np.split(ids, ends[:-1])
 
 
+def packed_batch(sequences: Sequence[Int32Array]) -> PackedBatch:
+    """The engine's view of token ids."""
+    lengths = [len(sequence) for sequence in sequences]
+    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    return PackedBatch(np.concatenate(sequences), cu_seqlens, max(lengths), None, [_OPTIONS] * len(lengths))
+
+
 def drive(
     requests: Requests, feed: Feed, engine: Engine, num_lanes: int, cost: LearnedCost, *, grace_s: float
 ) -> Outcome:
@@ -145,11 +153,8 @@ class _Drive:
         lengths = self._lengths[ids]
         if work.started is not None:
             self._start[ids] = now
-        cu_seqlens = np.zeros(len(ids) + 1, np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1:])
         token_ids = self._requests.token_ids
-        flat = np.concatenate([token_ids[index] for index in work.batch.ids])
-        batch = PackedBatch(flat, cu_seqlens, int(lengths.max()), None, [_OPTIONS] * len(ids))
+        batch = packed_batch([token_ids[index] for index in work.batch.ids])
         future = self._lanes.submit(batch)
         future.add_done_callback(lambda done: self._on_done(work, ids, lengths, done))
 
@@ -171,11 +176,12 @@ class _Drive:
         self._step()
 
     def _record(self, work: Work, lengths: Lengths, device_s: float) -> None:
-        tokens, longest, count = int(lengths.sum()), int(lengths.max()), len(lengths)
-        self._cost.observe(tokens, int((lengths * lengths).sum()), longest, count, device_s)
+        tokens, squares = int(lengths.sum()), int((lengths * lengths).sum())
+        longest, count = int(lengths.max()), len(lengths)
+        self._cost.observe(tokens, squares, longest, count, device_s)
         started = work.started if work.started is not None else 0.0
-        predicted_s = work.batch.predicted_s
-        self._batches.append(Ran(started, count, tokens, longest, predicted_s, device_s, work.trigger, work.partition))
+        sums = (count, tokens, squares, longest)
+        self._batches.append(Ran(started, *sums, work.batch.predicted_s, device_s, work.trigger, work.partition))
 
     def _finish_run(self, error: BaseException | None) -> None:
         if self._ended.done():

@@ -20,6 +20,7 @@ class Ran:
     started: float  # s since the run began
     count: int
     tokens: int
+    squares: int  # sum of the squared lengths
     longest: int
     predicted_s: float
     measured_s: float  # the device's time
@@ -114,5 +115,5 @@ class Outcome:
         """Arrivals = responses, and p99 within the SLO; a refusal is a miss."""
         answered, offered = self.answered_per_s(0.5), self.offered_per_s(0.5)
         # What is in flight at either end of the half makes the two differ by chance.
-        slack = 0.03 * offered + 3 * math.sqrt(offered / self.span_s)
+        slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)
         return self.percentile_s(99) <= slo_s and answered >= offered - slack

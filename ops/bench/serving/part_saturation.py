@@ -18,7 +18,7 @@ from penstock.ops.bench.serving.systems import System, all_systems, default
 
 _OVERLOAD = 1.4  # times the throughput that is expected
 _SATURATED = 0.9  # answered / offered: above it there was no overload
-_CURVE = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.2)  # of the best system's saturation
+_CURVE = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)  # of the best system's saturation
 _SINCE = 0.3
 
 Row = dict[str, Any]
@@ -44,13 +44,13 @@ def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: fl
     saturation = overload.answered_per_s(_SINCE)
 
     def keeps_up(rate: float) -> bool:
-        return stand.simulated(system, plan.simulated(lengths, rate, slo_s)).keeps_up(slo_s)
+        return stand.simulated(system, plan.simulated_load(lengths, rate, slo_s)).keeps_up(slo_s)
 
     found = highest(keeps_up, 0.9 * saturation, precision=0.03)
     confirmed = confirm(
         lambda rate: stand.real(system, plan.load(lengths, rate, slo_s), grace_s=2 * slo_s),
         lambda outcome: outcome.keeps_up(slo_s),
-        found or 0.1 * saturation,
+        min(found, saturation) or 0.1 * saturation,  # a short run may pass by chance what cannot last
         most=plan.most_trials,
     )
     row = {
@@ -70,7 +70,7 @@ def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: fl
 def _overload(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
     """A run in which more comes than can be answered."""
     bound = stand.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
-    expected = stand.simulated(system, plan.simulated(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
+    expected = stand.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
     rate = _OVERLOAD * max(expected, 0.05 * bound)
     outcome = stand.real(system, plan.load(lengths, rate, slo_s), grace_s=0.0)
     while outcome.answered_per_s(_SINCE) > _SATURATED * outcome.offered_per_s(_SINCE):
@@ -85,7 +85,7 @@ def _curve(
     """Simulated (offered, answered), requests a second."""
     points = []
     for share in _CURVE:
-        outcome = stand.simulated(system, plan.simulated(lengths, share * best, slo_s))
+        outcome = stand.simulated(system, plan.simulated_load(lengths, share * best, slo_s))
         points.append((outcome.offered_per_s(_SINCE), outcome.answered_per_s(_SINCE)))
     return points
 

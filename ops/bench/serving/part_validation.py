@@ -1,5 +1,9 @@
 """The simulator beside the real thing: one worker, the same requests."""
 
+import math
+
+import numpy as np
+
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.part_slo import saturation_of
@@ -30,4 +34,10 @@ def run(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
 
 
 def _figures(outcome: Outcome) -> Row:
-    return {"answered_per_s": outcome.answered_per_s(0.0), "p99_s": outcome.percentile_s(99)}
+    latency = outcome.latency_s
+    answered = latency[np.isfinite(latency)]
+    return {
+        "answered_per_s": outcome.answered_per_s(0.0),
+        "p99_s": float(np.percentile(answered, 99)) if len(answered) else math.inf,
+        "refused": outcome.num_refused / outcome.num_requests,
+    }

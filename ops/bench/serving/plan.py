@@ -10,7 +10,6 @@ KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
-_SIMULATED = (2_000, 20_000)  # least and most requests in one simulated run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,7 @@ class RunPlan:
     slo_s: float | None = None  # None: 50 ms, or what the longest request needs
     seconds: float = 2.5  # of each real run, at least
     most_trials: int = 2  # real runs that confirm a critical point
+    simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
     kafka_rates: tuple[float, ...] = (50.0, 100.0, 200.0)  # requests a second
 
     def slo_of(self, stand: Stand, lengths: str) -> float:
@@ -34,9 +34,9 @@ class RunPlan:
         """A real run: `times` the usual length."""
         return Load(lengths, rate_per_s, times * max(self.seconds, _SECONDS_OF_SLO * slo_s))
 
-    def simulated(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
+    def simulated_load(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
         """A simulated one: as long, but of enough requests and not too many."""
-        least, most = (count / rate_per_s for count in _SIMULATED)
+        least, most = (count / rate_per_s for count in self.simulated)
         return Load(lengths, rate_per_s, min(max(self.load(lengths, rate_per_s, slo_s).seconds, least), most))
 
 

@@ -45,17 +45,29 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     configure_logs("console", "warning")
     began, started = time.monotonic(), datetime.now(UTC)
     with tempfile.TemporaryDirectory() as folder:
-        stand = Stand(_checkpoint(model, device, Path(folder)), device=device, dtype=dtype)
+        stand = Stand.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
         parts = measure(stand, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
-    machine = _machine(stand)
-    record = finite(
+    name = _NAMES.get(model, stand.packed.info.name)
+    record = record_of(stand, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
+    for grid in grids(record):
+        show_grid(console, grid)
+    show_claims(console, claims(record))
+    path = output or RESULTS / f"serving-{_slug(record['machine'])}.json"
+    draw(record, write(record, render(record), path))
+    console.print(f"Written: {path}, and the tables and plots beside it")
+    return 0
+
+
+def record_of(stand: Stand, plan: RunPlan, parts: Row, model: str, started: str, seconds: float) -> Row:
+    """A result file's content."""
+    record: Row = finite(
         {
             "command": shlex.join(["penstock", *sys.argv[1:]]),
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": time.monotonic() - began,
-            "machine": machine,
+            "started": started,
+            "seconds": seconds,
+            "machine": _machine(stand),
             "is_gpu": stand.is_gpu,
-            "model": _NAMES.get(model, stand.packed.info.name),
+            "model": model,
             "dtype": stand.packed.info.dtype,
             "num_lanes": stand.num_lanes,
             "max_batch_sequences": stand.settings.max_batch_sequences,
@@ -65,13 +77,7 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
             "parts": parts,
         }
     )
-    for grid in grids(record):
-        show_grid(console, grid)
-    show_claims(console, claims(record))
-    path = output or RESULTS / f"serving-{_name(machine)}.json"
-    draw(record, write(record, render(record), path))
-    console.print(f"Written: {path}, and the tables and plots beside it")
-    return 0
+    return record
 
 
 def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
@@ -102,7 +108,7 @@ def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
     return parts
 
 
-def _checkpoint(model: str | None, device: str, folder: Path) -> Path:
+def _checkpoint(model: str | None, folder: Path) -> Path:
     """The directory of the model: the demo's by default, or one of BERT-base's shape with random weights."""
     if model is None:
         return model_directory()
@@ -124,5 +130,5 @@ def _machine(stand: Stand) -> Row:
     return machine
 
 
-def _name(machine: Row) -> str:
+def _slug(machine: Row) -> str:
     return str(machine["gpu"]).lower().replace(" ", "-") if "gpu" in machine else slug(machine)

@@ -167,7 +167,8 @@ class SimulatedWorker:
         ids, of = work.batch.ids, self._lengths
         lengths = [of[index] for index in ids]
         tokens, longest = sum(lengths), max(lengths)
-        seconds = self._seconds(tokens, sum([length * length for length in lengths]), longest, len(ids))
+        squares = sum([length * length for length in lengths])
+        seconds = self._seconds(tokens, squares, longest, len(ids))
         start = self._start
         for index in ids:
             start[index] = now
@@ -177,7 +178,7 @@ class SimulatedWorker:
         if self._batches is not None:
             predicted_s = work.batch.predicted_s
             self._batches.append(
-                Ran(now, len(ids), tokens, longest, predicted_s, seconds, work.trigger, work.partition)
+                Ran(now, len(ids), tokens, squares, longest, predicted_s, seconds, work.trigger, work.partition)
             )
 
     def _end(self, work: Work, now: float) -> None:

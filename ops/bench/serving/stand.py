@@ -62,16 +62,22 @@ class Known:
 class Stand:
     """Engines are loaded and calibrated at their first use; what their costs learn stays, as in a worker."""
 
-    def __init__(self, model: Path, *, device: str = "auto", dtype: str = "auto", seed: int = 0) -> None:
+    def __init__(self, settings: WorkerSettings, packed: Engine, seed: int = 0) -> None:
+        """`packed`: the runtime with the model of `settings`."""
         self._seed = seed
-        self.settings = WorkerSettings.model_validate({"model": str(model), "device": device, "dtype": dtype})
-        self.packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")
-        self.settings = suited(self.settings, self.packed)
-        self.num_lanes = default_lanes(self.packed)
+        self.packed = packed
+        self.settings = suited(settings, packed)
+        self.num_lanes = default_lanes(packed)
         self._known: dict[EngineKind, Known] = {}
         self._noise: dict[EngineKind, Noise] = {}
         self._overhead_s: dict[EngineKind, float] = {}
+
+    @classmethod
+    def load(cls, model: Path, *, device: str, dtype: str) -> "Stand":
+        """The model on this machine, with a worker's defaults."""
         sys.setswitchinterval(0.0005)  # as a worker does
+        packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")
+        return cls(WorkerSettings.model_validate({"model": str(model), "device": device, "dtype": dtype}), packed)
 
     @property
     def is_gpu(self) -> bool:
@@ -84,8 +90,16 @@ class Stand:
     def known(self, kind: EngineKind) -> Known:
         """An engine, calibrated."""
         if kind not in self._known:
-            self._known[kind] = self._calibrated(self._load(kind))
+            self._known[kind] = self.measured(kind)
         return self._known[kind]
+
+    def measured(self, kind: EngineKind) -> Known:
+        """Load an engine and calibrate it, some 10 s."""
+        engine, chosen = self._load(kind), self.settings
+        caps = {"max_sequences": chosen.max_batch_sequences, "max_tokens": chosen.max_batch_tokens}
+        costs = measure_costs(engine, **caps, reason="benchmark")
+        errors = tuple(abs(residual.error) for residual in costs.check_residuals())
+        return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
 
     def table(self, kind: EngineKind) -> CostTable:
         """What the engine's cost is now, as a table that does not change."""
@@ -120,14 +134,13 @@ class Stand:
     def learn(self, kind: EngineKind, outcome: Outcome) -> None:
         """Take the simulator's noise and overhead from a real run that kept all lanes busy."""
         begin, end = _SETTLED * outcome.span_s, outcome.span_s
-        settled = [
-            batch for batch in outcome.batches if begin <= batch.started and batch.started + batch.measured_s < end
-        ]
+        settled = [ran for ran in outcome.batches if begin <= ran.started and ran.started + ran.measured_s < end]
         if len(settled) < _FEWEST_RATIOS:
             return
-        self._noise[kind] = Noise(np.array([ran.measured_s / ran.predicted_s for ran in settled]))
-        lane_s = self.num_lanes * (end - begin)
-        idle_s = lane_s - sum(ran.measured_s for ran in settled)
+        table = self.table(kind)
+        predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
+        self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
+        idle_s = self.num_lanes * (end - begin) - sum(ran.measured_s for ran in settled)
         self._overhead_s[kind] = max(0.0, idle_s / (len(settled) + self.num_lanes))
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
@@ -166,13 +179,6 @@ class Stand:
             chosen = self.settings
             return load_engine(chosen.model, device=chosen.device, dtype=chosen.dtype, engine="padded")
         raise RuntimeError(f"No engine is of the kind {kind!r}. This is a bug.")
-
-    def _calibrated(self, engine: Engine) -> Known:
-        chosen = self.settings
-        caps = {"max_sequences": chosen.max_batch_sequences, "max_tokens": chosen.max_batch_tokens}
-        costs = measure_costs(engine, **caps, reason="benchmark")
-        errors = tuple(abs(residual.error) for residual in costs.check_residuals())
-        return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
 
     def _requests(self, load: Load) -> Requests:
         stream = self._stream(load)
