@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,10 @@ from penstock.engine.gpu.engine import GpuEngine
 from penstock.engine.heads import Head
 from penstock.engine.kernels import launch as launching
 from penstock.engine.pooling import EmbeddingTail
-from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.dispatcher import Dispatcher
+from penstock.worker.inflight import InFlight, Row
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -125,6 +129,68 @@ def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: Fake
     cuda.broken = LASTING
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         running.result()
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY[:2], ids=str)
+async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
+    encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 20, error
+    settled: dict[int, Any] = {}
+    over = asyncio.Event()
+
+    def on_settled(row: Row, result: Any) -> None:
+        settled[row.index] = result
+        if len(settled) == 8:
+            over.set()
+
+    def on_failure(*failure: object) -> None:
+        failures.append(failure)
+        over.set()
+
+    failures: list[object] = []
+    cost, lanes = PackedCost(0.0, 0.0, 0.0, 0.0), EngineLanes(engine)
+    dispatcher = Dispatcher(
+        lanes,
+        Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost),
+        cost,
+        clock=lambda: 100.0,
+        settled=on_settled,
+        failed=on_failure,
+        batch_done=lambda results, stats: None,
+        unhealthy=on_failure,
+    )
+    sequences = random_sequences((7,) * 8)
+    dispatcher.add(rows_of_one_record(sequences))
+    await asyncio.wait_for(over.wait(), 10)
+    dispatcher.close()
+    await lanes.close()
+    assert failures == []
+    for index, ids in enumerate(sequences):
+        np.testing.assert_array_equal(settled[index], np.tile(ids[:, None], 4))
+    assert encoder.lengths == [
+        56,
+        28,
+        14,
+        14,
+        28,
+        14,
+        14,
+    ]  # halves before quarters, and no probe of the engine's health
+
+
+def rows_of_one_record(sequences: Sequence[Int32Array]) -> list[Row]:
+    owner = InFlight(
+        record=cast(Any, None),
+        address=cast(Any, None),
+        request=cast(Any, None),
+        deadline=None,
+        bulk=False,
+        arrived=0.0,
+        rows=[None] * len(sequences),
+        missing=len(sequences),
+    )
+    return [Row(owner, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
 
 
 def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
