@@ -8,17 +8,22 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import msgpack
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.ops.demo.model import model_directory
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
+from penstock.producer.messages import Request, join_tokens
+from penstock.producer.topics import request_topic
+from penstock.producer.wire import encode_request
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
@@ -98,6 +103,7 @@ def _variable(setting: str) -> str:
     return setting.upper() if setting.startswith("echo_") else f"PENSTOCK_{setting.upper()}"
 
 
+Post = Callable[..., Awaitable[list[Event]]]
 Committed = Callable[[KafkaBroker, str], Awaitable[dict[TopicPartition, int]]]
 
 
@@ -139,6 +145,40 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
             return stack.enter_context(WorkerProcess(log_path, settings))
 
         yield start
+
+
+@pytest.fixture
+def post(unique: Callable[[str], str]) -> Post:
+    """`await post(kafka, model, [(ids, headers), …])`: one request each, by plain aiokafka; their answers, in order.
+
+    With `timeout_s` each has a deadline, so long after it was sent.
+    """
+
+    async def ask(
+        broker: KafkaBroker,
+        model: str,
+        requests: Sequence[tuple[list[int], list[tuple[str, bytes]]]],
+        timeout_s: float | None = None,
+    ) -> list[Event]:
+        topic, replies = request_topic(model), unique("penstock.replies.")
+        answers: dict[bytes, Event] = {}
+        servers = broker.bootstrap_servers
+        async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+            await producer.partitions_for(topic)
+            for number, (ids, own) in enumerate(requests):
+                value = encode_request(Request(model, "embed", join_tokens([ids])))
+                headers = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, b"%d" % number), *own]
+                if timeout_s is not None:
+                    headers.append((DEADLINE_MS, b"%d" % int((time.time() + timeout_s) * 1000)))
+                await producer.send_and_wait(topic, value, headers=headers)
+        consumer = AIOKafkaConsumer(replies, bootstrap_servers=servers, auto_offset_reset="earliest")
+        async with consumer, asyncio.timeout(60):
+            while len(answers) < len(requests):
+                record = await consumer.getone()
+                answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)
+        return [answers[b"%d" % number] for number in range(len(requests))]
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgpack
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.headers import CLASS, CORRELATION_ID, REPLY_TOPIC
+from penstock.producer.headers import CLASS, REPLY_TOPIC
 from penstock.producer.messages import Request, join_tokens
 from penstock.producer.wire import encode_request
 
 NUM_BULK, NUM_ONLINE = 600, 12
-Posted = dict[bytes, dict[str, Any]]
 
 
 def ids(number: int) -> list[int]:
@@ -109,46 +107,15 @@ async def test_a_job_works_both_topics_to_their_ends(
     assert taken == {topic: 20, topic + ".bulk": 20}
 
 
-async def post(broker: KafkaBroker, model: str, replies: str, headers: dict[bytes, Any]) -> Posted:
-    """One request for each correlation id, with its further headers; the answers to them."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
-    answers: Posted = {}
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-        for number, (name, own) in enumerate(headers.items()):
-            value = encode_request(Request(model, "embed", join_tokens([ids(number)])))
-            always = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, name)]
-            await producer.send_and_wait(f"penstock.requests.{model}", value, headers=[*always, *own])
-        consumer.subscribe([replies])
-        await consumer.start()
-        try:
-            async with asyncio.timeout(30):
-                async for record in consumer:
-                    answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)
-                    if len(answers) == len(headers):
-                        return answers
-        finally:
-            await consumer.stop()
-    raise AssertionError(f"Only {len(answers)} answers.")
-
-
 async def test_the_header_alone_makes_a_request_bulk_and_a_class_that_is_none_is_refused(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], post: Callable[..., Any]
 ) -> None:
     model = unique("classes")
     worker = start_worker(kafka, served_name=model)
     await worker.ready()
-    answers = await post(
-        kafka,
-        model,
-        unique("penstock.replies."),
-        {b"plain": [], b"online": [(CLASS, b"online")], b"bulk": [(CLASS, b"bulk")], b"none": [(CLASS, b"urgent")]},
-    )
-    assert {name: answer["ok"] for name, answer in answers.items()} == {
-        b"plain": True,
-        b"online": True,
-        b"bulk": True,
-        b"none": False,
-    }
-    assert answers[b"bulk"]["batch"]["trigger"] == "bulk"
-    assert answers[b"none"]["error"]["code"] == "invalid_request"
-    assert "penstock-class" in answers[b"none"]["error"]["message"]
+    classes: list[list[tuple[str, bytes]]] = [[], [(CLASS, b"online")], [(CLASS, b"bulk")], [(CLASS, b"urgent")]]
+    answers = await post(kafka, model, [(ids(number), own) for number, own in enumerate(classes)])
+    assert [answer["ok"] for answer in answers] == [True, True, True, False]
+    assert answers[2]["batch"]["trigger"] == "bulk"
+    assert answers[3]["error"]["code"] == "invalid_request"
+    assert "penstock-class" in answers[3]["error"]["message"]
