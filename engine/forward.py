@@ -1,4 +1,4 @@
-"""The forward pass of an encoder, in five operations and for some families more. A device implements them.
+"""The forward pass of an encoder, in four operations and for some families more. A device implements them.
 
 The CPU runs it as it stands, batch by batch (`CpuOps`). A GPU's is run once, by a recorder (`engine.program`), which
 learns from it the order of the operations and how long each intermediate lives; a batch then runs the record.
@@ -28,10 +28,6 @@ class Ops(Protocol[X, D_contra]):
         """activation(x @ weight.T + bias)."""
         ...
 
-    def gate(self, x: X, activation: str) -> X:
-        """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
-        ...
-
     def project_add_norm(self, x: X, dense: D_contra, residual: X, norm: Norm) -> X:
         """norm(x @ weight.T + bias + residual)."""
         ...
@@ -42,7 +38,11 @@ class Ops(Protocol[X, D_contra]):
 
 
 class PreNormOps(Ops[X, D_contra], Protocol):
-    """What a pre-norm encoder needs beside that."""
+    """What a pre-norm encoder, and its gated MLPs, need beside that."""
+
+    def gate(self, x: X, activation: str) -> X:
+        """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
+        ...
 
     def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
         """norm(x @ weight.T + bias + residual), and that sum itself: the next residual."""
@@ -63,8 +63,8 @@ class ConvolutionOps(Ops[X, D_contra], Protocol):
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
     """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint for a convolution."""
-    if encoder.pre_norm:
-        raise RuntimeError("a pre-norm encoder went the post-norm way. This is a bug.")
+    if encoder.pre_norm or any(layer.gate is not None for layer in encoder.layers):
+        raise RuntimeError("a pre-norm or gated encoder went the post-norm way. This is a bug.")
     if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
             "a convolution beside the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
@@ -81,7 +81,10 @@ def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
         hidden, total = ops.project_add_norm_sum(context, layer.attention_output, total, layer.attention_norm)
-        hidden, total = ops.project_add_norm_sum(_inner(layer, hidden, ops), layer.down, total, layer.output_norm)
+        inner = ops.project(hidden, layer.up)
+        if layer.gate is not None:
+            inner = ops.gate(inner, layer.gate)
+        hidden, total = ops.project_add_norm_sum(inner, layer.down, total, layer.output_norm)
     return hidden
 
 
@@ -103,9 +106,5 @@ def _embedded(encoder: Encoder[D], ops: Ops[X, D]) -> X:
 def _post_norm(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
     context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
     hidden = ops.project_add_norm(context, layer.attention_output, hidden, layer.attention_norm)
-    return ops.project_add_norm(_inner(layer, hidden, ops), layer.down, hidden, layer.output_norm)
-
-
-def _inner(layer: Layer[D], hidden: X, ops: Ops[X, D]) -> X:
     inner = ops.project(hidden, layer.up)
-    return inner if layer.gate is None else ops.gate(inner, layer.gate)
+    return ops.project_add_norm(inner, layer.down, hidden, layer.output_norm)
