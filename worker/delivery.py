@@ -49,6 +49,7 @@ class Delivery:
         """Answer a record with an error, and keep the original as a dead letter.
 
         `address` is None when the record names no place that may be answered: then the dead letter is all there is.
+        There is none of what its sender is told to send again: under overload that would be twice the work for nothing.
         """
         log.info(
             "request_refused",
@@ -59,7 +60,8 @@ class Delivery:
             offset=record.offset,
             answered=address is not None,
         )
-        owed = 1 if address is None else 2
+        is_kept = address is None or not error.retriable
+        owed = (address is not None) + is_kept
 
         def done() -> None:
             nonlocal owed
@@ -77,7 +79,8 @@ class Delivery:
                 done()
 
             self._send_reply(record, address, value, answered)
-        self._dead_letters.keep(record, error.code, error.message, done)
+        if is_kept:
+            self._dead_letters.keep(record, error.code, error.message, done)
 
     def _send_reply(
         self, record: KafkaRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]

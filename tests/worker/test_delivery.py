@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOr
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BadTokenId, InvalidRequest
+from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded
 from penstock.producer.headers import ReplyAddress
 from penstock.producer.outbox import OutRecord
 from penstock.worker import dead_letters
@@ -104,6 +104,12 @@ def test_a_refusal_nobody_can_be_told_of_is_a_dead_letter(desk: Desk, make_recor
     desk.delivery.refuse(make_record(b"bad", offset=7), None, InvalidRequest("no reply topic"))
     desk.acknowledge(0)
     assert desk.events == [f"produced to {DEAD_LETTERS}", "acknowledged 0", "finished 7"]
+
+
+def test_what_may_be_sent_again_is_answered_and_not_kept(desk: Desk, make_record: MakeRecord) -> None:
+    desk.delivery.refuse(make_record(b"fine", offset=7), ADDRESS, Overloaded("later"))
+    desk.acknowledge(0)
+    assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 7"]
 
 
 def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: MakeRecord) -> None:
