@@ -31,7 +31,7 @@ log = structlog.get_logger("penstock.serve")
 
 
 def serve(settings: WorkerSettings) -> int:
-    """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topic. Blocks; returns the exit code.
+    """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
     Raises:
         EngineError: the model cannot be loaded.

@@ -120,7 +120,10 @@ class WorkerSettings(KafkaSettings):
     drain_s: float = Field(
         20.0, gt=0, description="Longest time to finish what is in flight on SIGTERM or when partitions are revoked."
     )
-    once: bool = Field(False, description="Work up to the current ends of both topics, then exit.")
+    once: bool = Field(
+        False,
+        description="Exit when both topics have been worked up to their ends and nothing new has come for 5 s.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto: console on a terminal, JSON elsewhere."
     )

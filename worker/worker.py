@@ -40,6 +40,7 @@ _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 _COMMIT_S = 0.5
+_ONCE_QUIET_S = 5.0  # ample for a job to write down a block of answers and send the next
 _LAST_COMMIT_S = 3.0
 _DISCONNECT_S = 2.0
 _LEAVE_S = _LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the most that stopping takes without a broker
@@ -133,7 +134,7 @@ class Worker:
         self._stopping.set()
 
     async def run(self) -> int:
-        """Serve until `stop`, or with `once` up to the current end of the topic. Returns the process's exit code."""
+        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code."""
         if not await self._start_unless_stopped():
             await self._outbox.stop(0.0)
             return 0
@@ -177,18 +178,24 @@ class Worker:
             await self._poll()
 
     async def _serve_once(self) -> None:
-        """Up to where the assigned partitions end now, then return."""
-        while not self._consumer.assigned.is_set() and not self._stopping.is_set():
+        """Until nothing new has come for `_ONCE_QUIET_S` after the end was reached and everything was answered.
+
+        Not up to the end alone: a bulk job sends its next rows when it has the answers to the last.
+        """
+        ends: dict[TopicPartition, int] = {}
+        quiet_since = time.monotonic()
+        while not self._stopping.is_set() and time.monotonic() - quiet_since < _ONCE_QUIET_S:
             await self._poll()
-        ends = await self._unless_stopped(self._consumer.end_offsets()) or {}
-        while not await self._unless_stopped(self._consumer.reached(ends)) and not self._stopping.is_set():
-            await self._poll()
+            if await self._unless_stopped(self._consumer.reached(ends)):
+                ends = await self._unless_stopped(self._consumer.end_offsets()) or {}
+            at_end = self._consumer.assigned.is_set() and await self._unless_stopped(self._consumer.reached(ends))
+            if at_end:
+                self._dispatcher.drain()  # no batch mates are to come
+            elif self._consumer.assigned.is_set():  # a revocation drains for itself
+                self._dispatcher.resume()
+            if not at_end or self._held.records:
+                quiet_since = time.monotonic()
         log.info("end_reached", partitions=len(ends), unfinished=self._held.records)
-        self._consumer.pause(self._topic)
-        self._consumer.pause(self._bulk_topic)
-        self._dispatcher.drain()
-        while not self._stopping.is_set() and self._held.records:
-            await self._turn()
 
     async def _poll(self) -> None:
         """One turn, with back-pressure adjusted."""

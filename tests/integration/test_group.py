@@ -173,6 +173,22 @@ async def test_once_works_up_to_the_end_and_exits(
     assert again.events("stopped")[0]["answered"] == 0
 
 
+async def test_once_stays_while_a_job_sends_more_only_after_the_answers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
+) -> None:
+    model = unique("waves")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False, bulk=True) as client:
+        waves = [[client.embed(ids=[[wave, n + 1]], timeout_s=60) for n in range(20)] for wave in range(3)]
+        first = asyncio.gather(*waves[0])
+        await asyncio.sleep(0)
+        worker = start_worker(kafka, served_name=model, once=True)
+        answers = [await first, *[await asyncio.gather(*wave) for wave in waves[1:]]]
+    assert [[vector[0, 1] for vector in wave] for wave in answers] == [[wave] * 20 for wave in range(3)]
+    assert await worker.exit_code() == 0
+    assert worker.events("stopped")[0]["answered"] == 60
+    assert sum((await committed(kafka, f"penstock.{model}")).values()) == 60
+
+
 async def test_a_drain_that_takes_too_long_is_given_up_and_its_records_left_to_others(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
