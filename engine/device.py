@@ -5,9 +5,13 @@ import platform
 from importlib.util import find_spec
 from pathlib import Path
 
+import structlog
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.weights import EncoderWeights
+
+log = structlog.get_logger("penstock.engine")
 
 GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _OLDEST_CAPABILITY = (8, 0)
@@ -31,6 +35,18 @@ def choose_device(wanted: str, *, padded: bool = False) -> str:
             return "cuda"
         case _:
             raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
+
+
+def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
+    """As `choose_device`; but "auto" takes the CPU, and says so, for an encoder that no GPU runs.
+
+    That is one with a convolution; what else a GPU refuses (`gpu.support`), it refuses under "auto" too.
+    """
+    device = choose_device(wanted)
+    if wanted == "auto" and device == "cuda" and weights.convolution is not None:
+        log.warning("runs_on_cpu", reason="the convolution beside the first layer is implemented on the CPU only")
+        return "cpu"
+    return device
 
 
 def _missing(padded: bool) -> str | None:

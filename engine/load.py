@@ -10,7 +10,7 @@ import structlog
 from penstock.engine.checkpoint import Checkpoint, read_checkpoint, resolve_model, revision_of
 from penstock.engine.cpu import CpuEngine
 from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
-from penstock.engine.device import GPU_DTYPES, choose_device, device_name, gpu_precision
+from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
 from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.heads import Head, checkpoint_heads, linear_head, on_device
 from penstock.engine.modules import embedding_tail
@@ -46,7 +46,7 @@ def load_engine(
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
         natively, else float32.
-    device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on.
+    device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on, and they know the encoder.
     engine: "packed", this runtime; "padded", transformers; "auto", the padded one where this runtime does not know the
         architecture.
     threads: processor threads for one batch on a CPU; every thread that calls `run` is set to it.
@@ -60,10 +60,10 @@ def load_engine(
         from penstock.engine.padded_load import load_padded  # transformers is slow to import
 
         return load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
-    on_gpu = choose_device(device) == "cuda"
+    weights = family_of(checkpoint).encoder(checkpoint)
+    on_gpu = choose_device_for(weights, device) == "cuda"
     precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
     tail = embedding_tail(checkpoint)
-    weights = family_of(checkpoint).encoder(checkpoint)
     dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.engine.checkpoint import memory_checkpoint
 from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
-from penstock.engine.device import GPU_DTYPES, choose_device, gpu_precision
+from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
 from penstock.engine.families import family_of
 from penstock.engine.layout import sort_by_length
 from penstock.engine.types import Int32Array, PackedBatch
@@ -110,7 +110,7 @@ class PackedModel:
 
 
 def _encode_on(device: str, dtype: str, weights: EncoderWeights) -> Encode:
-    match choose_device(device):
+    match choose_device_for(weights, device):
         case "cpu":
             return _cpu_encode(weights, CPU_DTYPES[cpu_precision(dtype)])
         case "cuda":

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from penstock.engine import TaskOptions
+from penstock.engine import TaskOptions, from_torch, load_engine
 from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
+from penstock.engine.program import record
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
@@ -129,6 +131,26 @@ def rms(rows: Any, expected: Any) -> float:
 def test_deberta_variants(tmp_path: Path, config: dict[str, Any]) -> None:
     model = save_encoder(tmp_path, "deberta-v2", **config)
     assert largest_error(tmp_path, model, types="type_vocab_size" in config) <= 1e-5
+
+
+def test_a_convolution_takes_the_cpu_unless_a_gpu_is_insisted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda: None)  # as where a GPU is
+    model = save_encoder(tmp_path, "deberta-v2", conv_kernel_size=3)
+    with capture_logs() as logs:
+        engine = load_engine(str(tmp_path), device="auto", dtype="float32")
+    assert [(log["event"], log["log_level"]) for log in logs] == [("runs_on_cpu", "warning")]
+    assert engine.info.device == "cpu"
+    (row,) = engine.run(pack(random_sequences((9,)))).rows
+    np.testing.assert_allclose(row, reference_hidden(model, random_sequences((9,))[0]).mean(axis=0), atol=1e-5)
+    with capture_logs() as logs:
+        hidden = from_torch(model, dtype="float32").packed(torch.arange(2, 9), torch.tensor([0, 7]))
+    assert [log["event"] for log in logs] == ["runs_on_cpu"]
+    np.testing.assert_allclose(hidden, reference_hidden(model, np.arange(2, 9, dtype=np.int32)), atol=1e-5)
+    checkpoint = read_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedCheckpoint, match="use device='cpu'"):  # what the GPU's encoder does at load
+        record(family_of(checkpoint).encoder(checkpoint), lambda dense: len(dense.weight), 4)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "tanh"])
