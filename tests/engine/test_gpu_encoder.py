@@ -1,0 +1,64 @@
+"""A batch's whole way on a GPU but for the launches: shapes, spare rows, planned memory. Torch plays the kernels."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.checkpoint import read_checkpoint
+from penstock.engine.families import family_of
+from penstock.engine.gpu import GpuEncoder, kernels
+from penstock.engine.gpu.inputs import Inputs
+from tests.engine import test_gpu_steps as played
+from tests.engine.fake_cuda import FakeCuda
+from tests.engine.helpers import pack, random_sequences, reference_hidden, save_encoder
+
+LENGTHS = (5, 40, 1, 100)
+
+
+def attend(out: Tensor, qkv: Tensor, attention: object, inputs: Inputs, *_: object) -> Tensor:
+    """Plain attention of heads of 32, sequence by sequence: those of the spare rows too."""
+    for start, end in itertools.pairwise(inputs.cu_seqlens.tolist()):
+        query, key, value = qkv[start:end].view(-1, 3, 4, 32).permute(1, 2, 0, 3)
+        context = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
+        out[start:end] = context.transpose(0, 1).reshape(end - start, 128)
+    return out
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The transformers model, whose checkpoint lies in tmp_path; encoders of it run here, in float32."""
+    properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    FakeCuda(monkeypatch)
+    for name in ("embed_norm", "bias_activation", "residual_norm"):
+        monkeypatch.setattr(kernels, name, getattr(played, name))
+    monkeypatch.setattr(kernels, "attend", attend)
+    return save_encoder(tmp_path, "bert", hidden_size=128)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_batch_with_or_without_token_types_equals_transformers(saved: Any, tmp_path: Path, graphs: bool) -> None:
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu", graphs=graphs)
+    sequences = random_sequences(LENGTHS)
+    types = [np.arange(len(sequence), dtype=np.int32) % 2 for sequence in sequences]
+    # Typed first: what it leaves behind is not what a batch without types finds.
+    for given in (types, None):
+        encoder._graphs = None if encoder._graphs is None else type(encoder._graphs)(encoder.device)  # none seen yet
+        batch = pack(sequences, types=given)
+        encoded = encoder.encode(batch)
+        assert encoded.inputs.at_rest is graphs
+        assert len(encoded.hidden) == (160 if graphs else 146)
+        for index, (start, end) in enumerate(itertools.pairwise(batch.cu_seqlens)):
+            expected = reference_hidden(saved, sequences[index], None if given is None else given[index])
+            np.testing.assert_allclose(encoded.hidden[start:end].numpy(), expected, atol=2e-5)
+        for workspace in (encoder._graph_workspace, encoder._workspace):
+            for chunk in workspace.arena.buffers:
+                chunk.bytes.fill_(0xFF)
