@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from penstock.producer.arrow_rows import objects_of
 from penstock.producer.errors import PenstockError
 from penstock.producer.messages import Classification, Row
 from penstock.producer.table_reader import Block, Object, Reader, TableError, by_extension
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # at run time only where Parquet is met: it takes a tenth of a second to load
+    pass  # at run time only where Parquet is met: it takes a tenth of a second to load
 
 _ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
@@ -199,37 +200,12 @@ _SINKS = {".csv": _CsvSink, ".jsonl": _JsonlSink, ".parquet": _ParquetSink}
 
 
 def _objects(block: Block) -> Sequence[Object]:
-    """The rows as objects. What JSON has no word for (times, decimals) becomes the text that Arrow gives it."""
-    if isinstance(block.source, Sequence):
-        return block.source
-    import pyarrow as pa
-
-    batch = block.source
-    columns = [
-        column.cast(pa.string()) if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) else column
-        for column in batch.columns
-    ]
-    try:
-        rows: list[Object] = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-    except UnicodeDecodeError:
-        values = zip(*[[_readable(scalar) for scalar in column] for column in columns], strict=True)
-        rows = [dict(zip(batch.schema.names, row, strict=True)) for row in values]
-    return rows
-
-
-def _readable(scalar: "pa.Scalar") -> Any:
-    """The value, with a mark for each byte that is not UTF-8; of lists and structs that hold such bytes, nothing."""
-    import pyarrow as pa
-
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        if pa.types.is_nested(scalar.type):
-            return None
-        return scalar.cast(pa.binary()).as_py().decode(errors="replace")
+    return block.source if isinstance(block.source, Sequence) else objects_of(block.source)
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
     return _json(value).decode() if isinstance(value, list | dict | np.ndarray) else value
 
 

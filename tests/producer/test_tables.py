@@ -305,6 +305,43 @@ def test_parquet_becomes_csv_and_jsonl(tmp_path: Path) -> None:
     }
 
 
+OUT_OF_RANGE = "<value out of range: 2147483647>"
+NO_PYTHON_VALUE = {  # of Parquet, with what is written for it
+    "nested nanoseconds": (pa.array([[1], None], pa.list_(pa.timestamp("ns"))), ["1970-01-01 00:00:00.000000001"]),
+    "nested days": (
+        pa.array([{"at": 2**31 - 1}, None], pa.struct([("at", pa.date32())])),
+        {"at": OUT_OF_RANGE},
+    ),
+    "days": (pa.array([2**31 - 1, None], pa.date32()), OUT_OF_RANGE),
+    "nested decimals": (pa.array([[Decimal("1.50")], None], pa.list_(pa.decimal128(5, 2), 1)), ["1.50"]),
+    "named times": (
+        pa.array([[("at", 1)], None], pa.map_(pa.string(), pa.time64("ns"))),
+        [["at", "00:00:00.000000001"]],
+    ),
+    "a dictionary": (pa.array([1, None], pa.timestamp("ns")).dictionary_encode(), "1970-01-01 00:00:00.000000001"),
+    "a time zone nobody knows": (pa.array([1, None], pa.timestamp("ns", "Nowhere/At_all")), None),
+}
+
+
+@pytest.mark.parametrize("kind", NO_PYTHON_VALUE)
+def test_parquet_whose_values_python_cannot_hold_is_written_as_text(tmp_path: Path, kind: str) -> None:
+    values, written = NO_PYTHON_VALUE[kind]
+    pq.write_table(pa.table({"text": ["one", "two"], "value": values}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert [(row["value"], row["label"]) for row in json_rows(tmp_path / "out.jsonl")] == [
+        (written, "aone"),
+        (None, "atwo"),
+    ]
+    run(tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert [row[2] for row in csv_rows(tmp_path / "out.csv")] == ["label", "aone", "atwo"]
+
+
+def test_bytes_are_written_in_hexadecimal(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one"], "raw": [b"\xff\x00"], "deep": [[b"\xff"]]}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert csv_rows(tmp_path / "out.csv")[1][1:3] == ["ff00", '["ff"]']
+
+
 def test_csv_becomes_parquet(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text,n\none,1\ntwo\n")
     run(tmp_path / "in.csv", tmp_path / "out.parquet", top_k=2)
