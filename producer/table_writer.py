@@ -211,9 +211,24 @@ def _cell(value: Any) -> Any:
 
 def _json(value: Any) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:  # a number that JSON has no word for
+        text = json.dumps(_spelt_out(value), ensure_ascii=False, default=_plain)
+    try:
+        return text.encode()
     except UnicodeEncodeError:  # half a surrogate pair in the input: only an escape can carry it
-        return json.dumps(value, default=_plain).encode()
+        return json.dumps(json.loads(text)).encode()
+
+
+def _spelt_out(value: Any) -> Any:
+    """The value with text in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _spelt_out(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelt_out(inner) for inner in value]
+    if isinstance(value, np.ndarray):
+        return _spelt_out(value.tolist())
+    return json.dumps(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -342,6 +342,20 @@ def test_bytes_are_written_in_hexadecimal(tmp_path: Path) -> None:
     assert csv_rows(tmp_path / "out.csv")[1][1:3] == ["ff00", '["ff"]']
 
 
+def test_numbers_that_json_has_no_word_for_are_written_as_text(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"text": "one", "n": 1e999, "deep": [{"n": -1e999}, NaN, 1.5]}\n{"text": NaN}\n'
+    )
+    run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    good, bad = (tmp_path / "out.jsonl").read_text().splitlines()
+    row = json.loads(good, parse_constant=pytest.fail)
+    assert (row["n"], row["deep"], row["label"]) == ("Infinity", [{"n": "-Infinity"}, "NaN", 1.5], "aone")
+    assert json.loads(bad, parse_constant=pytest.fail)["error"] == "invalid_request: Line 2: 'text' is not a string."
+    pq.write_table(pa.table({"text": ["one"], "n": [float("nan")]}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "of_parquet.jsonl")
+    assert '"n": "NaN"' in (tmp_path / "of_parquet.jsonl").read_text()
+
+
 def test_csv_becomes_parquet(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text,n\none,1\ntwo\n")
     run(tmp_path / "in.csv", tmp_path / "out.parquet", top_k=2)
