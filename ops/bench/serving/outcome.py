@@ -72,9 +72,11 @@ class Outcome:
         begin = since * self.span_s
         return float((self.arrival > begin).sum()) / (self.span_s - begin)
 
-    def goodput_per_s(self, slo_s: float) -> float:
-        """Online requests answered within `slo_s`, a second of arrivals."""
-        return float((self.latency_s <= slo_s).sum()) / self.span_s
+    def goodput_per_s(self, slo_s: float, since: float = 0.0) -> float:
+        """Online requests answered within `slo_s`, a second of arrivals, of those that came after the share `since`."""
+        begin = since * self.span_s
+        came = self.arrival if self.bulk is None else self.arrival[~self.bulk]
+        return float(((self.latency_s <= slo_s) & (came >= begin)).sum()) / (self.span_s - begin)
 
     def in_time_of_accepted(self, slo_s: float) -> float:
         """Share of the online requests that were not refused which were answered within `slo_s`."""

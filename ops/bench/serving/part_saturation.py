@@ -90,14 +90,14 @@ def _curve(
     return points
 
 
-def described(outcome: Outcome, slo_s: float) -> Row:
-    """A run's figures, as JSON carries them. Infinite becomes null there."""
+def described(outcome: Outcome, slo_s: float, since: float = _SINCE) -> Row:
+    """A run's figures, as JSON carries them. Rates are those after the share `since` of the time."""
     errors = [abs(ran.predicted_s / ran.measured_s - 1) for ran in outcome.batches if ran.measured_s > 0]
     latency = outcome.latency_s
     return {
-        "offered_per_s": outcome.offered_per_s(_SINCE),
-        "answered_per_s": outcome.answered_per_s(_SINCE),
-        "goodput_per_s": outcome.goodput_per_s(slo_s),
+        "offered_per_s": outcome.offered_per_s(since),
+        "answered_per_s": outcome.answered_per_s(since),
+        "goodput_per_s": outcome.goodput_per_s(slo_s, since),
         "in_time_of_accepted": outcome.in_time_of_accepted(slo_s),
         "refused": dict(outcome.refused),
         "requests": len(latency),

@@ -41,7 +41,8 @@ def run_bursts(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
         steady = plan.load(lengths, load * saturation, slo_s, times=_BURST_TIMES)
         for system in (default(limits), tei(limits)):
             outcome = stand.real(system, replace(steady, is_bursty=True), grace_s=2 * slo_s)
-            rows.append({"load": load, "slo_s": slo_s, "system": system.name, **described(outcome, slo_s)})
+            figures = described(outcome, slo_s, since=0.0)  # whole periods
+            rows.append({"load": load, "slo_s": slo_s, "system": system.name, **figures})
         say(f"  bursts at {load:g} of saturation")
     return {"lengths": lengths, "saturation_per_s": saturation, "rows": rows}
 

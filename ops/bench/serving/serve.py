@@ -51,7 +51,8 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     record = record_of(stand, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
     for grid in grids(record):
         show_grid(console, grid)
-    show_claims(console, claims(record))
+    if asked := claims(record):
+        show_claims(console, asked)
     path = output or RESULTS / f"serving-{_slug(record['machine'])}.json"
     draw(record, write(record, render(record), path))
     console.print(f"Written: {path}, and the tables and plots beside it")

@@ -134,14 +134,15 @@ class Stand:
     def learn(self, kind: EngineKind, outcome: Outcome) -> None:
         """Take the simulator's noise and overhead from a real run that kept all lanes busy."""
         begin, end = _SETTLED * outcome.span_s, outcome.span_s
-        settled = [ran for ran in outcome.batches if begin <= ran.started and ran.started + ran.measured_s < end]
+        settled = [ran for ran in outcome.batches if begin <= ran.started < end]
         if len(settled) < _FEWEST_RATIOS:
             return
         table = self.table(kind)
         predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
         self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
-        idle_s = self.num_lanes * (end - begin) - sum(ran.measured_s for ran in settled)
-        self._overhead_s[kind] = max(0.0, idle_s / (len(settled) + self.num_lanes))
+        within = [min(ran.started + ran.measured_s, end) - max(ran.started, begin) for ran in outcome.batches]
+        idle_s = self.num_lanes * (end - begin) - sum(seconds for seconds in within if seconds > 0)
+        self._overhead_s[kind] = max(0.0, idle_s / len(settled))
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""

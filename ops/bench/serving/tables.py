@@ -34,12 +34,14 @@ def grids(record: Record) -> Iterator[Grid]:
         yield _validation(parts["validation"])
     if "kafka" in parts:
         yield _kafka(parts["kafka"])
-    yield _costs(record["engines"])
+    if record["engines"]:
+        yield _costs(record["engines"])
 
 
 def render(record: Record) -> str:
     """One Markdown document."""
-    sections = [_header(record), "## Asked for and measured\n\n" + _claims_table(claims(record))]
+    asked = claims(record)
+    sections = [_header(record), *(["## Asked for and measured\n\n" + _claims_table(asked)] if asked else [])]
     sections += [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
     return "\n\n".join(sections) + "\n"
 
