@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.engine.errors import DeviceFailed
 from penstock.engine.gpu.encoder import Encoded, GpuEncoder
+from penstock.engine.gpu.memory import give_back
 from penstock.engine.heads import Head
 from penstock.engine.kernels.pool import pool
 from penstock.engine.pooling import EmbeddingTail
@@ -131,7 +132,7 @@ class GpuEngine:
         it does, the error is the batch's own.
         """
         if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(str(error)):
-            torch.cuda.empty_cache()
+            give_back()
             raise torch.OutOfMemoryError(str(error)) from error
         try:
             torch.cuda.synchronize(self._encoder.device)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.gpu.inputs import Shape
+from penstock.engine.gpu.memory import give_back
 
 _MAX_GRAPHS = 512
 _MAX_HELD_BYTES = 1 << 30
@@ -73,7 +74,7 @@ class Graphs:
     def _capture(self, shape: Shape, work: Callable[[], Tensor]) -> _Graph | None:
         """None when it fails, for this time and for ever."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
-        torch.cuda.empty_cache()  # as the capture does, which would hide what it takes
+        give_back()  # as the capture does, which would hide what it takes
         before = self._memory()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

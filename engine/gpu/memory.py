@@ -1,5 +1,6 @@
 """The arena's chunks as tensors, and a plan's buffers as views of them."""
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +20,16 @@ class Chunk:
     @property
     def address(self) -> int:
         return self.bytes.data_ptr()
+
+
+def give_back() -> None:
+    """Return what torch's allocator holds and nobody uses to the device, if it can be.
+
+    Called where nothing depends on it: once a capture has failed, torch 2.8's allocator believes for ever that one is
+    underway, and refuses.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 class Workspace:
@@ -54,7 +65,7 @@ class Workspace:
         most_rows, self._most_rows = self._most_rows, 0
         if self.arena.trim():
             self._views.cache_clear()  # the last to hold the old chunks
-            torch.cuda.empty_cache()  # or torch would keep them, and cut the new chunk out of the largest
+            give_back()  # or torch would keep them, and cut the new chunk out of the largest
             if most_rows:
                 self.reserve(most_rows)
 

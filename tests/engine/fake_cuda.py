@@ -43,10 +43,14 @@ class FakeEvent:
 
 
 class FakeCuda:
-    """broken: what every synchronisation raises from now on. most_bytes: larger tensors of bytes are out of memory."""
+    """broken, refused: what synchronising and giving back raise from now on.
+
+    most_bytes: larger tensors of bytes are out of memory.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broken: RuntimeError | None = None
+        self.refused: RuntimeError | None = None
         self.most_bytes = 1 << 40
         self.num_emptied = 0
         self.on_emptied: Callable[[], None] = lambda: None
@@ -77,6 +81,8 @@ class FakeCuda:
             raise self.broken
 
     def _empty_cache(self) -> None:
+        if self.refused is not None:
+            raise self.refused
         self.num_emptied += 1
         self.on_emptied()
 

@@ -98,6 +98,15 @@ def test_memory_that_ran_out_in_any_words_is_one_error_and_the_engine_lives(
     assert len(engine.run(pack(random_sequences((3,)), TAGS)).rows) == 1
 
 
+def test_memory_that_ran_out_is_that_also_where_torch_can_give_none_back(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine
+) -> None:
+    cuda.refused = RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+    encoder.most_tokens, encoder.error = 4, OUT_OF_MEMORY[1]
+    with pytest.raises(torch.OutOfMemoryError, match="ALLOC_FAILED"):
+        engine.run(BATCH)
+
+
 @pytest.mark.parametrize("error", BATCHES_OWN, ids=str)
 def test_an_error_after_which_the_device_answers_is_the_batchs_own(
     encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError

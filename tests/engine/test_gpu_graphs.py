@@ -36,6 +36,7 @@ class Cuda:
         self.free_bytes = 1 << 40
         self.takes_bytes = 0  # each capture, of the allocator
         self.driver_bytes = 0  # each capture, beside it
+        self.is_stuck = False  # as torch 2.8's allocator is, once the end of a capture has failed
         self.stream = "engine's"
         self.error: Exception | None = None  # of the next captures' ends
         for name, part in {
@@ -55,6 +56,8 @@ class Cuda:
         return self.graphs[-1]
 
     def _empty_cache(self) -> None:
+        if self.is_stuck:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
         self.free_bytes += self.cached_bytes
         self.cached_bytes = 0
 
@@ -135,6 +138,14 @@ def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
 
     run(graphs, 32, 2, work)
     assert streams == ["engine's", "capture's", "engine's"]
+
+
+def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.is_stuck, work = True, Work()
+    for rows in (32, 64):
+        run(graphs, rows, 5, work)
+    assert work.num_launched == 10
+    assert len(graphs) == 0
 
 
 def test_beyond_the_bound_nothing_is_captured_and_nothing_is_captured_anew(
