@@ -18,9 +18,9 @@ class BulkShare:
     """Divides `bulk_slice_s`, what an online job may wait longer because of bulk work, among the ways that it can.
 
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
-    Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of the
-    online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops as load
-    nears 1.
+    Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
+    the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
+    as load nears 1.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:

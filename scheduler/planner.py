@@ -12,7 +12,7 @@ from penstock.scheduler.bulk import fill
 from penstock.scheduler.cost import CostFunction
 from penstock.scheduler.order import Draft, OrderPolicy
 from penstock.scheduler.partition import Caps, PartitionPolicy, full_batches_end, share_out
-from penstock.scheduler.prices import BATCH_SHARE, price
+from penstock.scheduler.prices import longest_batch_s, price
 from penstock.scheduler.queue import JobQueue, Waiting
 from penstock.scheduler.types import Cause, Refusal, Trigger
 
@@ -40,15 +40,16 @@ class Planner:
         self._slo_s = slo_s
         self._window = max(window, caps.max_sequences)
 
-    def caps(self, tightest_slo_s: float, longest: int, max_seconds: float = math.inf) -> Caps:
-        """Those of a batch now. A request that comes just after it started must still be able to wait for it and run.
-
-        But what a single sequence may take, which always runs, a batch may take too.
-        """
-        share_s = BATCH_SHARE * min(self._slo_s, tightest_slo_s)
-        if share_s < max_seconds:
-            max_seconds = max(share_s, price(self._cost, longest, longest * longest, longest, 1))
+    def caps(self, tightest_slo_s: float, max_seconds: float = math.inf) -> Caps:
+        """Those of a batch now: a request that comes just after it started must be able to wait for it and run."""
+        slo_s = min(self._slo_s, tightest_slo_s)
+        if slo_s < math.inf:
+            max_seconds = min(max_seconds, longest_batch_s(self._cost, slo_s))
         return Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
+
+    def is_filled(self, count: int, tokens: int) -> bool:
+        """Whether so much fills a batch, whatever it takes to run."""
+        return count >= self._caps.max_sequences or tokens >= self._caps.max_tokens
 
     def outlook(self, queue: JobQueue) -> "QueueOutlook":
         """What a trigger may know of `queue`, which is not empty."""
@@ -119,7 +120,7 @@ class Planner:
         whole = partition.name in _WHOLE
         jobs = queue.first(self._window if whole else min(self._window, lanes * self._caps.max_sequences))
         tightest_s = min([job.deadline - job.arrival for job in jobs])
-        caps = self.caps(tightest_s, max([job.num_tokens for job in jobs]), max_seconds)
+        caps = self.caps(tightest_s, max_seconds)
         if whole and caps.max_seconds < math.inf:
             work_s = list(accumulate([job.work_s for job in jobs]))
             jobs = jobs[: max(1, bisect_right(work_s, caps.max_seconds))]
@@ -162,12 +163,10 @@ class QueueOutlook:
 
     @cached_property
     def is_full(self) -> bool:
-        caps = self._planner.caps(math.inf, 1)
-        if len(self._queue) >= caps.max_sequences or self._queue.tokens >= caps.max_tokens:
+        if self._planner.is_filled(len(self._queue), self._queue.tokens):
             return True
-        extremes = self._queue.extremes()
-        max_seconds = self._planner.caps(extremes.tightest_slo_s, extremes.longest).max_seconds
-        return self.run_s >= max_seconds
+        max_seconds = self._planner.caps(self._queue.extremes().tightest_slo_s).max_seconds
+        return max_seconds < math.inf and self.run_s >= max_seconds
 
     @property
     def oldest_arrival(self) -> float:

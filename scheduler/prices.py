@@ -8,9 +8,10 @@ from penstock.scheduler.order import Draft
 from penstock.scheduler.partition import Caps
 from penstock.scheduler.types import Job
 
-# Of the tightest SLO, for a batch: one may be running, one prepared, and the own one still ends in time, with a quarter
-# to spare for what comes before and after, and for wrong predictions.
+# Of an SLO, for a batch: one may be running, one prepared, and the own one still ends in time, with a quarter to spare
+# for what comes before and after, and for wrong predictions.
 BATCH_SHARE = 1 / 4
+_SMALL = 1.25  # a batch that takes no more than this times the least there is holds what runs almost for nothing
 
 _MEMORY = 1024  # jobs from which the typical mix is known
 _WEIGHT = 0.2  # of the latest plan, in what plans cost against their price
@@ -25,13 +26,13 @@ class Prices:
     def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
         self._cost = cost
         self._caps = caps
-        self._max_seconds = slo_s * BATCH_SHARE
+        self._slo_s = slo_s
         self._count = self._tokens = self._squares = 0.0  # of the jobs remembered
-        self._full_tokens = 0.0  # of a full batch; 0: not priced yet
-        self._full_token_s = 0.0  # a token in it
+        self._full_token_s = 0.0  # a token in a full batch
         self._pace: float | None = None  # seconds planned for each second priced
         self.token_s = 0.0  # what a token adds to the work of one lane
         self.launch_s = 0.0  # what a batch takes beyond its tokens
+        self.small_s = 0.0  # a batch so short that making it shorter gains nothing
 
     def observe(self, jobs: Sequence[Job]) -> None:
         """Note what jobs come."""
@@ -40,13 +41,13 @@ class Prices:
         self._count += len(jobs)
         self._tokens += sum([job.num_tokens for job in jobs])
         self._squares += sum([job.num_tokens * job.num_tokens for job in jobs])
-        if not self._full_tokens:
+        if not self._full_token_s:
             self._look_up()
 
-    def learn(self, drafts: Sequence[Draft]) -> None:
-        """Note what was planned. Only full plans say what backlogs cost."""
-        tokens = sum([job.num_tokens for draft in drafts for job in draft.jobs])
-        if tokens >= self._full_tokens and self._full_token_s > 0:
+    def learn(self, drafts: Sequence[Draft], *, are_full: bool) -> None:
+        """Note what was planned. Only batches that could take no more say what backlogs cost."""
+        if are_full and drafts and self._full_token_s > 0:
+            tokens = sum([job.num_tokens for draft in drafts for job in draft.jobs])
             pace = sum([draft.seconds for draft in drafts]) / (tokens * self._full_token_s)
             self._pace = pace if self._pace is None else self._pace + _WEIGHT * (pace - self._pace)
         self._look_up()
@@ -56,12 +57,13 @@ class Prices:
         single = 1 / self._count
         full = max(single, min(self._caps.max_sequences / self._count, self._caps.max_tokens / self._tokens))
         full_s = self._typical_s(full)
-        if full_s > self._max_seconds:
-            full = max(single, full * self._max_seconds / full_s)
+        max_seconds = longest_batch_s(self._cost, self._slo_s)
+        if full_s > max_seconds:
+            full = max(single, full * max_seconds / full_s)
             full_s = self._typical_s(full)
-        self._full_tokens = self._tokens * full
-        self._full_token_s = full_s / self._full_tokens
+        self._full_token_s = full_s / (self._tokens * full)
         self.token_s = self._full_token_s * (1.0 if self._pace is None else self._pace)
+        self.small_s = longest_batch_s(self._cost, 0.0)
         self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
 
     def _typical_s(self, scale: float) -> float:
@@ -70,6 +72,11 @@ class Prices:
         # The length that a token's sequence has on average, for the longest: what padding costs is learned.
         longest = self._squares / self._tokens
         return price(self._cost, self._tokens * scale, squares, longest, self._count * scale)
+
+
+def longest_batch_s(cost: CostFunction, slo_s: float) -> float:
+    """Most seconds of a batch while jobs wait of which the tightest has this SLO. A single sequence may take longer."""
+    return max(slo_s * BATCH_SHARE, _SMALL * price(cost, 1, 1, 1, 1))
 
 
 def price(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:

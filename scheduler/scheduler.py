@@ -156,7 +156,8 @@ class Scheduler:
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
-        num_lanes, token_s, launch_s = self._settings.num_lanes, self._prices.token_s, self._prices.launch_s
+        num_lanes, token_s = self._settings.num_lanes, self._prices.token_s
+        launch_s, small_s = self._prices.launch_s, self._prices.small_s
         order_key, ahead_s = self._order.key, self._clock.ahead_s
         # Its batch may hold all that waits, up to what a batch may take.
         all_s = launch_s + self._online.work_s * num_lanes + sum([job.num_tokens for job in jobs]) * token_s
@@ -167,7 +168,7 @@ class Scheduler:
             arrival = min(job.arrival + ahead_s, now)
             deadline = arrival + own_slo_s
             lane_s = job.num_tokens * token_s
-            batch_s = max(launch_s + lane_s, min(all_s, own_slo_s * BATCH_SHARE))
+            batch_s = max(launch_s + lane_s, min(all_s, max(own_slo_s * BATCH_SHARE, small_s)))
             key = order_key(deadline, arrival, number)
             yield Waiting(
                 job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, deadline - batch_s
@@ -199,10 +200,11 @@ class Scheduler:
         if not self._online:
             return self._plan_bulk(trigger, now, lanes)
         drafts, refused = self._planner.compose(self._online, self._partition, trigger, now, lanes=lanes)
-        self._prices.learn(drafts)
-        self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
         num_seen = len(refused) + sum([len(draft.jobs) for draft in drafts])
-        if self._bulk and num_seen == len(self._online):
+        are_all = num_seen == len(self._online)
+        self._prices.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
+        self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
+        if self._bulk and are_all:
             own_s = sum([draft.seconds for draft in drafts])
             growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
@@ -214,7 +216,7 @@ class Scheduler:
             partition, max_seconds = self._partition, math.inf
         else:
             # In the order they came: who is passed over in one slice must not be in the next.
-            partition, max_seconds = partition_policy("fifo"), self._bulk_share.alone_s
+            partition, max_seconds = partition_policy("fifo"), max(self._bulk_share.alone_s, self._prices.small_s)
         drafts, refused = self._planner.compose(
             self._bulk, partition, trigger, now, lanes=lanes, max_seconds=max_seconds
         )

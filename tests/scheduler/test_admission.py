@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
+from penstock.scheduler.admission import InTime
+from penstock.scheduler.queue import JobQueue, Waiting
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
@@ -69,14 +71,15 @@ def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
     assert outcome.num_in_time >= 0.9 * saturation(COST, 51, chosen) * outcome.end
 
 
-def test_padded_batches_are_priced_as_they_turn_out() -> None:
-    """The price of a backlog does not know of padding; it is learned from the first plans."""
+@pytest.mark.parametrize(("partition", "least"), [("dp", 0.7), ("fifo", 0.45)])
+def test_padded_batches_are_priced_as_they_turn_out(partition: PartitionName, least: float) -> None:
+    """The price of a backlog does not know of padding, nearly half of a FIFO batch; it is learned from the plans."""
     padded = PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0)
-    chosen = limits(partition="dp")
+    chosen = limits(partition=partition)
     rate = 2.0 * saturation(padded, 51, chosen)
     outcome = Simulation(chosen, padded).run(poisson(rate, 1.0))
     assert late_or_refused(outcome, Cause.QUEUED) <= 0.02 * len(outcome.answered)
-    assert outcome.num_in_time >= 0.6 * saturation(padded, 51, chosen) * outcome.end
+    assert outcome.num_in_time >= least * saturation(padded, 51, chosen) * outcome.end
 
 
 def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
@@ -106,7 +109,9 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
     st.integers(1, 3),
 )
-def test_who_is_let_in_is_in_time_whatever_comes_later(shapes: list[tuple[float, int, float]], max_sequences: int) -> None:
+def test_who_is_let_in_is_in_time_whatever_comes_later(
+    shapes: list[tuple[float, int, float]], max_sequences: int
+) -> None:
     """Exact predictions, any deadlines, one lane, nobody waits for mates: no refusal but on arrival."""
     chosen = SchedulerSettings(0.0, max_sequences, 10_000, None, "hungry")
     gaps, tokens, slos_s = zip(*shapes, strict=True)
@@ -131,9 +136,18 @@ def test_the_work_before_a_job_decides() -> None:
     assert pair.add([Job(0, 64, 10.0), Job(1, 64, 10.0)], 10.0, busy_s=0.34375) == []  # two lanes, half the wait
 
 
+def test_nobody_may_be_put_before_a_job_whose_long_batch_must_begin_first() -> None:
+    """Due later, but to begin sooner: though all that waits is done long before the newcomer's deadline."""
+    queue = JobQueue()
+    queue.add(Waiting(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))
+    newcomer = Waiting(1, 1, False, 0.0, 9.9, (9.9, 1), 0.25, 9.8)
+    assert InTime().lateness(queue, newcomer, 4.875) == pytest.approx(0.125)
+    assert InTime().lateness(queue, newcomer, 4.75) <= 0.0
+
+
 def test_late_arrivals_are_refused_with_how_late_they_are() -> None:
     for admission in ("accept", "deadline"):
-        chosen = SchedulerSettings(0.0, 4, 100, 0.5, admission=admission)  # type: ignore[arg-type]  # the loop's names
+        chosen = SchedulerSettings(0.0, 4, 100, 0.5, admission=admission)
         scheduler = Scheduler(chosen, LINEAR)
         late = [Job(0, 1, 10.0, deadline=9.75), Job(1, 1, 9.0), Job(2, 1, 10.0, deadline=10.0), Job(3, 1, 9.75)]
         assert scheduler.add(late, 10.0) == [

@@ -84,7 +84,7 @@ def test_filling_keeps_to_the_caps_and_to_onlines_deadlines() -> None:
     by_slots.add([*bulk(5, 5, 5, 5), Job(0, 10, 10.0)], 10.0)
     assert plan(by_slots.poll(10.0, idle_lanes=1)).batches[0].ids == (0, 100)  # 20 slots of the longest
     in_time = Scheduler(SchedulerSettings(0.002, 9, 999, None, "hungry", bulk_slice_s=9.0), STEP)
-    in_time.add([*bulk(16, 16), Job(0, 16, 10.0, deadline=10.0 + FLOOR)], 10.0)
+    in_time.add([*bulk(16, 16), Job(0, 16, 10.0, deadline=10.0 + 1.5 * FLOOR)], 10.0)
     assert plan(in_time.poll(10.0, idle_lanes=1)).batches == (Batch((0,), FLOOR),)
 
 

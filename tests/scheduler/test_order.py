@@ -15,7 +15,9 @@ ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # whatever is in the batch
 
 
 def draft(first_id: int, count: int, seconds: float) -> Draft:
-    return Draft([Waiting(first_id + i, 1, False, 0.0, 9.0, (0.0, first_id + i), 1.0, 8.0) for i in range(count)], seconds)
+    return Draft(
+        [Waiting(first_id + i, 1, False, 0.0, 9.0, (0.0, first_id + i), 1.0, 8.0) for i in range(count)], seconds
+    )
 
 
 def sum_of_completions(drafts: tuple[Draft, ...]) -> float:
@@ -64,7 +66,7 @@ def test_batches_of_one_plan_run_in_the_chosen_order() -> None:
     """Three batches of a plan: of 40s (oldest), of 1s (cheapest), of 90s (earliest deadline)."""
     firsts = {}
     for order in ("edf", "arrival", "cost-first"):
-        settings_ = SchedulerSettings(0.0, 2, 1000, None, "hungry", "sorted", order, "accept")  # type: ignore[arg-type]  # the loop's names
+        settings_ = SchedulerSettings(0.0, 2, 1000, None, "hungry", "sorted", order, "accept")
         scheduler = Scheduler(settings_, PackedCost(0.0, 0.0, 1.0, 0.0))
         shapes = [(40, 9e6), (40, 9e6), (1, 8e6), (1, 8e6), (90, 7e6), (90, 7e6)]
         scheduler.add([Job(number, *shape[:1], float(number), shape[1]) for number, shape in enumerate(shapes)], 9.0)

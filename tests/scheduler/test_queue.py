@@ -1,5 +1,6 @@
 """The queue beside a sorted list: the same jobs in the same order, and every sum and extreme of them."""
 
+import itertools
 import math
 
 from hypothesis import given, settings
@@ -80,7 +81,7 @@ def test_steady_time_never_steps_back_and_wakes_nobody_early(moments: list[float
     clock = SteadyClock()
     steady = [clock.read(moment) for moment in moments]
     assert steady == sorted(steady)
-    forward = sum(max(0.0, later - earlier) for earlier, later in zip(moments, moments[1:], strict=False))
+    forward = sum(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments))
     assert math.isclose(steady[-1] - steady[0], forward, rel_tol=1e-9, abs_tol=1e-6)
     due = clock.latest + wait_s
     assert clock.read(clock.to_caller(due)) >= due

@@ -148,6 +148,12 @@ def test_a_batch_takes_no_more_than_a_share_of_the_tightest_slo() -> None:
     assert [len(batch) for batch in batches(free.poll(10.0, idle_lanes=1))] == [8]
 
 
+def test_an_slo_shorter_than_the_shortest_batch_leaves_room_for_what_runs_for_nothing() -> None:
+    launch = scheduler(PackedCost(0.5, 0.0, 2**-6, 0.0), trigger="hungry", admission="accept")
+    launch.add(jobs(8, 8, 8, 8), 10.0)  # 32 tokens take the 0.5 s that one takes
+    assert batches(launch.poll(10.0, idle_lanes=1)) == [(0, 1, 2, 3)]
+
+
 def test_several_idle_lanes_share_a_short_queue() -> None:
     pair = scheduler(COST, trigger="hungry", num_lanes=2)
     pair.add(jobs(10, 10, 10, 10), 10.0)

@@ -17,11 +17,11 @@ BURST_S = 0.2  # most work that comes at once
 
 
 def bound_s(load: float) -> float:
-    """Longest time in the system, in any order of service, if no more than BURST_S + load * t of work comes in t seconds.
+    """Longest time in the system, in any order of service, if at most BURST_S + load * t of work comes in t seconds.
 
-    A lane is idle only while it waits for mates, MAX_WAIT_S at most. Once it is busy it stays so for L seconds, in which
-    it does what came in MAX_WAIT_S + L: L <= BURST_S + load * (MAX_WAIT_S + L). A job leaves in the busy time in which it
-    came, or waits for mates and leaves in the next.
+    A lane is idle only while it waits for mates, MAX_WAIT_S at most. Once it is busy it stays so for L seconds, in
+    which it does what came in MAX_WAIT_S + L: L <= BURST_S + load * (MAX_WAIT_S + L). A job leaves in the busy time in
+    which it came, or waits for mates and leaves in the next.
     """
     return MAX_WAIT_S + (BURST_S + load * MAX_WAIT_S) / (1 - load)
 
