@@ -1,13 +1,17 @@
 """`penstock bench`: what batching gains on this machine, and what a fleet of such machines would cost."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import typer
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.ops.cli.options import takes
+
+_PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
+_MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure batching policies on this machine, or simulate a fleet."
@@ -30,9 +34,7 @@ class ServeSettings(BaseSettings):
         description="Tokens of the requests: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77; the first is "
         "also that of the tables about objectives.",
     )
-    parts: str = Field(
-        "saturation,paper,goodput,bursts,classes,scheduler,validation", description="Which tables, and kafka."
-    )
+    parts: str = Field(_PARTS, description="Which tables, and kafka.")
     kafka: bool = Field(False, description="Also through Kafka: a worker with its defaults behind a real broker.")
     kafka_rates: str = Field("50,100,200", description="kafka: requests a second.")
     slo_ms: float | None = Field(
@@ -43,6 +45,25 @@ class ServeSettings(BaseSettings):
     output: Path | None = Field(
         None, description="Result file (JSON); tables and plots lie beside it. Default: named after the machine."
     )
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_lengths(cls, listed: str) -> str:
+        from penstock.ops.bench.serving.lengths import DISTRIBUTIONS
+
+        return _each_of(listed, (*DISTRIBUTIONS, "banking77"))
+
+    @field_validator("parts")
+    @classmethod
+    def _known_parts(cls, listed: str) -> str:
+        return _each_of(listed, (*_PARTS.split(","), "kafka"))
+
+    @field_validator("kafka_rates")
+    @classmethod
+    def _rates(cls, listed: str) -> str:
+        if not _names(listed) or not all(0 < float(name) < math.inf for name in _names(listed)):
+            raise ValueError("Expected numbers above 0 with commas between them.")
+        return listed
 
 
 class SimulateSettings(BaseSettings):
@@ -62,6 +83,20 @@ class SimulateSettings(BaseSettings):
     load: float = Field(0.8, gt=0, description="Of saturation, where the size of the fleet is what changes.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
     output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
+
+    @field_validator("workers")
+    @classmethod
+    def _counts(cls, listed: str) -> str:
+        if not _names(listed) or not all(name.isdigit() and 1 <= int(name) <= _MOST_WORKERS for name in _names(listed)):
+            raise ValueError(f"Expected whole numbers from 1 to {_MOST_WORKERS} with commas between them.")
+        return listed
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_lengths(cls, name: str) -> str:
+        from penstock.ops.bench.serving.lengths import DISTRIBUTIONS
+
+        return _each_of(name, tuple(DISTRIBUTIONS), most=1)
 
 
 @bench.command("serve")
@@ -117,3 +152,10 @@ def simulate(settings: SimulateSettings) -> int:
 
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+def _each_of(listed: str, known: tuple[str, ...], most: int | None = None) -> str:
+    names = _names(listed)
+    if not names or not set(names) <= set(known) or len(names) > (most or len(known)):
+        raise ValueError(f"Expected {'one' if most == 1 else 'some'} of {', '.join(known)}.")
+    return listed

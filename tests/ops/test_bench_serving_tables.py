@@ -30,6 +30,7 @@ from penstock.ops.bench.serving.systems import (
     tei,
 )
 from penstock.ops.bench.serving.tables import grids, render
+from penstock.ops.cli.main import app
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost, SchedulerSettings
 from penstock.worker.settings import WorkerSettings
 
@@ -155,6 +156,26 @@ def test_padding_makes_every_sequence_as_long_as_the_longest() -> None:
     engine = with_padding(NullEngine())
     assert engine.info.padded
     assert len(engine.run(batch).rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--lengths", "3-7"], "Expected some of 2-100"),
+        (["serve", "--parts", "saturation,teapot"], "Expected some of saturation"),
+        (["serve", "--slo-ms", "0"], "--slo-ms"),
+        (["serve", "--kafka-rates", "0"], "Expected numbers above 0"),
+        (["simulate", "--workers", "0,4"], "whole numbers from 1"),
+        (["simulate", "--lengths", "2-100,5-500"], "Expected one of"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        app(["bench", *arguments], prog_name="penstock")
+    assert exited.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def limits() -> Limits:
