@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.exchange import Exchange
@@ -54,8 +55,12 @@ class Client:
 
         `bulk`: nobody waits for the answers at once. Requests go to the bulk topic, where they take what online
         requests leave of the workers' time; give them a `timeout_s` of hours.
+
+        Raises:
+            InvalidRequest: a setting is missing, unknown or out of its bounds; the message names each.
         """
-        self._settings = _on_bulk_topic(ClientSettings(**settings)) if bulk else ClientSettings(**settings)
+        checked = _checked(settings)
+        self._settings = _on_bulk_topic(checked) if bulk else checked
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings)
         self._gatherer = Gatherer(
@@ -232,6 +237,14 @@ class Client:
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, deadline)
         return _with_spans(reply, encoded).rows(task)
+
+
+def _checked(settings: dict[str, Any]) -> ClientSettings:
+    try:
+        return ClientSettings(**settings)
+    except ValidationError as error:
+        faults = [f"`{'.'.join(map(str, fault['loc']))}`: {fault['msg']}" for fault in error.errors()]
+        raise InvalidRequest("; ".join(faults).replace("Value error, ", "") + ".") from error
 
 
 def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:

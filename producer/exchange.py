@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Iterator
 
+from aiokafka.errors import KafkaError
+
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError, ShuttingDown
 from penstock.producer.headers import content_key, partition_for, request_headers
 from penstock.producer.inbox import Answer, Inbox
@@ -42,7 +44,20 @@ class Exchange:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect and find the topics; waits for the broker, logging, as long as it takes."""
+        """Connect and find the topics; waits for the broker, logging, as long as it takes.
+
+        Raises:
+            InvalidRequest: there is no such topic, or it is not for this client.
+            BackendError: Kafka refuses something else.
+        """
+        try:
+            await self._start()
+        except KafkaError as error:
+            fault = InvalidRequest if isinstance(error, REFUSED) else BackendError
+            topics = f"{self._topic} and {self._settings.reply_topic}"
+            raise fault(f"Kafka at {self._settings.bootstrap_servers} refuses {topics}: {error}") from error
+
+    async def _start(self) -> None:
         settings = self._settings
         await self._outbox.start()
         await ensure_topics(settings.bootstrap_servers, [self._topic, settings.reply_topic], _NUM_PARTITIONS)

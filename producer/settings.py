@@ -5,7 +5,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from penstock.producer.topics import REPLY_TOPIC
+from penstock.producer.topics import REPLY_TOPIC, check_request_topic, check_served_name, check_topic
+
+RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
 
 
 def _check_addresses(servers: str) -> str:
@@ -19,7 +21,7 @@ def _check_addresses(servers: str) -> str:
 class KafkaSettings(BaseSettings):
     """Connection settings; every field is also an environment variable, PENSTOCK_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     bootstrap_servers: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."
@@ -32,9 +34,13 @@ class KafkaSettings(BaseSettings):
 class ClientSettings(KafkaSettings):
     """What a client needs to know besides its requests."""
 
-    model: str = Field(description="The model's served name: requests go to its request topic.")
-    topic: str | None = Field(None, description="Request topic. Default: penstock.requests.<model>.")
-    reply_topic: str = Field(REPLY_TOPIC, description="Topic on which answers are awaited.")
+    model: Annotated[str, AfterValidator(check_served_name)] = Field(
+        description="The model's served name: requests go to its request topic."
+    )
+    topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
+    reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(
+        REPLY_TOPIC, description="Topic on which answers are awaited."
+    )
     timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds, sent along with the request.")
     max_in_flight: int = Field(
         512, ge=1, description="Most request records on their way at once, however many calls share one; more wait."

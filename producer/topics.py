@@ -4,6 +4,31 @@ import re
 
 REPLY_TOPIC = "penstock.replies"
 REPLY_TOPIC_PATTERN = r"penstock\.replies(\..+)?"
+_MOST_CHARS = 249  # of Kafka's
+
+
+def check_topic(name: str | None) -> str | None:
+    """A topic's name, or None for the default. A ValueError, for settings, whose library makes its own error of it."""
+    return _checked(name, _MOST_CHARS)
+
+
+def check_request_topic(name: str | None) -> str | None:
+    """The same of a request topic, beside which others will stand."""
+    return _checked(name, _MOST_CHARS - len(dead_letter_topic(bulk_topic(""))))
+
+
+def check_served_name(name: str | None) -> str | None:
+    """A model's name in requests, for which its topics must have room. Any character will do."""
+    most = _MOST_CHARS - len(dead_letter_topic(bulk_topic(request_topic(""))))
+    if name is not None and not 1 <= len(name) <= most:
+        raise ValueError(f"must be 1 to {most} characters")
+    return name
+
+
+def _checked(name: str | None, most: int) -> str | None:
+    if name is None or (re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{most}}}", name) and name not in (".", "..")):
+        return name
+    raise ValueError(f"must be 1 to {most} letters, digits, dots, underscores and dashes")
 
 
 def request_topic(model: str) -> str:

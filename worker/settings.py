@@ -1,22 +1,32 @@
 """Every setting of a worker, with its reason. The command line is made from these fields; there is no other list."""
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from penstock.producer.settings import KafkaSettings
-from penstock.producer.topics import REPLY_TOPIC_PATTERN
+from penstock.producer.settings import KafkaSettings, RequestTopic
+from penstock.producer.topics import REPLY_TOPIC_PATTERN, check_served_name
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from error
+    return pattern
 
 
 class WorkerSettings(KafkaSettings):
     """Settings of one worker process: one model, one consumer-group member."""
 
     model: str = Field(
+        min_length=1,
         description="Checkpoint: a directory, or a Hugging Face id. 'null' is an engine that does no work, for "
-        "measuring the pipeline."
+        "measuring the pipeline.",
     )
-    served_name: str | None = Field(
+    served_name: Annotated[str | None, AfterValidator(check_served_name)] = Field(
         None, description="Name that requests use. Default: the last part of the checkpoint's path."
     )
     head: Path | None = Field(
@@ -39,13 +49,13 @@ class WorkerSettings(KafkaSettings):
         None, ge=1, description="Engine threads, each one batch at a time. Default: one a CPU core, one for a GPU."
     )
 
-    topic: str | None = Field(
+    topic: RequestTopic = Field(
         None,
         description="Request topic; bulk requests come by the topic <topic>.bulk beside it. Default: "
         "penstock.requests.<served name>.",
     )
     group_id: str | None = Field(None, description="Consumer group. Default: penstock.<served name>.")
-    reply_topics: str = Field(
+    reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
         REPLY_TOPIC_PATTERN, description="Allow-list: requests whose reply topic does not match this are dead-lettered."
     )
 

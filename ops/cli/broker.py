@@ -20,7 +20,7 @@ ABOUT = {
 class BrokerSettings(BaseSettings):
     """Settings of the local broker."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     kind: BrokerKind = Field(
         "mock", description="mock: starts at once, needs no Java. kafka: the real thing, needs Java 17 and Maven."

@@ -103,4 +103,4 @@ def _sentences(error: ValidationError) -> Iterator[str]:
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
         where = f"{option_name(field)} (or {env_name(field)})" if field else "The options"
-        yield f"{where}: {detail['msg']}. Given: {detail['input']!r}"
+        yield f"{where}: {detail['msg'].removeprefix('Value error, ')}. Given: {detail['input']!r}"

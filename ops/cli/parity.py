@@ -28,7 +28,7 @@ MODEL_HELP = "Checkpoint: a directory, or a Hugging Face id. Only safetensors ar
 class ParitySettings(BaseSettings):
     """Settings of the comparison."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

@@ -104,6 +104,21 @@ class TestBadUsage:
                 {},
                 "'auto', 'float32', 'bfloat16' or 'float16'. Given: 'int4'",
             ),
+            (
+                ["worker", "--model", "m", "--reply-topics", "("],
+                {},
+                "--reply-topics (or PENSTOCK_REPLY_TOPICS): must be a regular expression: missing ), unterminated "
+                "subpattern at position 0. Given: '('",
+            ),
+            (
+                ["check", "--topic", "a b"],
+                {},
+                "--topic (or PENSTOCK_TOPIC): must be 1 to 232 letters, digits, dots, underscores and dashes. "
+                "Given: 'a b'",
+            ),
+            (["embed", "--model", "m", "--reply-topic", "..", "--text", "x"], {}, "--reply-topic (or PENSTOCK_REPLY"),
+            (["embed", "--model", "", "--text", "x"], {}, "--model (or PENSTOCK_MODEL): must be 1 to 214 characters"),
+            (["embed", "--text", "x"], {"PENSTOCK_MODEL": ""}, "Missing option '--model'"),
             (["broker", "--kind", "rabbit"], {}, "--kind (or PENSTOCK_KIND)"),
             (["classify", "--model", "m"], {}, "Give a file to read and a file to write, or one --text."),
             (["classify", "--model", "m", "in.csv"], {}, "Give a file to read and a file to write"),

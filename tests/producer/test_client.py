@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, UnknownTopicOrPartitionError
 
 from penstock.producer import (
     BackendError,
@@ -625,3 +626,48 @@ async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyP
         [result] = await client.map(task, [("a", "b")] if task == "rerank" else ["a"])
     assert isinstance(result, BackendError)
     assert "rows of the wrong kind" in result.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"topic": "x y"}, "`topic`: must be 1 to 232 letters, digits, dots, underscores and dashes."),
+        ({"topic": "t" * 233}, "`topic`: must be 1 to 232"),
+        ({"reply_topic": "r" * 250}, "`reply_topic`: must be 1 to 249"),
+        ({"model": ""}, "`model`: must be 1 to 214 characters."),
+        ({"model": "m" * 215}, "`model`: must be 1 to 214 characters."),
+        ({"model": None}, "`model`: Input should be a valid string."),
+        ({"bootstrap_servers": "kafka"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
+        (
+            {"max_in_flight": 0, "colour": "red"},
+            "`max_in_flight`: Input should be greater than or equal to 1; `colour`: ",
+        ),
+    ],
+)
+def test_settings_at_fault_are_of_the_error_tree_and_found_at_once(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Client(**{"model": "m", **wrong})
+    assert caught.value.message.startswith(says)
+
+
+def test_names_as_long_as_kafka_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    Client(model="m" * 214, reply_topic="r" * 249, topic="t" * 232, bulk=True)
+    monkeypatch.setenv("PENSTOCK_MODEL", "")
+    with pytest.raises(InvalidRequest, match="`model`: Field required"):
+        Client()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [(UnknownTopicOrPartitionError(), InvalidRequest), (ClusterAuthorizationFailedError(), BackendError)],
+)
+async def test_what_kafka_refuses_at_the_start_is_of_the_error_tree(
+    monkeypatch: pytest.MonkeyPatch, refusal: KafkaError, error: type[PenstockError]
+) -> None:
+    async def refuse(loop: Loop, topic: str) -> int:
+        raise refusal
+
+    monkeypatch.setattr(Loop, "partitions", refuse)
+    with pytest.raises(error, match=r"Kafka at nowhere:1 refuses penstock\.requests\.m and penstock\.replies: \[Error"):
+        async with connected(monkeypatch, first_ids):
+            pass

@@ -41,6 +41,11 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"dtype": "float8"},
         {"drain_s": 0},
         {"max_batch_size": 4},
+        {"reply_topics": "("},
+        {"topic": "a b"},
+        {"topic": "t" * 240},  # no room for the dead letters of its bulk topic
+        {"served_name": ""},
+        {"served_name": "n" * 215},
     ],
 )
 def test_a_wrong_setting_is_refused_and_never_replaced(wrong: dict[str, object]) -> None:
