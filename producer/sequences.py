@@ -51,7 +51,7 @@ def _check_text(text: Any, index: int) -> Checked:
     for part in parts:
         if not isinstance(part, str):
             what = type(text).__name__
-            return InvalidRequest(f"`texts` item {index} must be a string or a pair of strings. Given: a {what}")
+            return InvalidRequest(f"`texts` item {index} must be a string or a pair of strings. Given: {what}")
         # Every worker would refuse it; found here, it costs its record no second trip.
         if not part or part.isspace():
             return EmptyInput(f"Text {index} is empty.")

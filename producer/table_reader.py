@@ -205,6 +205,16 @@ def _open_jsonl_reader(path: Path, column: str) -> Reader:
     raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
 
 
+_JSON_WORDS = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
 def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | PenstockError, Object]:
     """A line that holds no object is kept as {"line": its text}."""
     if line is None:
@@ -217,7 +227,7 @@ def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | Penst
     except (ValueError, RecursionError) as error:
         return InvalidRequest(f"Line {number} is not JSON: {error}."), kept
     if not isinstance(fields, dict):
-        return InvalidRequest(f"Line {number} holds a {type(fields).__name__}; an object was expected."), kept
+        return InvalidRequest(f"Line {number} holds {_JSON_WORDS[type(fields)]}; an object was expected."), kept
     if column not in fields:
         return InvalidRequest(f"Line {number} has no key {column!r}."), fields
     if not isinstance(fields[column], str):

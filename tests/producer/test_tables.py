@@ -342,6 +342,15 @@ def test_bytes_are_written_in_hexadecimal(tmp_path: Path) -> None:
     assert csv_rows(tmp_path / "out.csv")[1][1:3] == ["ff00", '["ff"]']
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("5", "a number"), ("1.5", "a number"), ('"x"', "a string"), ("true", "a boolean"), ("null", "null")],
+)
+def test_a_line_that_holds_no_object_says_what_it_holds(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "in.jsonl").write_text(line)
+    assert shown(read_texts(tmp_path / "in.jsonl")) == [f"! Line 1 holds {says}; an object was expected."]
+
+
 def test_numbers_that_json_has_no_word_for_are_written_as_text(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(
         '{"text": "one", "n": 1e999, "deep": [{"n": -1e999}, NaN, 1.5]}\n{"text": NaN}\n'
