@@ -12,6 +12,7 @@ from penstock.producer import Client
 from penstock.producer.headers import CLASS, REPLY_TOPIC
 from penstock.producer.messages import Request, join_tokens
 from penstock.producer.wire import encode_request
+from penstock.worker.consumer import Consumer
 
 NUM_BULK, NUM_ONLINE = 600, 12
 
@@ -119,3 +120,45 @@ async def test_the_header_alone_makes_a_request_bulk_and_a_class_that_is_none_is
     assert answers[2]["batch"]["trigger"] == "bulk"
     assert answers[3]["error"]["code"] == "invalid_request"
     assert "penstock-class" in answers[3]["error"]["message"]
+
+
+async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, unique: Callable[[str], str]) -> None:
+    topic = unique("requests")
+    topics = [topic, f"{topic}.bulk"]
+    taken: list[tuple[str, bytes | None]] = []
+
+    async def revoked(_: Any) -> None: ...
+
+    reader = Consumer(
+        kafka.bootstrap_servers,
+        topics,
+        f"group-{topic}",
+        fetch_max_wait_ms=50,
+        drain_s=1,
+        taken=lambda records: taken.extend((record.topic, record.value) for record in records),
+        revoked=revoked,
+    )
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+
+        async def send(value: bytes) -> None:
+            for name in topics:
+                await producer.send_and_wait(name, value)
+
+        async def take(count: int) -> list[tuple[str, bytes | None]]:
+            taken.clear()
+            async with asyncio.timeout(30):
+                while len(taken) < count:
+                    await reader.poll(100)
+            return sorted(taken)
+
+        await send(b"first")
+        await reader.start()
+        assert await take(2) == [(name, b"first") for name in topics]
+        reader.pause(topics[1])
+        assert reader.is_paused
+        await send(b"second")
+        await producer.send_and_wait(topic, b"third")
+        assert await take(2) == [(topic, b"second"), (topic, b"third")]
+        reader.resume(topics[1])
+        assert await take(1) == [(topics[1], b"second")]
+    await reader.stop(10.0)
