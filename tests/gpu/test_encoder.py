@@ -144,6 +144,22 @@ def poison_pool(graphs: Graphs) -> int:
     return sum(free)
 
 
+def test_what_captures_hold_is_what_the_device_lacks(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+    encoder, _ = encoders
+    packs = [random_sequences((32,) * count) for count in range(1, 17)]  # a shape each
+    for sequences in packs:
+        hidden(encoder, sequences)  # compiled, loaded, and memory made
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info()[0]
+    for sequences in packs:
+        hidden(encoder, sequences)
+    torch.cuda.empty_cache()
+    assert encoder._graphs is not None
+    assert len(encoder._graphs) == len(packs)
+    taken_bytes = free_bytes - torch.cuda.mem_get_info()[0]
+    assert taken_bytes <= encoder._graphs.held_bytes + (32 << 20)  # the driver's first graph may take more than counts
+
+
 def test_no_device_memory_is_allocated_after_the_first_batches(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
     rng = np.random.default_rng(3)
     packs = [random_sequences(rng.integers(1, 100, rng.integers(1, 20)).tolist(), seed) for seed in range(100)]
