@@ -102,14 +102,15 @@ class _Block:
 
 
 class JobQueue:
-    """Jobs by id, and in the order of their keys."""
+    """Jobs by id, and in the order of their keys. The sums are to be read, not written."""
 
     def __init__(self) -> None:
+        self.tokens = self.squares = 0  # sums of lengths, and of squared lengths
+        self.work_s = 0.0
+        # If the lanes begin with this queue by this moment, nobody is late. It may err on the early side.
+        self.safe_begin = math.inf
         self._by_id: dict[int, Waiting] = {}
         self._blocks: list[_Block] = []
-        self._tokens = self._squares = 0
-        self._work_s = 0.0
-        self._safe_begin = math.inf
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -120,39 +121,22 @@ class JobQueue:
     def __iter__(self) -> Iterator[Waiting]:
         return chain.from_iterable([block.jobs for block in self._blocks])
 
-    @property
-    def tokens(self) -> int:
-        return self._tokens
-
-    @property
-    def squares(self) -> int:
-        """Sum of squared lengths."""
-        return self._squares
-
-    @property
-    def work_s(self) -> float:
-        return self._work_s
-
-    @property
-    def safe_begin(self) -> float:
-        """If the lanes begin with this queue by this moment, nobody is late. It may err on the early side."""
-        return self._safe_begin
-
     def add(self, job: Waiting) -> None:
         """Queue a job whose id and key are not queued."""
-        blocks = self._blocks
-        if not blocks or blocks[-1].jobs[-1].key < job.key:
-            if not blocks or len(blocks[-1].jobs) == MAX_BLOCK:
-                blocks.append(_Block([]))
-            blocks[-1].insert(job, len(blocks[-1].jobs))
+        last = self._blocks[-1] if self._blocks else None
+        if last is None or last.jobs[-1].key < job.key:
+            if last is None or len(last.jobs) == MAX_BLOCK:
+                last = _Block([])
+                self._blocks.append(last)
+            last.insert(job, len(last.jobs))
         else:
             self._squeeze_in(job)
-            self._safe_begin -= job.work_s
-        self._safe_begin = min(self._safe_begin, job.latest_begin - self._work_s)
+            self.safe_begin -= job.work_s
+        self.safe_begin = min(self.safe_begin, job.latest_begin - self.work_s)
         self._by_id[job.id] = job
-        self._tokens += job.num_tokens
-        self._squares += job.num_tokens * job.num_tokens
-        self._work_s += job.work_s
+        self.tokens += job.num_tokens
+        self.squares += job.num_tokens * job.num_tokens
+        self.work_s += job.work_s
 
     def remove(self, ids: Iterable[int]) -> int:
         """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
@@ -162,11 +146,11 @@ class JobQueue:
             block.hold([job for job in block.jobs if job.id in self._by_id])
         if not all(block.jobs for block in touched):
             self._blocks = [block for block in self._blocks if block.jobs]
-        self._tokens -= sum([job.num_tokens for job in gone])
-        self._squares -= sum([job.num_tokens * job.num_tokens for job in gone])
-        self._work_s -= sum([job.work_s for job in gone])
+        self.tokens -= sum([job.num_tokens for job in gone])
+        self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
+        self.work_s -= sum([job.work_s for job in gone])
         if not self._by_id:
-            self._work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
+            self.work_s, self.safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
         return len(gone)
 
     def first(self, num: int) -> list[Waiting]:
@@ -179,7 +163,7 @@ class JobQueue:
     def work_ahead(self, key: Key) -> float:
         """Seconds of work of the jobs due before `key`."""
         if not self._blocks or self._blocks[-1].jobs[-1].key < key:
-            return self._work_s
+            return self.work_s
         index = self._block_for(key)
         block = self._blocks[index]
         ahead_s = sum([before.work_s for before in self._blocks[:index]])
@@ -194,7 +178,7 @@ class JobQueue:
         place = block.place(key)
         starts_s = list(accumulate([block.work_s for block in self._blocks], initial=0.0))
         moments = list(map(sub, [block.latest_begin for block in self._blocks], starts_s))
-        self._safe_begin = min(moments)
+        self.safe_begin = min(moments)
         own_s = starts_s[index] + sum([job.work_s for job in block.jobs[:place]])
         return min(_latest_begin(block.jobs[place:]) - own_s, min(moments[index + 1 :], default=math.inf))
 
@@ -207,11 +191,11 @@ class JobQueue:
         )
         if keys != sorted(keys) or not in_place or not all(0 < len(block.jobs) <= MAX_BLOCK for block in self._blocks):
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
-        kept = len(self._by_id), self._tokens, self._squares, self.extremes()
+        kept = len(self._by_id), self.tokens, self.squares, self.extremes()
         found = len(jobs), sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), _extremes(jobs)
         work_s = sum(job.work_s for job in jobs)
-        is_safe = self._safe_begin <= _latest_begin(jobs) + 1e-6
-        if kept != found or not is_safe or not math.isclose(work_s, self._work_s, rel_tol=1e-6, abs_tol=1e-9):
+        is_safe = self.safe_begin <= _latest_begin(jobs) + 1e-6
+        if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
     def _squeeze_in(self, job: Waiting) -> None:

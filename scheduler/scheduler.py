@@ -147,11 +147,11 @@ class Scheduler:
         for job in jobs:
             if job.id in incoming or job.id in self._online or job.id in self._bulk:
                 raise ValueError(f"Job ids must be unique among queued jobs. Already queued: {job.id}")
+            incoming.add(job.id)
             if job.num_tokens < 1:
                 raise ValueError(f"A job must have at least 1 token. Job {job.id} has: {job.num_tokens}")
             if not -math.inf < job.arrival < math.inf or job.deadline != job.deadline:
                 raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
-            incoming.add(job.id)
 
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
