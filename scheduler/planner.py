@@ -5,7 +5,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from penstock.scheduler.admission import AdmissionPolicy
 from penstock.scheduler.bulk import fill
@@ -93,15 +93,21 @@ class Planner:
 
         No job becomes late by it. Only the last, for no other online job waits for those.
         """
-        waiting = bulk.first(lanes * self._caps.max_sequences)
+        waiting = iter(bulk)
         first = max(0, len(drafts) - lanes)
         filled = list(drafts[:first])
         for draft, end in list(zip(drafts, self.ends(drafts, now, lanes), strict=True))[first:]:
             longer_s = min(growth_s, min([job.deadline for job in draft.jobs]) - end)
-            guests = [job for job in waiting if job.deadline >= end + growth_s]
+            guests: list[Waiting] = []
+            # No more than could fit even if the batch itself took no time: a short batch has room that costs nothing.
+            room_s = draft.seconds + longer_s
+            for job in islice(waiting, self._caps.max_sequences):
+                room_s -= job.work_s
+                if job.deadline >= end + growth_s:
+                    guests.append(job)
+                if room_s < 0:
+                    break
             filled.append(fill(draft, guests, self._cost, self._caps, draft.seconds + longer_s))
-            gone = {job.id for job in filled[-1].jobs}
-            waiting = [job for job in waiting if job.id not in gone]
         return filled
 
     def ends(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[float]:
