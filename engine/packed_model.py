@@ -32,6 +32,7 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
     hf_model: a `PreTrainedModel` of a supported family, on any device; it is not changed, and later changes to it are
         not seen.
     dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
+    Any thread may call what is returned; on a GPU the calls take turns, and share one current stream: `PackedModel`.
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
     weights = weights_of(hf_model)

@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
-from penstock.engine import PackedModel, from_torch
+from penstock.engine import PackedBatch, PackedModel, from_torch
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.weights import EncoderWeights
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,
@@ -102,6 +103,30 @@ def test_threads_get_what_one_alone_gets(bert: tuple[Any, PackedModel]) -> None:
         together = list(pool.map(lambda call: bert[1](*call), calls))
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
+
+
+class OneWorkspace:
+    """A GPU's encoder in this: each batch is written where the one before was, not at once, and nothing locks."""
+
+    def __init__(self, weights: EncoderWeights, dtype: torch.dtype) -> None:
+        self._memory = torch.empty(1, weights.hidden_size, dtype=dtype)
+
+    def run(self, batch: PackedBatch) -> torch.Tensor:
+        for column in range(self._memory.shape[1]):
+            self._memory[:, column] = float(batch.token_ids[0])
+        return self._memory
+
+
+def test_threads_take_turns_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.packed_model.choose_device_for", lambda weights, wanted: "cuda")
+    monkeypatch.setattr("penstock.engine.gpu.GpuEncoder", OneWorkspace)
+    fast, bounds = from_torch(AUTO_MODEL.from_config(config_of("bert"))), torch.tensor([0, 1])
+
+    def call(token: int) -> bool:
+        return bool((fast.packed(torch.tensor([token]), bounds) == token).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, list(range(VOCAB)) * 5))
 
 
 def test_rows_without_tokens_are_zero(bert: tuple[Any, PackedModel]) -> None:
