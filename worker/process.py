@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from wsgiref.simple_server import WSGIServer
 
 import structlog
 import uvloop
@@ -108,14 +109,21 @@ async def _run(settings: WorkerSettings, engine: Engine, cost: LearnedCost) -> i
         cache = await _open_cache(settings, stack)
         worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
         if settings.metrics_port is not None:
-            server, _ = start_http_server(settings.metrics_port, registry=worker.metrics.registry)
-            stack.callback(server.shutdown)
-            log.info("metrics_served", port=server.server_port)
+            stack.callback(_serve_metrics(settings.metrics_port, worker).shutdown)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.on_loop_error)
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.stop)
         return await worker.run()
+
+
+def _serve_metrics(port: int, worker: Worker) -> WSGIServer:
+    try:
+        server, _ = start_http_server(port, registry=worker.metrics.registry)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"--metrics-port {port}") from error
+    log.info("metrics_served", port=server.server_port)
+    return server
 
 
 def suited(settings: WorkerSettings, engine: Engine) -> WorkerSettings:

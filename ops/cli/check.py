@@ -14,6 +14,15 @@ from penstock.ops.cli.probes import Finding
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
 from penstock.worker.settings import WorkerSettings
 
+_PROBES = (
+    probes.model,
+    probes.head,
+    probes.cache,
+    probes.metrics,
+    probes.processor,
+    probes.gpu,
+    probes.local_kafka,
+)
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
 
 
@@ -42,7 +51,7 @@ def check(settings: CheckSettings) -> int:
 def _find(settings: CheckSettings) -> Iterator[Finding]:
     yield from asyncio.run(probes.kafka(settings))
     probe: Callable[[CheckSettings], Finding]
-    for probe in (probes.model, probes.cache, probes.processor, probes.gpu, probes.local_kafka):
+    for probe in _PROBES:
         yield probe(settings)
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -88,21 +88,23 @@ def model(settings: "CheckSettings") -> Finding:
     if settings.model is None:
         return Finding("Model", "not checked", "No model was named.", "Give --model.")
     from penstock.engine import load_engine
-    from penstock.engine.errors import EngineError
+    from penstock.engine.errors import EngineError, UnsupportedDevice
     from penstock.worker.process import NULL_MODEL
 
     if settings.model == NULL_MODEL:
         return Finding("Model", "OK", "null: does no work, for measuring the pipeline")
-    head = None if settings.head is None else str(settings.head)
+    has_head = settings.head is not None and _head_error(settings.head) is None  # `head` tells of one that is missing
     try:
         info = load_engine(
             settings.model,
             name=settings.served_name,
-            head=head,
+            head=str(settings.head) if has_head else None,
             dtype=settings.dtype,
             device=settings.device,
             engine=settings.engine,
         ).info
+    except UnsupportedDevice as error:
+        return Finding("Model", "problem", str(error), "Give another --device or --dtype; auto takes what there is.")
     except EngineError as error:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     labels = f", {len(info.labels)} labels" if info.labels else ""
@@ -112,6 +114,39 @@ def model(settings: "CheckSettings") -> Finding:
         f"{info.name}: {', '.join(sorted(info.tasks))}; {info.dim} dimensions{labels}, up to {info.max_tokens} tokens, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
+
+
+def head(settings: "CheckSettings") -> Finding:
+    """Whether there is such a file; whether it fits the model shows when that is loaded."""
+    if settings.head is None:
+        return Finding("Head", "not checked", "None was named: the model's own is used, if any.", "Give --head.")
+    reason = _head_error(settings.head)
+    if reason is not None:
+        return Finding("Head", "problem", f"{settings.head}: {reason}", "Let --head name a safetensors file.")
+    return Finding("Head", "OK", f"{settings.head} can be read")
+
+
+def _head_error(path: Path) -> str | None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def metrics(settings: "CheckSettings") -> Finding:
+    """Whether a worker could serve its metrics on the port."""
+    port = settings.metrics_port
+    if port is None:
+        return Finding("Metrics", "not checked", "No port was given: workers serve none.", "Give --metrics-port.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError as error:
+            remedy = "Give another --metrics-port; if a worker runs here already, this one is its."
+            return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)
+    return Finding("Metrics", "OK", f"port {port} is free")
 
 
 def cache(settings: "CheckSettings") -> Finding:
@@ -155,15 +190,20 @@ def processor(settings: "CheckSettings") -> Finding:
 
 
 def gpu(settings: "CheckSettings") -> Finding:
-    """Whether torch sees a GPU, and whether CuPy can compile for it."""
+    """Whether there is a GPU that the kernels run on, and whether `--device` asks for one."""
     import torch
 
-    if not torch.cuda.is_available():
-        return Finding("GPU", "OK", "none seen: models run on the CPU")
-    found = f"{torch.cuda.get_device_name()}, torch CUDA {torch.version.cuda}"
-    if find_spec("cupy") is None:
-        return Finding("GPU", "problem", f"{found}, but no CuPy", "pip install 'penstock[gpu]'")
-    return Finding("GPU", "OK", found)
+    from penstock.engine.device import device_name, missing_for_gpu
+
+    missing = missing_for_gpu()
+    if missing is None:
+        return Finding("GPU", "OK", f"{device_name()}, torch CUDA {torch.version.cuda}")
+    if settings.device == "cuda":
+        remedy = "Let nvidia-smi show a GPU and install penstock[gpu]; or give --device auto, which takes the CPU."
+        return Finding("GPU", "problem", f"--device cuda, but {missing}", remedy)
+    if torch.cuda.is_available() and settings.device == "auto":
+        return Finding("GPU", "problem", missing, "Repair this, or say that the CPU is meant: --device cpu")
+    return Finding("GPU", "OK", f"{missing}: models run on the CPU")
 
 
 def local_kafka(settings: "CheckSettings") -> Finding:

@@ -1,7 +1,9 @@
 """The command line as a person meets it: help that teaches, errors of one sentence, exit codes."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from penstock.ops.kafka import MockBroker
 from penstock.producer import kafka
 from penstock.producer.errors import Overloaded
 from penstock.worker.settings import WorkerSettings
+from tests.engine.helpers import save_encoder
 
 SETTINGS: Mapping[str, type[BaseSettings]] = {
     "worker": WorkerSettings,
@@ -239,6 +242,52 @@ class TestCheck:
         _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--cache-path", str(tmp_path / "cache.db"))
         assert "problem Cache" in text
         assert "not a database" in text
+
+    def test_a_port_that_is_taken(self) -> None:
+        with socket.create_server(("0.0.0.0", 0)) as taken:
+            port = taken.getsockname()[1]
+            code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port))
+        assert code == 1
+        assert f"problem Metrics port {port}: Address already in use" in text
+        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port))
+        assert f"OK Metrics port {port} is free" in text
+
+    @pytest.mark.parametrize("model", [None, "tiny"])
+    def test_a_head_that_is_not_there(self, tmp_path: Path, model: str | None) -> None:
+        head = tmp_path / "head.safetensors"
+        args = ["check", "--bootstrap-servers", "127.0.0.1:1", "--head", str(head)]
+        if model is not None:
+            save_encoder(tmp_path / model, "bert")
+            args += ["--model", str(tmp_path / model)]
+        code, text = penstock(*args)
+        assert code == 1
+        assert re.search(r"problem Head \S+head.safetensors: No such file or directory", text)
+        assert ("OK Model tiny" in text) == (model is not None)
+
+    def test_a_gpu_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        save_encoder(tmp_path, "bert")
+        _, text = penstock(
+            *("check", "--bootstrap-servers", "127.0.0.1:1", "--device", "cuda", "--model", str(tmp_path))
+        )
+        assert "problem GPU --device cuda, but torch sees no CUDA GPU" in text
+        assert "→ Give another --device or --dtype; auto takes what there is." in text
+        assert "Give another --model" not in text
+
+
+def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", "worker", "--model", "null"]
+        done = subprocess.run(
+            [*command, "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"Error: --metrics-port {port}: Address already in use"
+    assert "Traceback" not in done.stderr
 
 
 class Process:
