@@ -1,14 +1,17 @@
 """What a person sees: sentences on stderr, answers on stdout, and no traceback that is not a bug."""
 
 import logging
+import signal
+import threading
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 2, 70, 130
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 70, 130, 143
 
 # Errors of these packages are sentences for a person; any other exception is a bug.
 _SPEAKING = ("penstock.", "aiokafka.")
@@ -30,12 +33,18 @@ def fail(sentence: str) -> None:
 
 
 def exit_code_of(body: Callable[[], int]) -> int:
-    """Run a command's body. Our own errors become a sentence, Ctrl-C becomes 130, the rest keeps its traceback."""
+    """Run a command's body. Our own errors become a sentence, the rest keeps its traceback.
+
+    Ctrl-C becomes 130. SIGTERM ends the body just as Ctrl-C does, so that nothing is left behind, and becomes 143; a
+    body that has a handler of its own for it (worker, demo) keeps it.
+    """
+    terminated = threading.Event()
     try:
-        return body()
+        with _like_ctrl_c(signal.SIGTERM, terminated):
+            return body()
     except KeyboardInterrupt:
         say("Stopped.")
-        return EXIT_INTERRUPTED
+        return EXIT_TERMINATED if terminated.is_set() else EXIT_INTERRUPTED
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:
@@ -44,6 +53,24 @@ def exit_code_of(body: Callable[[], int]) -> int:
             return EXIT_BUG
         fail(sentence)
         return EXIT_PROBLEM
+
+
+@contextmanager
+def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None]:
+    """Inside, the signal does what Ctrl-C does, and is noted. Without effect beside the main thread, as in tests."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        seen.set()
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _sentence(error: Exception) -> str | None:

@@ -311,8 +311,8 @@ class Process:
                 return
         raise AssertionError(f"never said {words!r}:\n{self.said}")
 
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=30)
         self.said += rest
         return self.process.returncode
@@ -344,6 +344,31 @@ def test_waits_for_a_broker_that_is_down_and_ends_on_ctrl_c(processes: list[Proc
     assert running.interrupt() == 130
     assert "Traceback" not in running.said
     assert running.said.count("does not answer") == 1
+
+
+def test_a_job_that_is_terminated_says_so_and_leaves_nothing(processes: list[Process], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\nhello\n")
+    with MockBroker() as broker:
+        files = str(tmp_path / "in.csv"), str(tmp_path / "out.csv")
+        args = ("embed", "--model", "m", *files, "--bootstrap-servers", broker.bootstrap_servers)
+        processes.append(running := Process(*args))
+        running.wait_for("No answer for a while.")  # by then it is in the midst of it
+        assert len(list(tmp_path.iterdir())) == 2
+        assert running.interrupt(signal.SIGTERM) == 143
+    assert running.said.endswith(f"{tmp_path}/out.csv was not written.\nStopped.\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+@pytest.mark.integration
+def test_a_real_broker_that_is_terminated_leaves_no_data(
+    processes: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    processes.append(running := Process("broker", "--kind", "kafka"))
+    running.wait_for("Ctrl-C stops it.")
+    assert [path.name[:15] for path in tmp_path.glob("penstock-*")] == ["penstock-kafka-"]
+    assert running.interrupt(signal.SIGTERM) == 143
+    assert not list(tmp_path.glob("penstock-*"))
 
 
 def test_no_answer_to_one_text_asks_for_a_worker() -> None:
