@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from penstock.producer.topics import REPLY_TOPIC, check_request_topic, check_served_name, check_topic
+from penstock.producer.topics import REPLY_TOPIC, check_request_topic, check_served_name, check_topic, served_name_of
 
 RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
 
@@ -34,8 +34,9 @@ class KafkaSettings(BaseSettings):
 class ClientSettings(KafkaSettings):
     """What a client needs to know besides its requests."""
 
-    model: Annotated[str, AfterValidator(check_served_name)] = Field(
-        description="The model's served name: requests go to its request topic."
+    model: Annotated[str, AfterValidator(served_name_of), AfterValidator(check_served_name)] = Field(
+        description="The model's served name: requests go to its request topic. Of a checkpoint's path or id, as "
+        "workers take it, the last part counts."
     )
     topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
     reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(

@@ -1,6 +1,8 @@
 """Names of the topics that client and worker meet on."""
 
+import os
 import re
+from pathlib import Path
 
 REPLY_TOPIC = "penstock.replies"
 REPLY_TOPIC_PATTERN = r"penstock\.replies(\..+)?"
@@ -18,11 +20,16 @@ def check_request_topic(name: str | None) -> str | None:
 
 
 def check_served_name(name: str | None) -> str | None:
-    """A model's name in requests, for which its topics must have room. Any character will do."""
+    """A model's name in requests, for which its topics must have room, or None for the default."""
     most = _MOST_CHARS - len(dead_letter_topic(bulk_topic(request_topic(""))))
-    if name is not None and not 1 <= len(name) <= most:
-        raise ValueError(f"must be 1 to {most} characters")
+    if name is not None and not (1 <= len(name) <= most and "/" not in name):
+        raise ValueError(f"must be 1 to {most} characters, without slashes")
     return name
+
+
+def served_name_of(model: str) -> str:
+    """The served name that a checkpoint's path or id leads to, by the rule of workers; of a name, the name itself."""
+    return Path(os.path.abspath(model)).name if "/" in model or model in (".", "..") else model
 
 
 def _checked(name: str | None, most: int) -> str | None:

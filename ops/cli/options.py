@@ -65,7 +65,7 @@ def _parameters(settings: type[BaseSettings]) -> Iterator[inspect.Parameter]:
         is_flag = field.annotation is bool
         option = typer.Option(
             _default(field),
-            option_name(name),
+            option_name(name) + (f"/--no-{option_name(name)[2:]}" if field.default is True else ""),
             help=escape((field.description or "") + _choices(field.annotation)),
             envvar=env_name(name),
             metavar=None if is_flag else _metavar(field.annotation),

@@ -634,8 +634,8 @@ async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyP
         ({"topic": "x y"}, "`topic`: must be 1 to 232 letters, digits, dots, underscores and dashes."),
         ({"topic": "t" * 233}, "`topic`: must be 1 to 232"),
         ({"reply_topic": "r" * 250}, "`reply_topic`: must be 1 to 249"),
-        ({"model": ""}, "`model`: must be 1 to 214 characters."),
-        ({"model": "m" * 215}, "`model`: must be 1 to 214 characters."),
+        ({"model": ""}, "`model`: must be 1 to 214 characters, without slashes."),
+        ({"model": "m" * 215}, "`model`: must be 1 to 214 characters, without slashes."),
         ({"model": None}, "`model`: Input should be a valid string."),
         ({"bootstrap_servers": "kafka"}, "`bootstrap_servers`: must be host:port, several separated by commas."),
         (

@@ -45,6 +45,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"topic": "a b"},
         {"topic": "t" * 240},  # no room for the dead letters of its bulk topic
         {"served_name": ""},
+        {"served_name": "org/model"},
         {"served_name": "n" * 215},
     ],
 )
