@@ -21,9 +21,12 @@ class LateInQueue(Expired):
     cause: ClassVar[Cause] = Cause.QUEUED
 
 
+_ABSURD_S = 365 * 86400.0  # a deadline in seconds, or in something else
+
+
 def refusal_error(cause: Cause, late_s: float) -> PenstockError:
     """The answer to a request that is not run. `late_s`: how late it is, or would be."""
-    late_ms = f"{late_s * 1e3:,.0f} ms"
+    late_ms = f"{late_s * 1e3:,.0f} ms" if late_s < _ABSURD_S else "years (it is given in milliseconds since 1970)"
     match cause:
         case Cause.ARRIVED_LATE:
             return ArrivedLate(f"The deadline had passed {late_ms} before the request could be taken: allow more time.")

@@ -15,6 +15,7 @@ from penstock.ops.cli.progress import JobScreen, rate
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
 from penstock.producer.errors import PenstockError
 from penstock.producer.messages import Classification, Options, Vector
+from penstock.producer.sequences import check
 from penstock.producer.settings import ClientSettings
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ def _stalled(settings: JobSettings) -> str:
 
 
 async def _one(task: str, settings: JobSettings, options: Options, text: str) -> int:
+    _, (checked,) = check([text], None)
+    if isinstance(checked, PenstockError):  # told before Kafka is asked for anything
+        fail(f"{checked.code}: {checked.message}")
+        return EXIT_USAGE
     async with _client(settings, bulk=False) as client:
         (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _ANSWER_SOON_S))
     if isinstance(row, float | list):

@@ -75,6 +75,14 @@ class TestHelp:
             assert f"[env var: {env_name(name)}]" in text
             assert " ".join(field.description.split()) in text
 
+    def test_the_demo_says_where_its_model_comes_from(self) -> None:
+        assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]
+
+    def test_what_is_on_can_be_turned_off(self) -> None:
+        assert "--gather --no-gather" in penstock("embed", "--help")[1]
+        code, text = penstock("embed", "--no-gather", "--model", "m", "--text", "")
+        assert (code, text) == (2, "Error: empty: Text 0 is empty.")
+
     def test_overview_loads_nothing_heavy(self) -> None:
         code = (
             "import sys; from penstock.ops.cli.main import app; app(['--help'], standalone_mode=False);"
@@ -121,6 +129,7 @@ class TestBadUsage:
             ),
             (["embed", "--model", "m", "--reply-topic", "..", "--text", "x"], {}, "--reply-topic (or PENSTOCK_REPLY"),
             (["embed", "--model", "", "--text", "x"], {}, "--model (or PENSTOCK_MODEL): must be 1 to 214 characters"),
+            (["embed", "--model", "m", "--text", ""], {}, "Error: empty: Text 0 is empty."),
             (["embed", "--text", "x"], {"PENSTOCK_MODEL": ""}, "Missing option '--model'"),
             (["broker", "--kind", "rabbit"], {}, "--kind (or PENSTOCK_KIND)"),
             (["classify", "--model", "m"], {}, "Give a file to read and a file to write, or one --text."),
@@ -369,6 +378,17 @@ def test_a_real_broker_that_is_terminated_leaves_no_data(
     assert [path.name[:15] for path in tmp_path.glob("penstock-*")] == ["penstock-kafka-"]
     assert running.interrupt(signal.SIGTERM) == 143
     assert not list(tmp_path.glob("penstock-*"))
+
+
+@pytest.mark.parametrize("model", ["/models/org/nobody/", "org/nobody", "nobody"])
+def test_the_variable_that_names_a_workers_checkpoint_names_its_model(model: str) -> None:
+    with MockBroker() as broker:
+        code, text = penstock(
+            *("embed", "--text", "x", "--timeout-s", "0.2", "--bootstrap-servers", broker.bootstrap_servers),
+            env={"PENSTOCK_MODEL": model},
+        )
+    assert code == 1
+    assert "Is a worker for 'nobody' running?" in text
 
 
 def test_no_answer_to_one_text_asks_for_a_worker() -> None:

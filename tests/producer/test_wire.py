@@ -202,6 +202,18 @@ def refused(body: object, reason: type[PenstockError] = InvalidRequest) -> str:
 GOOD = {"v": 1, "model": "m", "task": "embed", "text": ["hello"]}
 
 
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (b"\xc1", "The record is not a msgpack map within the size bounds: a byte that msgpack does not know."),
+        (b"\x05", "The record must be a msgpack map. Given: 5"),
+        (b"\x90", "The record must be a msgpack map. Given: a list"),
+    ],
+)
+def test_bytes_that_are_no_map_are_told_as_what_they_are(record: bytes, says: str) -> None:
+    assert refused(record) == says
+
+
 class TestRefusals:
     """Each refusal names the field and says what was expected."""
 

@@ -57,7 +57,7 @@ BAD_VALUES: dict[str, tuple[bytes | None, type[PenstockError], str]] = {
     "no bytes": (b"", InvalidRequest, "no value"),
     "not msgpack": (b"\xc1 not msgpack", InvalidRequest, "msgpack"),
     "JSON": (b'{"v": 1}', InvalidRequest, "msgpack"),
-    "not a map": (msgpack.packb([1, 2]), InvalidRequest, "map was expected"),
+    "not a map": (msgpack.packb([1, 2]), InvalidRequest, "must be a msgpack map"),
     "unknown version": (body(v=2), InvalidRequest, "`v` must be 1"),
     "no version": (body(v=...), InvalidRequest, "`v` must be 1"),
     "no model": (body(model=...), InvalidRequest, "`model`"),
@@ -214,6 +214,8 @@ def test_a_deadline_moves_from_the_wall_clock_to_the_workers(intake: Intake, mak
     assert inflight.deadline == pytest.approx(102.5)
     with pytest.raises(ArrivedLate, match="500 ms before"):
         intake.accept(record, ADDRESS, 100.0, 13.0)
+    with pytest.raises(ArrivedLate, match=r"had passed years \(it is given in milliseconds since 1970\) before"):
+        intake.accept(record, ADDRESS, 100.0, 1.8e9)  # it was given in seconds
 
 
 def test_without_a_deadline_the_workers_objective_counts_for_online_requests_alone(
