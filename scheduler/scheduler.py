@@ -159,8 +159,6 @@ class Scheduler:
         num_lanes, token_s = self._settings.num_lanes, self._prices.token_s
         launch_s, small_s = self._prices.launch_s, self._prices.small_s
         order_key, ahead_s = self._order.key, self._clock.ahead_s
-        # Its batch may hold all that waits, up to what a batch may take.
-        all_s = launch_s + self._online.work_s * num_lanes + sum([job.num_tokens for job in jobs]) * token_s
         for number, job in enumerate(jobs, self._num_received):
             own_slo_s = math.inf if job.bulk else slo_s
             if job.deadline is not None:
@@ -168,11 +166,11 @@ class Scheduler:
             arrival = min(job.arrival + ahead_s, now)
             deadline = arrival + own_slo_s
             lane_s = job.num_tokens * token_s
-            batch_s = max(launch_s + lane_s, min(all_s, max(own_slo_s * BATCH_SHARE, small_s)))
+            # Who comes later may join its batch, up to what a batch may take.
+            batch_s = max(launch_s + lane_s, own_slo_s * BATCH_SHARE, small_s)
+            latest_begin = deadline - batch_s if deadline < math.inf else math.inf
             key = order_key(deadline, arrival, number)
-            yield Waiting(
-                job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, deadline - batch_s
-            )
+            yield Waiting(job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, latest_begin)
 
     def _admit(self, job: Waiting, now: float, begin: float) -> Refusal | None:
         """Queue the job, or say why not."""

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
@@ -109,6 +109,9 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
     st.integers(1, 3),
 )
+# A short batch of the tight job's own grows by a longer one, or by one that comes later.
+@example([(0.0, 1, 0.03125), (0.0, 32, 1.0), (0.0, 33, 1.0)], 3)
+@example([(0.0, 33, 1.0), (0.0, 64, 1.0), (0.03125, 64, 1.0), (0.03125, 1, 0.125), (0.03125, 31, 1.0)], 2)
 def test_who_is_let_in_is_in_time_whatever_comes_later(
     shapes: list[tuple[float, int, float]], max_sequences: int
 ) -> None:
