@@ -5,8 +5,9 @@ Runs on the worker's event loop; the only waiting it does is for the engine's fu
 
 import asyncio
 import itertools
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -15,9 +16,11 @@ from penstock.engine.types import BatchOutput, Float32Array, PackedBatch
 from penstock.producer.errors import BackendError, PenstockError
 from penstock.scheduler import Cause, CostFunction, Job, Plan, Refusal, Scheduler, Wait
 from penstock.worker.batch import Batch, BatchStats, health_probe, pack, sums_of
-from penstock.worker.flights import Flights, deadline
+from penstock.worker.flights import Flights, deadline_of
 from penstock.worker.inflight import InFlight, Row
 from penstock.worker.misses import refusal_error
+
+_TRIAL_EVERY_S = 1.0
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -60,6 +63,7 @@ class Dispatcher:
         self._queued: dict[int, Row] = {}  # by job id
         self._ready: deque[Batch] = deque()
         self._running: list[Batch] = []  # as they were submitted
+        self._next_trial = -math.inf
         self._draining = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -102,16 +106,32 @@ class Dispatcher:
     def _enqueue(self, rows: Sequence[Row]) -> None:
         """A job for each of these rows, on behalf of its flight. For those refused, another of the flight may go on."""
         while rows:
+            is_idle = not (self._queued or self._running or self._ready)
             asked = {next(self._ids): row for row in rows}
-            jobs = [
-                Job(job_id, len(row.token_ids), row.queued_at, row.owner.deadline, row.owner.bulk)
-                for job_id, row in asked.items()
-            ]
+            jobs = [_job(job_id, row, row.owner.deadline) for job_id, row in asked.items()]
             refused = self._scheduler.add(jobs, self._clock(), busy_s=self.busy_s())
+            if refused and is_idle:
+                refused = self._try_one(asked, refused)
             refusals = [(asked.pop(refusal.id), refusal) for refusal in refused]
             for job_id, row in asked.items():
                 self._lead(row, job_id)
             rows = self._refuse(refusals)
+
+    def _try_one(self, asked: Mapping[int, Row], refused: list[Refusal]) -> list[Refusal]:
+        """Now and then let one record in that would be late, as there is nothing else to do. Returns who stays refused.
+
+        Or predictions that are far too high would refuse everything for ever: they learn from what is run.
+        """
+        now = self._clock()
+        overloaded = {refusal.id: asked[refusal.id] for refusal in refused if refusal.cause is Cause.OVERLOADED}
+        owners = {row.owner for row in overloaded.values()}
+        if now < self._next_trial or not owners.issuperset(row.owner for row in asked.values()):
+            return refused
+        self._next_trial = now + _TRIAL_EVERY_S
+        owner = next(iter(overloaded.values())).owner
+        tried = {job_id: row for job_id, row in overloaded.items() if row.owner is owner}
+        self._scheduler.add([_job(job_id, row, math.inf) for job_id, row in tried.items()], now)
+        return [refusal for refusal in refused if refusal.id not in tried]
 
     def _lead(self, row: Row, job_id: int) -> None:
         former = self._flights.lead(row)
@@ -220,7 +240,7 @@ class Dispatcher:
         kept: list[Row] = []
         without_leader: list[Row] = []
         for row in rows:
-            late_s = now - deadline(row)
+            late_s = now - deadline_of(row)
             if not row.owner.failed and late_s < 0:
                 kept.append(row)
                 continue
@@ -311,3 +331,7 @@ class Dispatcher:
             self._dispatch()
 
         probe.add_done_callback(judge)
+
+
+def _job(job_id: int, row: Row, deadline: float | None) -> Job:
+    return Job(job_id, len(row.token_ids), row.queued_at, deadline, row.owner.bulk)

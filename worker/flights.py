@@ -50,8 +50,8 @@ class Flights:
 
         The row is among them. Those that the flight's present leader, if there is one, is for stay.
         """
-        done_at = deadline(row) + late_s
-        late = [(other, done_at - deadline(other)) for other in self._rivals(row) if other is not row]
+        done_at = deadline_of(row) + late_s
+        late = [(other, done_at - deadline_of(other)) for other in self._rivals(row) if other is not row]
         return [(row, late_s), *[(other, by_s) for other, by_s in late if by_s > 0]]
 
     def heir(self, row: Row) -> Row | None:
@@ -79,11 +79,11 @@ class Flights:
         return flight if leader is None else [other for other in flight if urgency(other) < urgency(leader)]
 
 
-def deadline(row: Row) -> float:
+def deadline_of(row: Row) -> float:
     """On the worker's monotonic clock, seconds; infinite when there is none."""
     return math.inf if row.owner.deadline is None else row.owner.deadline
 
 
 def urgency(row: Row) -> tuple[bool, float]:
     """Less is more urgent: online before bulk, then by deadline."""
-    return row.owner.bulk, deadline(row)
+    return row.owner.bulk, deadline_of(row)

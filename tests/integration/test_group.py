@@ -90,7 +90,8 @@ async def test_a_worker_killed_mid_stream_loses_nothing(
         await asyncio.gather(first.event("batch_done"), second.event("batch_done"))
         await stream.more(100)
         first.process.kill()
-        await second.event("partitions_assigned", partitions=[f"penstock.requests.{model}-{n}" for n in range(8)])
+        topics = [f"penstock.requests.{model}", f"penstock.requests.{model}.bulk"]
+        await second.event("partitions_assigned", partitions=[f"{topic}-{n}" for topic in topics for n in range(8)])
         await stream.more(200)
 
 
