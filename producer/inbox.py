@@ -5,7 +5,6 @@ came too late, or came twice, and is dropped.
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.headers import CORRELATION_ID
-from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.messages import ErrorReply, Reply
 from penstock.producer.wire import decode_reply
 
@@ -45,7 +44,7 @@ class Inbox:
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in Unix time, seconds
         self._consumer: AIOKafkaConsumer | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.partition = 0  # the one that answers must be sent to; valid after start
 
     async def start(self, num_partitions: int) -> None:
@@ -56,14 +55,14 @@ class Inbox:
         self._consumer.assign([source])
         await self._consumer.seek_to_end(source)
         await self._consumer.position(source)
-        self._reader = asyncio.create_task(self._read(self._consumer, source))
+        running = self._read(self._consumer, source), watch(self._consumer)
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in running]
 
     async def stop(self, reason: PenstockError) -> None:
         """Fail everything expected with `reason` and disconnect."""
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for correlation_id in list(self._expected):
             self.fail(correlation_id, reason)
         if self._consumer is not None:

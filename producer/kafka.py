@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import structlog
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
 
@@ -13,6 +14,7 @@ METADATA_MAX_AGE_MS = 30_000
 _CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created by someone else meanwhile
 _MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's own default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
+_WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
 
 log = structlog.get_logger("penstock.kafka")
 
@@ -54,6 +56,25 @@ async def disconnect(client: _Connectable, timeout_s: float) -> None:
         stopping.cancel()
     elif stopping.cancelled() or stopping.exception() is not None:
         log.warning("stopped_uncleanly", client=type(client).__name__)
+
+
+async def watch(consumer: AIOKafkaConsumer) -> None:
+    """Log when the broker is lost, and when it is back, until cancelled. Without it aiokafka polls on in silence."""
+    is_lost = False
+    while True:
+        await asyncio.sleep(_WATCH_EVERY_S)
+        sources = list(consumer.assignment())[:1]
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await consumer.end_offsets(sources)
+        except (KafkaError, OSError) as error:  # OSError includes time-outs
+            if not is_lost:
+                log.warning("kafka_unreachable", error=str(error) or f"no answer in {_ANSWER_S:g} s")
+            is_lost = True
+        else:
+            if is_lost and sources:
+                log.info("kafka_back")
+                is_lost = False
 
 
 async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:

@@ -14,7 +14,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
-from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.producer.kafka import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker import lenient
 from penstock.worker.inflight import KafkaRecord
 from penstock.worker.offsets import Source
@@ -55,6 +55,7 @@ class Consumer:
         self._taken = taken
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._paused: set[str] = set()  # topics
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
@@ -64,9 +65,12 @@ class Consumer:
         lenient.install()
         self._consumer = await connect(self._make_consumer)
         self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
+        self._watching = asyncio.create_task(watch(self._consumer))
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. What should be committed must have been."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, timeout_s)

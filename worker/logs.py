@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-_REPEAT_S = 5.0
+_REPEAT_S = 60.0
 
 
 def configure_logs(log_format: str, level: str) -> None:

@@ -113,6 +113,8 @@ class _Narrator:
         name = event["event"]
         if name == "kafka_unreachable":
             return f"Kafka at {self._servers} does not answer. Waiting for it; Ctrl-C ends."
+        if name == "kafka_back":
+            return f"Kafka at {self._servers} is back."
         if name == "send_failed":
             return f"Kafka at {self._servers} was lost. Waiting for it to come back; Ctrl-C ends."
         if name == "topics_created" and event["topics"]:

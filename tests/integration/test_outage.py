@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, Expired
@@ -74,6 +75,34 @@ async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, s
     assert await worker.exit_code() == 0
     # Waiting is said, and not over and over.
     assert len(worker.events()) < 200 + len(worker.events("batch_done"))
+
+
+@pytest.mark.timeout(180)
+async def test_a_broker_lost_in_mid_run_is_told_by_idle_workers_and_clients(
+    broker: KafkaBroker, start_worker: StartWorker
+) -> None:
+    await asyncio.to_thread(broker.start)
+    worker = start_worker(broker, served_name=MODEL)
+    with capture_logs() as told:
+        async with Client(bootstrap_servers=broker.bootstrap_servers, model=MODEL) as client:
+            await worker.ready()
+            await client.embed(ids=[[1]])
+            await asyncio.to_thread(broker.kill)
+            await worker.event("kafka_unreachable")
+            await asyncio.to_thread(broker.start)
+            await worker.event("kafka_back")
+            await client.embed(ids=[[2]])
+            await asyncio.wait_for(until_told(told, "kafka_back"), 60)
+    assert [event["event"] for event in told if event["event"].startswith("kafka")] == [
+        "kafka_unreachable",
+        "kafka_back",
+    ]
+    assert len(worker.events("kafka_unreachable")) == 1
+
+
+async def until_told(told: list[MutableMapping[str, Any]], name: str) -> None:
+    while all(event["event"] != name for event in told):  # noqa: ASYNC110  # a log has no event to wait for
+        await asyncio.sleep(0.1)
 
 
 async def test_sigterm_ends_a_worker_that_waits_for_its_broker(broker: KafkaBroker, start_worker: StartWorker) -> None:

@@ -213,6 +213,22 @@ async def test_topics_that_a_command_creates_are_told(
     assert capsys.readouterr().err.strip() == said
 
 
+def test_a_broker_that_is_lost_and_found_is_told_once_each(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    screen.narrate_logs("kafka:9092")
+    try:
+        log = structlog.get_logger()
+        log.warning("kafka_unreachable", error="no answer in 5 s")
+        log.warning("kafka_unreachable", error="refused")
+        log.info("kafka_back")
+    finally:
+        structlog.configure(**before)
+    assert capsys.readouterr().err.splitlines() == [
+        "Kafka at kafka:9092 does not answer. Waiting for it; Ctrl-C ends.",
+        "Kafka at kafka:9092 is back.",
+    ]
+
+
 class TestCheck:
     def test_no_broker(self) -> None:
         code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
