@@ -37,8 +37,8 @@ def refusal_error(cause: Cause, late_s: float) -> PenstockError:
             )
         case Cause.OVERLOADED:
             return Overloaded(
-                f"With what waits already, the answer would be {late_ms} too late. Send again later, allow more time, "
-                "or start more workers."
+                f"The answer would come {late_ms} too late, after all that waits before it. Send again later, allow "
+                "more time, or start more workers."
             )
     raise RuntimeError(f"No error is known for the cause {cause!r}. This is a bug.")
 
