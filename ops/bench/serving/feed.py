@@ -107,7 +107,7 @@ class Feed:
 
     def _poll(self, now: float) -> Plan | Wait:
         idle_lanes = max(1, self._num_lanes - len(self._running))
-        busy_s = self._busy_s(now)
+        busy_s = self._first_free_s(now)
         began = time.perf_counter()
         decision = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=busy_s)
         self.scheduler_s += time.perf_counter() - began
@@ -118,13 +118,18 @@ class Feed:
         for refusal in refused:
             self.refused[refusal.cause.value] += 1
 
+    def _first_free_s(self, now: float) -> float:
+        """Predicted seconds until a lane is free."""
+        return min([self._left_s(work, now) for work in self._running]) if self.is_busy else 0.0
+
     def _busy_s(self, now: float) -> float:
         """Predicted seconds until the lanes have worked off what they were given, on average over the lanes."""
-        total_s = self._ready_s
-        for work in self._running:
-            if work.started is None:
-                raise RuntimeError("A batch runs that was never started. This is a bug.")
-            total_s += max(0.0, work.started + work.batch.predicted_s - now)
-        for work in self._ahead:
-            total_s += work.batch.predicted_s
+        total_s = self._ready_s + sum([self._left_s(work, now) for work in self._running])
+        total_s += sum([work.batch.predicted_s for work in self._ahead])
         return max(0.0, total_s) / self._num_lanes
+
+    @staticmethod
+    def _left_s(work: Work, now: float) -> float:
+        if work.started is None:
+            raise RuntimeError("A batch runs that was never started. This is a bug.")
+        return max(0.0, work.started + work.batch.predicted_s - now)
