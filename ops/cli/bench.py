@@ -21,7 +21,7 @@ bench = typer.Typer(
 class ServeSettings(BaseSettings):
     """Settings of the measurement."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     model: str | None = Field(
         None,
@@ -69,7 +69,7 @@ class ServeSettings(BaseSettings):
 class SimulateSettings(BaseSettings):
     """Settings of the simulation."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     result: Path | None = Field(
         None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."

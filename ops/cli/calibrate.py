@@ -16,7 +16,7 @@ from penstock.worker.settings import WorkerSettings
 
 
 class _Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
 
 # Those of a worker's settings that its times depend on, and no others.
