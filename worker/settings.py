@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.topics import REPLY_TOPIC_PATTERN, check_served_name
+from penstock.scheduler import SchedulerSettings
 
 
 def _check_pattern(pattern: str) -> str:
@@ -139,3 +140,19 @@ class WorkerSettings(KafkaSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Serve Prometheus metrics here. Default: off.")
+
+
+def scheduler_settings(settings: WorkerSettings, *, num_lanes: int, padded: bool) -> SchedulerSettings:
+    """The scheduler's part of the worker's settings, for an engine that pads or does not."""
+    return SchedulerSettings(
+        max_wait_s=settings.max_wait_ms / 1e3,
+        max_batch_sequences=settings.max_batch_sequences,
+        max_batch_tokens=settings.max_batch_tokens,
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
+        trigger=settings.trigger,
+        partition=settings.partition or ("dp" if padded else "fifo"),
+        order=settings.order,
+        admission=settings.admission,
+        num_lanes=num_lanes,
+        bulk_slice_s=settings.bulk_slice_ms / 1e3,
+    )

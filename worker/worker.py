@@ -18,9 +18,10 @@ from penstock.producer.kafka import ensure_topics
 from penstock.producer.outbox import Outbox
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.topics import bulk_topic, dead_letter_topic, request_topic
-from penstock.scheduler import LearnedCost, Scheduler, SchedulerSettings
+from penstock.scheduler import LearnedCost, Scheduler
 from penstock.worker.admission import Admission
 from penstock.worker.batch import BatchStats
+from penstock.worker.commits import LAST_COMMIT_S, Commits
 from penstock.worker.consumer import Consumer
 from penstock.worker.delivery import Delivery
 from penstock.worker.dispatcher import Dispatcher
@@ -33,17 +34,15 @@ from penstock.worker.misses import cause_of
 from penstock.worker.offsets import OffsetTracker
 from penstock.worker.polled import Polled
 from penstock.worker.replies import make_reply
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.settings import WorkerSettings, scheduler_settings
 from penstock.worker.writeback import WriteBack
 
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200
 _PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
-_COMMIT_S = 0.5
 _ONCE_QUIET_S = 5.0  # ample for a job to write down a block of answers and send the next
-_LAST_COMMIT_S = 3.0
 _DISCONNECT_S = 2.0
-_LEAVE_S = _LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the most that stopping takes without a broker
+_LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the most that stopping takes without a broker
 
 log = structlog.get_logger("penstock.worker")
 
@@ -95,6 +94,7 @@ class Worker:
             taken=self._on_taken,
             revoked=self._on_revoked,
         )
+        self._commits = Commits(self._offsets, self._consumer)
         scheduler = Scheduler(scheduler_settings(settings, num_lanes=lanes.num_lanes, padded=info.padded), cost)
         self._cost = cost
         self._dispatcher = Dispatcher(
@@ -116,7 +116,6 @@ class Worker:
         self._answered_ok = self._metrics.requests.labels("ok")
         self._latency = {bulk: self._metrics.latency.labels("bulk" if bulk else "online") for bulk in (False, True)}
         self._answered = 0
-        self._committing = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._stop_asked: float | None = None  # monotonic seconds
         self._nothing_unfinished = asyncio.Event()
@@ -138,7 +137,7 @@ class Worker:
         if not await self._start_unless_stopped():
             await self._outbox.stop(0.0)
             return 0
-        regularly = [asyncio.create_task(self._commit_regularly()), asyncio.create_task(self._tell_load_regularly())]
+        regularly = [asyncio.create_task(self._commits.regularly()), asyncio.create_task(self._tell_load_regularly())]
         try:
             if self._settings.once:
                 await self._serve_once()
@@ -342,33 +341,15 @@ class Worker:
         if self._offsets.num_unfinished == 0:
             self._nothing_unfinished.set()
 
-    async def _commit_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(_COMMIT_S)
-            await asyncio.shield(self._commit())  # ended in mid-commit, the next one would not know of its offsets
-
     async def _tell_load_regularly(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._load.tick(time.monotonic())
 
-    async def _commit(self) -> None:
-        async with self._committing:  # one after another: an older offset must never overtake a newer one
-            offsets = self._offsets.take_committable()
-            if offsets and not await self._consumer.commit(offsets):
-                self._offsets.put_back(offsets)
-
-    async def _commit_now(self) -> None:
-        """The last commit before partitions are given up; a broker that is away must not hold it for ever."""
-        try:
-            await asyncio.wait_for(self._commit(), _LAST_COMMIT_S)
-        except TimeoutError:
-            log.warning("last_commit_given_up", consequence="what was answered last will be answered again")
-
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish what is in flight, inside the bound; what is not finished will be read again by its new owner."""
         await self._drain(until=time.monotonic() + self._settings.drain_s)
-        await self._commit_now()
+        await self._commits.last()
         self._offsets.forget(sources)
         self._dispatcher.resume()
 
@@ -388,7 +369,7 @@ class Worker:
         drain_until = (self._stop_asked or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._offsets.num_unfinished)
         await self._drain(drain_until)
-        await self._commit_now()
+        await self._commits.last()
         self._dispatcher.close()
         if self._admitting_bulk is not None:
             self._admitting_bulk.cancel()
@@ -417,19 +398,3 @@ def _raise_failure(task: "asyncio.Task[None]") -> None:
     """In a callback, so that it reaches the event loop's last resort."""
     if not task.cancelled():
         task.result()
-
-
-def scheduler_settings(settings: WorkerSettings, *, num_lanes: int, padded: bool) -> SchedulerSettings:
-    """The scheduler's part of the worker's settings, for an engine that pads or does not."""
-    return SchedulerSettings(
-        max_wait_s=settings.max_wait_ms / 1e3,
-        max_batch_sequences=settings.max_batch_sequences,
-        max_batch_tokens=settings.max_batch_tokens,
-        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
-        trigger=settings.trigger,
-        partition=settings.partition or ("dp" if padded else "fifo"),
-        order=settings.order,
-        admission=settings.admission,
-        num_lanes=num_lanes,
-        bulk_slice_s=settings.bulk_slice_ms / 1e3,
-    )

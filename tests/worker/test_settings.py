@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from penstock.engine import NullEngine
 from penstock.worker import WorkerSettings
 from penstock.worker.process import suited
-from penstock.worker.worker import scheduler_settings
+from penstock.worker.settings import scheduler_settings
 
 
 def make(**fields: Any) -> WorkerSettings:

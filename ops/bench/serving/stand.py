@@ -25,8 +25,7 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
 from penstock.worker.costs import measure_costs
 from penstock.worker.process import default_lanes, suited
-from penstock.worker.settings import WorkerSettings
-from penstock.worker.worker import scheduler_settings
+from penstock.worker.settings import WorkerSettings, scheduler_settings
 
 TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
 _SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
