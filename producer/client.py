@@ -54,7 +54,7 @@ class Client:
         `tokenizer` is a checkpoint directory: texts are then tokenized here, in threads, and not by the worker.
 
         `bulk`: nobody waits for the answers at once. Requests go to the bulk topic, where they take what online
-        requests leave of the workers' time; give them a `timeout_s` of hours.
+        requests leave of the workers' time, and overload is waited out; give them a `timeout_s` of hours.
 
         Raises:
             InvalidRequest: a setting is missing, unknown or out of its bounds; the message names each.
@@ -62,7 +62,7 @@ class Client:
         checked = _checked(settings)
         self._settings = _on_bulk_topic(checked) if bulk else checked
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
-        self._exchange = Exchange(self._settings)
+        self._exchange = Exchange(self._settings, patient=bulk)
         self._gatherer = Gatherer(
             self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.gather
         )
@@ -186,7 +186,7 @@ class Client:
         """One result a sequence, in order: its row, or the error that is its own and nobody else's.
 
         Sequences at fault are taken out of their record and the others sent again; refusals that are retriable are
-        tried again until the deadline.
+        tried again after growing pauses: `Overloaded` three times (with `bulk` until the deadline).
         """
         task, options = check_task(task), recheck_options(options)
         kind, sequences = check(texts, ids)

@@ -1,14 +1,16 @@
 """One record out, its answer in: the outbox, the inbox and what ties them, behind a single call."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import random
 import time
 from collections.abc import Iterator
 
 from aiokafka.errors import KafkaError
 
-from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError, ShuttingDown
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
 from penstock.producer.headers import content_key, partition_for, request_headers
 from penstock.producer.inbox import Answer, Inbox
 from penstock.producer.kafka import ensure_topics
@@ -20,13 +22,18 @@ from penstock.producer.wire import encode_request
 
 _NUM_PARTITIONS = 8  # of topics that the client has to create
 _SWEEP_S = 0.1
-_RETRY_S = 0.5
+# Between two sends of a refused record: up to this long, up to twice as long each time, and at most the last. Drawn at
+# random from nothing to that ("full jitter"), or all whom one overload refused would come back in the same moment.
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 60.0
+_TRIES = 4  # of what `Overloaded` refuses, where somebody waits: more would be load without hope
 
 
 class Exchange:
     """Request and reply over Kafka, for one model. Everything in flight is bounded, has a deadline, and ends."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, *, patient: bool = False) -> None:
+        """`patient`: overload, too, is waited out until the deadline; nobody waits for the answers at once."""
         client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._settings = settings
         self._topic = settings.topic or request_topic(settings.model)
@@ -40,7 +47,9 @@ class Exchange:
         self._ids = _correlation_ids()
         self._places = asyncio.Semaphore(settings.max_in_flight)
         self._num_partitions = 0
+        self._patient = patient
         self._open = False
+        self._closing = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -64,12 +73,14 @@ class Exchange:
         self._num_partitions = await self._outbox.partitions(self._topic)
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
+        self._closing.clear()
         self._open = True
 
     async def close(self) -> None:
         """Fail what is pending with `ShuttingDown` and disconnect. Safe to call twice."""
         if self._open:
             self._open = False
+            self._closing.set()
             self._places.release()  # one more: each caller that waits is woken in turn, and passes it on
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -83,33 +94,49 @@ class Exchange:
             raise ShuttingDown("The client is closed.")
 
     async def ask(self, request: Request, deadline: float) -> Reply:
-        """Send one record and await its answer; `deadline` is Unix time in seconds. Retriable refusals are sent again.
+        """Send one record and await its answer; `deadline` is Unix time in seconds.
+
+        Retriable refusals are sent again after growing pauses. Meanwhile the record keeps its place among those in
+        flight, so that who is refused does not send ever more.
 
         Raises:
             PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
         """
         value = encode_request(request)
-        while True:
-            reply = await self._ask_once(value, deadline)
-            if isinstance(reply, Reply):
-                return reply
-            error = reply.exception()
-            if not error.retriable or time.time() + _RETRY_S > deadline:
-                raise error
-            await asyncio.sleep(_RETRY_S)
-
-    async def _ask_once(self, value: bytes, deadline: float) -> Reply | ErrorReply:
         if self._places.locked():
             await self._wait_for_place(deadline)
         else:
             await self._places.acquire()  # at once, and without the price of a timeout
-        correlation_id = next(self._ids)
         place = _Place(self._places)
+        try:
+            tries = 1
+            while isinstance(reply := await self._ask_once(value, deadline, place), ErrorReply):
+                await self._pause_after(reply.exception(), tries, deadline)
+                tries += 1
+            return reply
+        finally:
+            place.leave()
+
+    async def _ask_once(self, value: bytes, deadline: float, place: "_Place") -> Reply | ErrorReply:
+        correlation_id = next(self._ids)
         try:
             return await self._post(correlation_id, value, deadline, place)
         finally:
             self._inbox.forget(correlation_id)
-            place.leave()
+
+    async def _pause_after(self, error: PenstockError, tries: int, deadline: float) -> None:
+        """Wait until it may be sent again; raises the error where that is never."""
+        is_last = isinstance(error, Overloaded) and tries >= _TRIES and not self._patient
+        pause_s = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16)))
+        if not error.retriable or is_last or time.time() + pause_s > deadline:
+            raise error
+        await self._pause(pause_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends at once when the client is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
 
     async def _wait_for_place(self, deadline: float) -> None:
         """A place among the requests in flight, waited for no longer than the deadline allows."""

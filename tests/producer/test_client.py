@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -220,19 +221,82 @@ async def test_an_error_reply_is_raised_as_what_it_is(
     assert len(loop.requests) == 1
 
 
+class Pauses:
+    """Stands for the time between two sends: it passes at once. Counts from the real time on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+        self.seconds: list[float] = []
+        began = time.time()
+        monkeypatch.setattr(time, "time", lambda: began + sum(self.seconds))
+        monkeypatch.setattr(client._exchange, "_pause", self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
 async def test_a_retriable_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RETRY_S", 0.001)
     refusals = iter([Overloaded("later"), ShuttingDown("leaving")])
     async with connected(monkeypatch, lambda request: next(refusals, None) or first_ids(request)) as (client, loop):
+        pauses = Pauses(monkeypatch, client)
         assert (await client.embed(ids=[[5]])).tolist() == [[5, 1, 0]]
     assert len(loop.requests) == 3
+    assert len(pauses.seconds) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_overload_is_met_by_few_tries_and_growing_random_pauses(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(module, "random", random.Random(seed))
+    async with connected(monkeypatch, lambda request: Overloaded("later"), gather=False) as (client, loop):
+        pauses = Pauses(monkeypatch, client)
+        calls = [client.embed(ids=[[n]], timeout_s=3600) for n in range(100)]
+        results = await within(5, asyncio.gather(*calls, return_exceptions=True))
+    assert {type(result) for result in results} == {Overloaded}
+    assert len(loop.requests) == 100 * 4
+    assert len(set(pauses.seconds)) == 100 * 3  # no two come back together
+    for at_most, drawn in zip((0.25, 0.5, 1.0), np.split(np.array(pauses.seconds), 3), strict=True):
+        assert drawn.max() <= at_most
+        assert drawn.mean() == pytest.approx(at_most / 2, rel=0.3)
+
+
+async def test_bulk_waits_overload_out_with_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused_until = time.time() + 6 * 3600
+
+    def overloaded(request: Request) -> Reply | PenstockError:
+        return Overloaded("later") if time.time() < refused_until else first_ids(request)
+
+    async with connected(monkeypatch, overloaded, bulk=True) as (client, loop):
+        pauses = Pauses(monkeypatch, client)
+        assert (await within(5, client.embed(ids=[[5]], timeout_s=7 * 3600))).tolist() == [[5, 1, 0]]
+        assert 500 < len(loop.requests) < 1000  # two a minute
+        assert max(pauses.seconds) <= 60
+
+
+async def test_who_is_refused_keeps_his_place_while_he_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: Overloaded("later"), bulk=True, max_in_flight=1) as (
+        client,
+        loop,
+    ):
+        monkeypatch.setattr(module, "_FIRST_PAUSE_S", 1e6)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 1e6)
+        first = asyncio.create_task(client.embed(ids=[[1]], timeout_s=2e6))
+        with pytest.raises(Expired):
+            await within(5, client.embed(ids=[[2]], timeout_s=0.05))
+        assert len(loop.requests) == 1
+        await client.close()  # and closing wakes him
+        with pytest.raises(ShuttingDown):
+            await within(5, first)
+    assert len(loop.requests) == 1
 
 
 async def test_a_retriable_refusal_is_final_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(monkeypatch, lambda request: Overloaded("later")) as (client, loop):
-        with pytest.raises(Overloaded):
-            await within(5, client.embed(ids=[[5]], timeout_s=0.1))
-    assert len(loop.requests) == 1
+    async with connected(monkeypatch, lambda request: ShuttingDown("leaving")) as (client, loop):
+        pauses = Pauses(monkeypatch, client)
+        with pytest.raises(ShuttingDown):
+            await within(5, client.embed(ids=[[5]], timeout_s=10))
+    assert sum(pauses.seconds) <= 10
+    assert len(loop.requests) == len(pauses.seconds) + 1
 
 
 async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPatch) -> None:
