@@ -66,7 +66,10 @@ class WorkerSettings(KafkaSettings):
         "deadline is spent; hungry: as soon as the engine is idle.",
     )
     max_wait_ms: float = Field(
-        2.0, ge=0, description="lazy: longest wait for batch mates. More: larger batches; less: lower latency."
+        2.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="lazy: longest wait for batch mates. More: larger batches; less: lower latency.",
     )
     partition: Literal["dp", "fifo", "sorted", "naive", "none"] | None = Field(
         None,
@@ -87,12 +90,14 @@ class WorkerSettings(KafkaSettings):
     slo_ms: float | None = Field(
         None,
         gt=0,
+        allow_inf_nan=False,
         description="Latency objective of requests that carry no deadline; half of it is the trigger, and with "
         "admission `deadline` what cannot meet it is refused. Default: none, they wait as long as it takes.",
     )
     bulk_slice_ms: float = Field(
         2.0,
         gt=0,
+        allow_inf_nan=False,
         description="How much longer a batch may run for the sake of bulk requests, and how long a batch of bulk alone "
         "while online requests come. More: faster bulk; less: lower online latency.",
     )

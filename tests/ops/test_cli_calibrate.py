@@ -119,7 +119,7 @@ def test_the_screen_has_a_place_for_each_timing(capsys: pytest.CaptureFixture[st
     key = CostKey(
         "AMD EPYC, 2 cores", "minilm", "0123456789abcdef0123", "bfloat16", "penstock 0.1.0, torch 2.11.0, packed"
     )
-    show_costs(key, MeasuredCosts(table, (), 1.75e9, 4.2), Path("/kept/here"))
+    show_costs(key, MeasuredCosts(table, (), 1.75e9, 4.2, 256, 1024), Path("/kept/here"))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["longest", "8", "64"] in lines
     assert ["1", "sequence", "1.00", "+0%", "10.0", "-20%"] in lines

@@ -35,12 +35,12 @@ class Engine(NullEngine):
 
 
 async def start(
-    path: Path | None, engine: Engine | None = None, model: str = MODEL
+    path: Path | None, engine: Engine | None = None, model: str = MODEL, **caps: int
 ) -> tuple[Engine, LearnedCost, list[Any]]:
     """What a worker does at its start: its engine, its cost model, and what it logged."""
     engine = engine or Engine()
     with capture_logs() as logs:
-        cost = await cost_for(engine, path, model=model, **CAPS)
+        cost = await cost_for(engine, path, model=model, **{**CAPS, **caps})
     return engine, cost, logs
 
 
@@ -90,6 +90,29 @@ async def test_another_name_of_the_same_model_shares_its_table_and_another_model
     assert logs[0]["reason"] == "no table of this model"
 
 
+@pytest.mark.parametrize("larger", [{"max_tokens": 1025}, {"max_sequences": 129}])
+async def test_a_table_of_much_smaller_batches_is_measured_anew(tmp_path: Path, larger: dict[str, Any]) -> None:
+    path = tmp_path / "costs"
+    await start(path)
+    _, _, logs = await start(path, max_tokens=1024, max_sequences=128)
+    assert [log["event"] for log in logs] == ["cost_table_loaded"]
+    _, _, logs = await start(path, **larger)
+    assert [log["event"] for log in logs] == ["cost_table_measured"]
+    assert logs[0]["reason"] == "there is one for batches of 64 sequences and 512 tokens at most"
+    for caps in (larger, CAPS):  # the larger one serves both
+        _, _, logs = await start(path, **caps)
+        assert [log["event"] for log in logs] == ["cost_table_loaded"]
+
+
+async def test_a_table_is_kept_where_there_was_no_time_to_reach_the_caps(tmp_path: Path) -> None:
+    path = tmp_path / "costs"
+    for event in ("cost_table_measured", "cost_table_loaded"):
+        with capture_logs() as logs:
+            cost = await cost_for(Engine(), path, model=MODEL, **CAPS, budget_s=0.0)
+        assert [log["event"] for log in logs] == [event]
+        assert max(sample.tokens for sample in cost.table.samples) < 256
+
+
 async def test_a_table_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await start(tmp_path / "costs")
     runtime = cost_key(Engine().info, MODEL).runtime
@@ -114,11 +137,47 @@ def spoil_time(data: dict[str, Any]) -> None:
     data["measured_at"] = "yesterday"
 
 
+def spoil_law(data: dict[str, Any]) -> None:
+    """Nothing costs anything."""
+    data["table"].update(floor_s=0.0, alpha_s=0.0, beta_s=0.0, gamma_s=0.0)
+
+
+def spoil_floor(data: dict[str, Any]) -> None:
+    """Nothing can ever be in time."""
+    data["table"]["floor_s"] = 1e17
+
+
+def spoil_scale(data: dict[str, Any]) -> None:
+    data["table"]["factors"] = [[factor * 21 for factor in row] for row in data["table"]["factors"]]
+
+
+def spoil_samples(data: dict[str, Any]) -> None:
+    data["table"]["samples"] = []
+
+
+def spoil_caps(data: dict[str, Any]) -> None:
+    data["max_tokens"] = 0
+
+
 def spoil_all(data: dict[str, Any]) -> None:
     data.clear()
 
 
-@pytest.mark.parametrize("spoil", [spoil_factor, spoil_keys, spoil_checks, spoil_time, spoil_all])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_factor,
+        spoil_keys,
+        spoil_checks,
+        spoil_time,
+        spoil_law,
+        spoil_floor,
+        spoil_scale,
+        spoil_samples,
+        spoil_caps,
+        spoil_all,
+    ],
+)
 async def test_a_table_that_cannot_be_true_is_one_warning_and_measured_again(
     tmp_path: Path, spoil: Callable[[dict[str, Any]], None]
 ) -> None:

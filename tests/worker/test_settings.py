@@ -1,5 +1,6 @@
 """The worker's settings: every one from the environment, none silently ignored or defaulted."""
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,7 +31,11 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     "wrong",
     [
         {"max_wait_ms": -1},
+        {"max_wait_ms": math.inf},
+        {"max_wait_ms": math.nan},
         {"slo_ms": 0},
+        {"slo_ms": math.inf},
+        {"slo_ms": math.nan},
         {"lanes": 0},
         {"max_sequences": 5000},
         {"trigger": "eager"},
@@ -38,6 +43,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"order": "random"},
         {"admission": "all"},
         {"bulk_slice_ms": 0},
+        {"bulk_slice_ms": math.inf},
+        {"bulk_slice_ms": math.nan},
         {"dtype": "float8"},
         {"drain_s": 0},
         {"max_batch_size": 4},
