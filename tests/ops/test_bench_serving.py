@@ -9,7 +9,8 @@ from penstock.ops.bench.serving.fleet import Fleet, Loss, Traffic, simulate_flee
 from penstock.ops.bench.serving.lengths import DISTRIBUTIONS, draw
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.search import confirm, highest
-from penstock.ops.bench.serving.simulate import Noise, Stream, noisy, simulate
+from penstock.ops.bench.serving.simulate import Noise, noisy, simulate
+from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Arrivals, Stream
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
 
 COST = PackedCost(floor_s=0.4e-3, alpha_s=0.1e-3, beta_s=0.4e-6, gamma_s=1e-10)
@@ -129,6 +130,53 @@ def test_lanes_never_run_more_batches_at_once_than_there_are() -> None:
 def test_a_simulation_repeats_itself() -> None:
     one, other = (run(settings(), stream(20_000.0)) for _ in range(2))
     assert np.array_equal(one.finish, other.finish)
+
+
+def test_bulk_is_handed_over_as_it_is_worked_off_and_never_much_at_once() -> None:
+    online = poisson(1000.0, 50, 0)
+    supply = Arrivals(Stream.beside_bulk(online, np.full(20_050, 10)), chunk=7)
+    assert supply.next_at == 0
+    waiting: list[int] = []
+    seen: list[int] = []
+    now = 0.0
+    while True:
+        jobs = supply.take(now, len(waiting))
+        assert len(jobs) <= TOGETHER
+        assert all(job.bulk == (job.id < 20_000) for job in jobs)
+        assert all(job.arrival <= now for job in jobs)
+        waiting += [job.id for job in jobs]
+        seen += [job.id for job in jobs]
+        assert len(waiting) <= BULK_WAITING + 50
+        if not waiting and supply.next_at == np.inf:
+            break
+        del waiting[:300]
+        now += 1e-3
+    assert sorted(seen) == list(range(20_050))
+
+
+def test_online_requests_that_gathered_come_in_parts() -> None:
+    supply = Arrivals(Stream(np.linspace(0, 1, 1200), np.full(1200, 5)))
+    taken = [len(supply.take(1.0, 0)) for _ in range(4)]
+    assert taken == [512, 512, 176, 0]
+
+
+def test_bulk_fills_what_online_requests_leave() -> None:
+    online = poisson(4000.0, 2000, 0)
+    beside = Stream.beside_bulk(online, draw("2-100", 12_000, 0))
+    outcome = run(settings(trigger="lazy", partition="dp"), beside)
+    assert np.all(np.isfinite(outcome.finish))
+    assert len(outcome.latency_s) == 2000
+    assert outcome.bulk_per_s() > 1000
+
+
+def test_accepted_are_all_that_were_not_turned_away_when_they_came() -> None:
+    arrival = np.arange(10) / 10
+    finish = arrival + 0.01
+    finish[5:] = np.nan
+    refused = {"overloaded": 1, "arrived_late": 2, "queued": 2}
+    outcome = Outcome(arrival, arrival, finish, refused, (), 0.0)
+    assert outcome.in_time_of_accepted(0.05) == pytest.approx(5 / 7)  # the two that were refused later count as late
+    assert np.isnan(Outcome(arrival[:1], arrival[:1], finish[9:], {"overloaded": 1}, (), 0.0).in_time_of_accepted(0.05))
 
 
 def fleet(workers: int, **changes: object) -> Fleet:

@@ -7,6 +7,7 @@ anything, this loop included, is in every latency that it delays (no coordinated
 
 import asyncio
 import gc
+import math
 import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from penstock.engine.types import BatchOutput, Int32Array
 from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
 from penstock.ops.bench.serving.outcome import Outcome, Ran
-from penstock.ops.bench.serving.simulate import Stream
+from penstock.ops.bench.serving.stream import Arrivals, Stream
 from penstock.scheduler import LearnedCost
 
 _OPTIONS = TaskOptions("embed")
@@ -87,9 +88,8 @@ class _Drive:
         self._lanes = lanes
         self._cost = cost
         self._end_s = float(requests.stream.arrival[-1]) + grace_s
-        self._jobs = requests.stream.jobs(0, count)
+        self._arrivals = Arrivals(requests.stream, chunk=count)
         self._lengths = requests.stream.lengths
-        self._num_taken = 0
         self._start = np.full(count, np.nan)
         self._finish = np.full(count, np.nan)
         self._batches: list[Ran] = []
@@ -100,7 +100,7 @@ class _Drive:
 
     async def run(self) -> Outcome:
         self._epoch = self._loop.time() + _LEAD_S
-        self._timer = self._loop.call_at(self._epoch + self._jobs[0].arrival, self._step)
+        self._timer = self._loop.call_at(self._epoch + self._arrivals.next_at, self._step)
         stop = self._loop.call_at(self._epoch + self._end_s, self._finish_run, None)
         try:
             await self._ended
@@ -116,7 +116,7 @@ class _Drive:
             dict(feed.refused),
             tuple(self._batches),
             feed.scheduler_s,
-            stream.bulk,
+            stream.num_bulk,
             busy_s,
         )
 
@@ -127,12 +127,8 @@ class _Drive:
         if self._timer is not None:
             self._timer.cancel()
         now = self._loop.time() - self._epoch
-        jobs, begin, end = self._jobs, self._num_taken, self._num_taken
-        while end < len(jobs) and jobs[end].arrival <= now:
-            end += 1
-        if end > begin:
-            self._num_taken = end
-            self._feed.add(jobs[begin:end], now)
+        if jobs := self._arrivals.take(now, self._feed.scheduler.num_queued):
+            self._feed.add(jobs, now)
         while (work := self._feed.take(now)) is not None:
             self._submit(work, now)
         self._set_timer(now)
@@ -140,8 +136,8 @@ class _Drive:
     def _set_timer(self, now: float) -> None:
         feed = self._feed
         moments = [] if feed.wake_at is None else [feed.wake_at]
-        if self._num_taken < len(self._jobs):
-            arrival = self._jobs[self._num_taken].arrival
+        arrival = self._arrivals.next_at
+        if arrival < math.inf:
             moments.append(max(arrival, now + LOOK_S) if feed.is_busy else arrival)
         elif feed.num_unfinished == 0 and feed.scheduler.num_queued == 0:
             self._finish_run(None)

@@ -17,7 +17,8 @@ from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.simulate import Noise, SimulatedWorker, Stream, noisy
+from penstock.ops.bench.serving.simulate import Noise, SimulatedWorker, noisy
+from penstock.ops.bench.serving.stream import Stream
 from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
 
 Ids = npt.NDArray[np.int64]

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.ops.bench.serving.arrivals import Floats
-
-Rows = npt.NDArray[np.bool_]
+from penstock.scheduler.types import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Arrays have one entry a request, in the order of arrival, in seconds since the run began."""
+    """Arrays have one entry a request, bulk first, then in the order of arrival, in seconds since the run began."""
 
     arrival: Floats
     start: Floats  # of its batch; nan: it was not run
@@ -38,7 +36,7 @@ class Outcome:
     refused: Mapping[str, int]  # cause -> requests
     batches: tuple[Ran, ...]  # empty where nobody asked for them
     scheduler_s: float  # spent in the scheduler, for all requests together
-    bulk: Rows | None = None  # which requests are of the class bulk; None: none is
+    num_bulk: int = 0  # requests of the class bulk
     busy_s: float = 0.0  # lanes' time in batches, all lanes together
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,8 +48,7 @@ class Outcome:
     def latency_s(self) -> Floats:
         """Of each online request; inf for one that was refused or not answered before the end."""
         latency = self.finish - self.arrival
-        latency = np.where(np.isnan(latency), np.inf, latency)
-        return latency if self.bulk is None else latency[~self.bulk]
+        return np.where(np.isnan(latency), np.inf, latency)[self.num_bulk :]
 
     @property
     def span_s(self) -> float:
@@ -75,17 +72,26 @@ class Outcome:
     def goodput_per_s(self, slo_s: float, since: float = 0.0) -> float:
         """Online requests answered within `slo_s`, a second of arrivals, of those that came after the share `since`."""
         begin = since * self.span_s
-        came = self.arrival if self.bulk is None else self.arrival[~self.bulk]
-        return float(((self.latency_s <= slo_s) & (came >= begin)).sum()) / (self.span_s - begin)
+        return float(((self.latency_s <= slo_s) & (self.arrival[self.num_bulk :] >= begin)).sum()) / (
+            self.span_s - begin
+        )
 
     def in_time_of_accepted(self, slo_s: float) -> float:
-        """Share of the online requests that were not refused which were answered within `slo_s`."""
-        accepted = len(self.latency_s) - self.num_refused
+        """Share of the online requests that were let in which were answered within `slo_s`.
+
+        One that is refused later on was let in: a promise that was not kept.
+        """
+        turned_away = sum(self.refused.get(cause, 0) for cause in (Cause.OVERLOADED, Cause.ARRIVED_LATE))
+        accepted = len(self.latency_s) - turned_away
         return float((self.latency_s <= slo_s).sum()) / accepted if accepted else math.nan
 
     def percentile_s(self, percent: float) -> float:
         """Latency that `percent` of the online requests do not exceed; without an answer it is infinite."""
         return float(np.percentile(self.latency_s, percent, method="higher"))
+
+    def bulk_per_s(self) -> float:
+        """Bulk requests answered a second while online ones came."""
+        return float((self.finish[: self.num_bulk] <= self.span_s).sum()) / self.span_s
 
     def latency_summary_s(self) -> dict[str, float]:
         """avg, min, max, p50 and p99; avg, min and max over what was answered."""

@@ -55,10 +55,7 @@ def run_classes(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
     rows: list[Row] = []
     for name, num_bulk in (("no bulk", 0), ("saturating bulk", backlog)):
         outcome = stand.real(default(stand.limits(slo_s)), replace(online, num_bulk=num_bulk), grace_s=2 * slo_s)
-        bulk_per_s = 0.0
-        if outcome.bulk is not None:
-            bulk_per_s = float((outcome.finish[outcome.bulk] <= outcome.span_s).sum()) / outcome.span_s
-        rows.append({"load": name, "bulk_per_s": bulk_per_s, **described(outcome, slo_s)})
+        rows.append({"load": name, "bulk_per_s": outcome.bulk_per_s(), **described(outcome, slo_s)})
     say("  two classes")
     return {"lengths": lengths, "online_per_s": online.rate_per_s, "slo_s": slo_s, "rows": rows}
 

@@ -3,19 +3,16 @@
 import heapq
 import math
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats
 from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
-from penstock.ops.bench.serving.outcome import Outcome, Ran, Rows
-from penstock.scheduler import CostFunction, CostTable, Job
-
-_CHUNK = 65_536  # requests that exist as Python objects at a time
+from penstock.ops.bench.serving.outcome import Outcome, Ran
+from penstock.ops.bench.serving.stream import Arrivals, Stream
+from penstock.scheduler import CostFunction, CostTable
 
 Seconds = Callable[[int, int, int, int], float]  # (tokens, squares, longest, count) of a batch -> s
 
@@ -54,66 +51,6 @@ def noisy(cost: CostFunction, noise: Noise, seed: int, overhead_s: float = 0.0) 
     return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The requests that come to one worker, in order of arrival."""
-
-    arrival: Floats
-    lengths: Lengths
-    bulk: Rows | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.arrival) != len(self.lengths):
-            raise ValueError(f"{len(self.arrival)} arrivals, but {len(self.lengths)} lengths.")
-
-    def jobs(self, begin: int, end: int) -> list[Job]:
-        """Of the requests [begin, end); a job's id is its request's index."""
-        rows = zip(
-            range(begin, end),
-            self.lengths[begin:end].tolist(),
-            self.arrival[begin:end].tolist(),
-            strict=True,
-        )
-        if self.bulk is None:
-            return [Job(index, length, arrival) for index, length, arrival in rows]
-        classes = self.bulk[begin:end].tolist()
-        return [
-            Job(index, length, arrival, None, is_bulk)
-            for (index, length, arrival), is_bulk in zip(rows, classes, strict=True)
-        ]
-
-
-class Arrivals:
-    """Hands out jobs as time goes on; few of them exist at once."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._begin = 0  # of the chunk after this one
-        self._jobs: list[Job] = []
-        self._times: list[float] = []
-        self._at = 0
-        self.next_at = math.inf  # when the next one comes; inf: none does
-        self._turn()
-
-    def take(self, now: float) -> list[Job]:
-        """Those that have come by now."""
-        end = bisect_right(self._times, now, self._at)
-        jobs = self._jobs[self._at : end]
-        self._at = end
-        if end < len(self._times):
-            self.next_at = self._times[end]
-            return jobs
-        self._turn()
-        return jobs + self.take(now) if self.next_at <= now else jobs
-
-    def _turn(self) -> None:
-        end = min(self._begin + _CHUNK, len(self._stream.arrival))
-        self._jobs = self._stream.jobs(self._begin, end)
-        self._times = self._stream.arrival[self._begin : end].tolist()
-        self._begin, self._at = end, 0
-        self.next_at = self._times[0] if self._times else math.inf
-
-
 class SimulatedWorker:
     """A feed, its lanes and the moment. `run` may be called again with a later end."""
 
@@ -137,13 +74,14 @@ class SimulatedWorker:
         now = 0.0
         while True:
             next_job = max(arrivals.next_at, now + LOOK_S) if feed.is_busy else arrivals.next_at
-            now = min(next_job, running[0][0] if running else math.inf)
+            following = min(next_job, running[0][0] if running else math.inf)
             if feed.wake_at is not None:
-                now = min(now, feed.wake_at)
-            if now > until or now == math.inf:
+                following = min(following, feed.wake_at)
+            if following > until or following == math.inf:
                 return
-            if arrivals.next_at <= now:
-                feed.add(arrivals.take(now), now)
+            now = max(now, following)
+            if jobs := arrivals.take(now, feed.scheduler.num_queued):
+                feed.add(jobs, now)
             while running and running[0][0] <= now:
                 self._end(heapq.heappop(running)[2], now)
             while (work := feed.take(now)) is not None:
@@ -159,7 +97,7 @@ class SimulatedWorker:
             dict(self._feed.refused),
             tuple(self._batches or ()),
             self._feed.scheduler_s,
-            self._stream.bulk,
+            self._stream.num_bulk,
             self._busy_s,
         )
 

@@ -11,13 +11,14 @@ import numpy as np
 from penstock.engine import Engine, load_engine
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.lengths import Lengths
-from penstock.ops.bench.serving.arrivals import Floats, bursty, poisson
+from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.padding import with_padding
-from penstock.ops.bench.serving.simulate import Noise, Stream, noisy, simulate
+from penstock.ops.bench.serving.simulate import Noise, noisy, simulate
+from penstock.ops.bench.serving.stream import Stream
 from penstock.ops.bench.serving.systems import EngineKind, Limits, System
 from penstock.ops.bench.setup import shuffled_texts
 from penstock.ops.demo.model import model_directory
@@ -40,7 +41,7 @@ class Load:
     rate_per_s: float
     seconds: float
     is_bursty: bool = False
-    num_bulk: int = 0  # requests of the class bulk that wait from the beginning
+    num_bulk: int = 0  # requests of the class bulk that there are from the beginning
 
     @property
     def count(self) -> int:
@@ -191,10 +192,7 @@ class Stand:
         arrive = bursty if load.is_bursty else poisson
         online = arrive(load.rate_per_s, load.count, self._seed)
         lengths = self._lengths(load.lengths, load.count + load.num_bulk)
-        if not load.num_bulk:
-            return Stream(online, lengths)
-        arrival: Floats = np.concatenate([np.zeros(load.num_bulk), online])
-        return Stream(arrival, lengths, np.arange(len(arrival)) < load.num_bulk)
+        return Stream.beside_bulk(online, lengths)
 
     def _lengths(self, lengths: str, count: int) -> Lengths:
         if lengths == TEXTS:
