@@ -1,11 +1,13 @@
 """A batch on its way through the engine: its rows as flat arrays, and what is told of it afterwards."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
+from penstock.worker.flights import deadline_of
 from penstock.worker.inflight import Row
 
 
@@ -22,6 +24,10 @@ class Batch:
     def left_s(self, now: float) -> float:
         """Predicted seconds until it is done, once a lane has it."""
         return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
+
+    def late_s(self, row: Row) -> float:
+        """By how much the row's deadline had passed when a lane took the batch up; not above 0: it had not."""
+        return -math.inf if self.started is None else self.started - deadline_of(row)
 
 
 @dataclass(frozen=True, slots=True)

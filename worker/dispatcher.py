@@ -291,8 +291,14 @@ class Dispatcher:
         ]
         sums = sums_of(batch.rows)
         self._batch_done(results, BatchStats(batch.trigger, batch.partition, sums, batch.predicted_s, output.device_s))
+        without_leader: list[Row] = []
         for row, result in results:
-            self._settled(row, result)
+            late_s = batch.late_s(row)
+            if late_s > 0:  # it waited for another's computation, or its batch for a lane, until it was too late
+                without_leader += self._fail(row, refusal_error(Cause.QUEUED, late_s))
+            else:
+                self._settled(row, result)
+        self._enqueue(self._heirs(without_leader))
 
     def _split(self, batch: Batch, error: BaseException) -> None:
         """A batch failed: run its halves, until the culprits are alone."""

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import structlog
 
 from penstock.scheduler import Cause, LearnedCost, Scheduler
+from penstock.worker.inflight import InFlight
 from penstock.worker.metrics import Metrics
 
 TICK_S = 1.0
 _LOG_EVERY_S = 10.0
 
-PREDICTED_WRONG = "predicted_wrong"  # beside the causes of refusal: it was run, and answered after its deadline
+PREDICTED_WRONG = "predicted_wrong"  # beside the causes of refusal: a batch for it was answered after its deadline
 _MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, PREDICTED_WRONG)
 
 log = structlog.get_logger("penstock.load")
@@ -64,6 +65,14 @@ class Load:
             overloaded=since[Cause.OVERLOADED],
             missed={str(cause): since[cause] for cause in _MISSES},
         )
+
+
+def why_late(owner: InFlight) -> str:
+    """The cause of a record's answer that came after its deadline.
+
+    Of one that came wholly from the cache, or from what others had asked for, nothing was predicted.
+    """
+    return PREDICTED_WRONG if owner.job_ids else Cause.QUEUED
 
 
 def _rounded(error: float) -> float | None:

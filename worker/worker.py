@@ -28,7 +28,7 @@ from penstock.worker.dispatcher import Dispatcher
 from penstock.worker.held import Held
 from penstock.worker.inflight import KafkaRecord, Row
 from penstock.worker.intake import Intake
-from penstock.worker.load import PREDICTED_WRONG, TICK_S, Load
+from penstock.worker.load import TICK_S, Load, why_late
 from penstock.worker.metrics import Metrics
 from penstock.worker.misses import cause_of
 from penstock.worker.offsets import OffsetTracker
@@ -287,7 +287,7 @@ class Worker:
             now = time.monotonic()
             self._latency[owner.bulk].observe(now - owner.arrived)
             if owner.deadline is not None and now > owner.deadline:
-                self._load.missed(PREDICTED_WRONG)
+                self._load.missed(why_late(owner))
             self._answered_ok.inc()
             self._delivery.reply(owner, make_reply(owner, self._info))
 

@@ -357,10 +357,39 @@ async def test_what_is_late_by_the_time_a_lane_is_free_is_not_run(info: ModelInf
         b.dispatcher.add(first + last)  # a batch runs, the next is prepared
         b.clock.now = 120.0
         b.engine.may_run.set()
-        await b.finish(9)
-        assert [type(error) for _, error in b.failed] == [LateInQueue]
-        assert b.failed[0][0].owner is last[0].owner
-        assert [row for row, _ in b.settled] == first  # in vain perhaps, but it was run
+        await b.finish(6)
+        assert [type(error) for _, error in b.failed] == [LateInQueue] * 2
+        assert [row.owner for row, _ in b.failed] == [first[0].owner, last[0].owner]
+        assert [row for row, _ in b.settled] == first[:4]
+        assert b.engine.sequences_run == [[n] for n in range(1, 9)]  # what was prepared ran, in vain
+
+
+async def test_who_waits_for_anothers_computation_is_told_when_it_began_too_late(
+    info: ModelInfo, make_rows: MakeRows
+) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        b.dispatcher.add(make_rows([9]))  # keeps the lane busy
+        leader, follower = make_rows([1]), make_rows([1], [2], deadline=101.0, bulk=True)
+        b.dispatcher.add(leader + follower)
+        b.clock.now = 103.5
+        b.engine.may_run.set()
+        await b.finish(3)
+        [(row, error)] = b.failed
+        assert (row.owner, type(error)) == (follower[0].owner, LateInQueue)
+        assert "2,500 ms" in error.message
+        assert [row.token_ids.tolist() for row, _ in b.settled] == [[9], [1]]
+
+
+async def test_what_began_in_time_is_answered_though_it_ends_late(info: ModelInfo, make_rows: MakeRows) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        rows = make_rows([1]) + make_rows([1], deadline=101.0, bulk=True)
+        b.dispatcher.add(rows)
+        b.clock.now = 102.0
+        b.engine.may_run.set()
+        await b.finish(2)
+        assert [row for row, _ in b.settled] == rows
 
 
 async def test_how_long_the_lanes_are_busy(info: ModelInfo, make_rows: MakeRows) -> None:

@@ -1,12 +1,14 @@
 """The worker's load: gauges at every tick, a log event every ten seconds, and only while there is work."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from penstock.scheduler import Cause, CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.load import PREDICTED_WRONG, Load
+from penstock.worker.inflight import Row
+from penstock.worker.load import PREDICTED_WRONG, Load, why_late
 from penstock.worker.metrics import Metrics
 
 SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
@@ -81,3 +83,10 @@ def test_prometheus_is_told_the_same(stand: Stand) -> None:
     assert stand.value("penstock_deadline_misses_total", cause="predicted_wrong") == 2
     assert stand.value("penstock_backlog_seconds") == pytest.approx(2.0 + stand.scheduler.backlog_s)
     assert stand.value("penstock_prediction_error", quantile="0.5") == pytest.approx(0.2)
+
+
+def test_only_what_had_a_job_can_have_been_predicted_wrong(make_rows: Callable[..., list[Row]]) -> None:
+    [row] = make_rows([1, 2])  # from the cache, or from another's computation
+    assert why_late(row.owner) == Cause.QUEUED
+    row.owner.job_ids.append(1)
+    assert why_late(row.owner) == PREDICTED_WRONG
