@@ -108,14 +108,31 @@ class Dispatcher:
         while rows:
             is_idle = not (self._queued or self._running or self._ready)
             asked = {next(self._ids): row for row in rows}
-            jobs = [_job(job_id, row, row.owner.deadline) for job_id, row in asked.items()]
-            refused = self._scheduler.add(jobs, self._clock(), busy_s=self.busy_s())
+            refused = self._ask(asked)
             if refused and is_idle:
                 refused = self._try_one(asked, refused)
             refusals = [(asked.pop(refusal.id), refusal) for refusal in refused]
             for job_id, row in asked.items():
                 self._lead(row, job_id)
             rows = self._refuse(refusals)
+
+    def _ask(self, asked: Mapping[int, Row]) -> list[Refusal]:
+        """Queue a job for each row; returns those refused. Of a record with one that is, none stays queued.
+
+        Else rows that will not run, as their record fails, would keep out others that could.
+        """
+        now, busy_s = self._clock(), self.busy_s()
+        records: dict[InFlight | None, list[Job]] = {}  # None: those of one row, which need not be told apart
+        for job_id, row in asked.items():
+            record = row.owner if len(row.owner.rows) > 1 else None
+            records.setdefault(record, []).append(_job(job_id, row, row.owner.deadline))
+        refused: list[Refusal] = []
+        for record, jobs in records.items():
+            too_late = self._scheduler.add(jobs, now, busy_s=busy_s)
+            if too_late and record is not None:
+                self._scheduler.remove([job.id for job in jobs])
+            refused += too_late
+        return refused
 
     def _try_one(self, asked: Mapping[int, Row], refused: list[Refusal]) -> list[Refusal]:
         """Now and then let one record in that would be late, as there is nothing else to do. Returns who stays refused.
@@ -129,7 +146,7 @@ class Dispatcher:
             return refused
         self._next_trial = now + _TRIAL_EVERY_S
         owner = next(iter(overloaded.values())).owner
-        tried = {job_id: row for job_id, row in overloaded.items() if row.owner is owner}
+        tried = {job_id: row for job_id, row in asked.items() if row.owner is owner}
         self._scheduler.add([_job(job_id, row, math.inf) for job_id, row in tried.items()], now)
         return [refusal for refusal in refused if refusal.id not in tried]
 

@@ -295,6 +295,20 @@ async def test_with_one_row_of_a_record_the_others_are_taken_back(info: ModelInf
         assert twin[0] in [row for row, _ in b.settled]
 
 
+@pytest.mark.parametrize("small", [[[7] * 4], [[7] * 2, [8] * 2]])
+async def test_a_record_that_cannot_be_in_time_as_a_whole_keeps_nobody_out(
+    info: ModelInfo, make_rows: MakeRows, small: list[list[int]]
+) -> None:
+    async with bench(info, cost=SECOND_A_TOKEN, trigger="lazy") as b:
+        b.dispatcher.add(make_rows([9]))
+        large, fitting = make_rows([1] * 8, [2] * 8, [3] * 50, deadline=120.0), make_rows(*small, deadline=120.0)
+        b.dispatcher.add(large + fitting)
+        assert [(row.owner, type(error)) for row, error in b.failed] == [(large[0].owner, Overloaded)]
+        b.dispatcher.drain()
+        await b.finish(2 + len(small))
+        assert sorted(b.engine.sequences_run) == sorted([[9], *small])
+
+
 async def test_an_idle_worker_tries_now_and_then_what_it_predicts_to_be_late(
     info: ModelInfo, make_rows: MakeRows
 ) -> None:
