@@ -36,7 +36,8 @@ def exit_code_of(body: Callable[[], int]) -> int:
     """Run a command's body. Our own errors become a sentence, the rest keeps its traceback.
 
     Ctrl-C becomes 130. SIGTERM ends the body just as Ctrl-C does, so that nothing is left behind, and becomes 143; a
-    body that has a handler of its own for it (worker, demo) keeps it.
+    body that has a handler of its own for it (worker, demo) keeps it. Both also work for a command that a script put into
+    the background, where a shell has SIGINT ignored.
     """
     terminated = threading.Event()
     try:
@@ -67,10 +68,14 @@ def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(number, interrupt)
+    ctrl_c_before = signal.getsignal(signal.SIGINT)
+    if ctrl_c_before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(number, before)
+        signal.signal(signal.SIGINT, ctrl_c_before)
 
 
 def _sentence(error: Exception) -> str | None:

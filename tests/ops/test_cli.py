@@ -319,8 +319,10 @@ class Process:
     """`penstock` as a process of its own, to be interrupted."""
 
     def __init__(self, *args: str) -> None:
+        # As a script's `penstock … &`: there a shell has SIGINT ignored, which a child inherits.
+        in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from penstock.ops.cli.main import main; main()", *args],
+            [*in_background, sys.executable, "-c", "from penstock.ops.cli.main import main; main()", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
