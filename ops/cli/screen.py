@@ -36,8 +36,8 @@ def exit_code_of(body: Callable[[], int]) -> int:
     """Run a command's body. Our own errors become a sentence, the rest keeps its traceback.
 
     Ctrl-C becomes 130. SIGTERM ends the body just as Ctrl-C does, so that nothing is left behind, and becomes 143; a
-    body that has a handler of its own for it (worker, demo) keeps it. Both also work for a command that a script put into
-    the background, where a shell has SIGINT ignored.
+    body that has a handler of its own for it (worker, demo) keeps it. Both work in the background of a script as well,
+    where a shell has SIGINT ignored.
     """
     terminated = threading.Event()
     try:
