@@ -1,7 +1,7 @@
 """What became of the requests of one run, real or simulated, and the figures that are made from it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,10 @@ class Outcome:
             "p99": self.percentile_s(99),
         }
 
+    def prediction_errors(self) -> list[float]:
+        """|predicted / measured - 1| of each batch, as it was predicted when it was planned."""
+        return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
+
     def padding(self) -> float:
         """Share of the slots of padded batches that are padding: what a padded engine computes in vain."""
         slots = sum(batch.count * batch.longest for batch in self.batches)
@@ -125,3 +129,11 @@ class Outcome:
         # What is in flight at either end of the half makes the two differ by chance.
         slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)
         return self.percentile_s(99) <= slo_s and answered >= offered - slack
+
+
+def p50_p95(errors: Sequence[float]) -> tuple[float, float]:
+    """NaN without any."""
+    if not errors:
+        return math.nan, math.nan
+    p50, p95 = np.percentile(errors, (50, 95)).tolist()
+    return p50, p95

@@ -4,13 +4,12 @@ The critical point is first looked for in the simulator, which knows from the sa
 then confirmed by real runs. Only real runs are reported; the simulator draws the line of the plot.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.search import confirm, highest
 from penstock.ops.bench.serving.stand import Stand
@@ -35,7 +34,8 @@ def run(stand: Stand, plan: RunPlan, lengths: str, say: Say, *, only_default: bo
     best = max(row["saturation_per_s"] for row in rows)
     for system, row in zip(systems, rows, strict=True):
         row["curve"] = _curve(stand, plan, system, lengths, slo_s, best)
-    return {"lengths": lengths, "slo_s": slo_s, "rows": rows}
+    us_a_token = {kind: stand.lane_us_a_token(kind, lengths) for kind in {system.engine: None for system in systems}}
+    return {"lengths": lengths, "slo_s": slo_s, "rows": rows, "us_a_token": us_a_token}
 
 
 def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float, say: Say) -> Row:
@@ -70,12 +70,13 @@ def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: fl
 def _overload(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
     """A run in which more comes than can be answered."""
     bound = stand.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
-    expected = stand.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
-    rate = _OVERLOAD * max(expected, 0.05 * bound)
-    outcome = stand.real(system, plan.load(lengths, rate, slo_s), grace_s=0.0)
+    simulated = stand.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
+    expected = max(simulated, 0.05 * bound)
+    rate = _OVERLOAD * expected
+    outcome = stand.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
     while outcome.answered_per_s(_SINCE) > _SATURATED * outcome.offered_per_s(_SINCE):
-        rate *= 2
-        outcome = stand.real(system, plan.load(lengths, rate, slo_s), grace_s=0.0)
+        rate, expected = 2 * rate, 2 * expected
+        outcome = stand.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
     return outcome
 
 
@@ -92,7 +93,6 @@ def _curve(
 
 def described(outcome: Outcome, slo_s: float, since: float = _SINCE) -> Row:
     """A run's figures, as JSON carries them. Rates are those after the share `since` of the time."""
-    errors = [abs(ran.predicted_s / ran.measured_s - 1) for ran in outcome.batches if ran.measured_s > 0]
     latency = outcome.latency_s
     return {
         "offered_per_s": outcome.offered_per_s(since),
@@ -106,12 +106,5 @@ def described(outcome: Outcome, slo_s: float, since: float = _SINCE) -> Row:
         "padding": outcome.padding(),
         "mean_batch": outcome.mean_batch(),
         "scheduler_us": outcome.scheduler_us(),
-        "prediction_error": _p50_p95(errors),
+        "prediction_error": p50_p95(outcome.prediction_errors()),
     }
-
-
-def _p50_p95(errors: Sequence[float]) -> tuple[float, float]:
-    if not errors:
-        return math.nan, math.nan
-    p50, p95 = np.percentile(errors, (50, 95)).tolist()
-    return p50, p95

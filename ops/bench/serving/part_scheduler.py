@@ -1,4 +1,4 @@
-"""The scheduler alone: processor microseconds a request, added and planned, with 10,000 others waiting."""
+"""The scheduler alone: microseconds a request, added and planned, with 10,000 others waiting; and one cut of the DP."""
 
 import time
 
@@ -6,30 +6,49 @@ import numpy as np
 
 from penstock.ops.bench.serving.part_saturation import Row
 from penstock.ops.bench.serving.stand import Stand
-from penstock.ops.bench.serving.systems import Limits, default, on_packed
+from penstock.ops.bench.serving.systems import EngineKind, Limits, default, on_packed
 from penstock.scheduler import Job, Plan, Scheduler, SchedulerSettings
+from penstock.scheduler.dp import cheapest_cuts
 
 QUEUED = 10_000
 _REQUESTS = 100_000
 _TOGETHER = 64  # jobs in one call of `add`
 _SLO_S = 3600.0  # nobody is late
+_ONE_SLO = (_SLO_S,)
+_THREE_SLOS = (_SLO_S, _SLO_S + 0.005, _SLO_S + 0.015)  # who comes is due before many that wait, which span 10 ms
+
+DP_QUEUED, DP_MAX_BATCH = 1000, 512
+_DP_KINDS: tuple[EngineKind, ...] = ("packed", "padded")
+_DP_TIMES = 51
 
 
 def run(stand: Stand) -> Row:
-    """Some 3 s."""
+    """Some 6 s."""
     limits = stand.limits(_SLO_S)
     systems = {system.name: system for system in (default(limits), *on_packed(limits))}
-    return {"queued": QUEUED, "us": {name: _us(stand, systems[name].settings) for name in _names(limits)}}
+    chosen = {name: systems[name].settings for name in _names(limits)}
+    return {
+        "queued": QUEUED,
+        "us": {name: _us(stand, settings, _ONE_SLO) for name, settings in chosen.items()},
+        "us_three_slos": {name: _us(stand, settings, _THREE_SLOS) for name, settings in chosen.items()},
+        "dp_queued": DP_QUEUED,
+        "dp_max_batch": DP_MAX_BATCH,
+        "dp_ms": {kind: _dp_ms(stand, kind) for kind in _DP_KINDS},
+    }
 
 
 def _names(limits: Limits) -> list[str]:
     return [default(limits).name, "packed, DP"]
 
 
-def _us(stand: Stand, settings: SchedulerSettings) -> float:
+def _us(stand: Stand, settings: SchedulerSettings, slos_s: tuple[float, ...]) -> float:
+    """Of processor time, a request; objectives in turn."""
     scheduler = Scheduler(settings, stand.known("packed").cost)
     lengths = np.random.default_rng(0).integers(2, 101, QUEUED + _REQUESTS).tolist()
-    jobs = [Job(index, length, index * 1e-6) for index, length in enumerate(lengths)]
+    jobs = []
+    for index, length in enumerate(lengths):
+        arrival = index * 1e-6
+        jobs.append(Job(index, length, arrival, arrival + slos_s[index % len(slos_s)]))
     scheduler.add(jobs[:QUEUED], 1.0)
     num_planned, now = 0, 1.0
     began = time.process_time()
@@ -42,3 +61,15 @@ def _us(stand: Stand, settings: SchedulerSettings) -> float:
                 raise RuntimeError(f"{scheduler.num_queued} jobs wait, and nothing is planned. This is a bug.")
             num_planned += sum(len(batch.ids) for batch in decision.batches)
     return (time.process_time() - began) / num_planned * 1e6
+
+
+def _dp_ms(stand: Stand, kind: EngineKind) -> float:
+    """Median of one cut of a queue, with what this engine's cost has learned."""
+    cost = stand.known(kind).cost
+    ascending = np.sort(np.random.default_rng(0).integers(2, 513, DP_QUEUED)).astype(np.float64)
+    seconds = []
+    for _ in range(_DP_TIMES):
+        began = time.perf_counter()
+        cheapest_cuts(ascending, cost, max_sequences=DP_MAX_BATCH, max_tokens=10**9)
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds)) * 1e3

@@ -10,6 +10,7 @@ KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
+_LONGER = 2.4  # times `seconds`
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RunPlan:
     lengths: tuple[str, ...] = ("2-100", "5-500")
     slo_s: float | None = None  # None: 50 ms, or what the longest request needs
     seconds: float = 2.5  # of each real run, at least
+    saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
     most_trials: int = 2  # real runs that confirm a critical point
     simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
     kafka_rates: tuple[float, ...] = (50.0, 100.0, 200.0)  # requests a second
@@ -33,6 +35,11 @@ class RunPlan:
     def load(self, lengths: str, rate_per_s: float, slo_s: float, *, times: float = 1.0) -> Load:
         """A real run: `times` the usual length."""
         return Load(lengths, rate_per_s, times * max(self.seconds, _SECONDS_OF_SLO * slo_s))
+
+    def overload(self, lengths: str, rate_per_s: float, slo_s: float, expected_per_s: float) -> Load:
+        """A real run that saturation is taken from: of enough answers that it is not chance."""
+        enough_s = min(self.saturated_answers / expected_per_s, _LONGER * self.seconds)
+        return Load(lengths, rate_per_s, max(self.load(lengths, rate_per_s, slo_s).seconds, enough_s))
 
     def simulated_load(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
         """A simulated one: as long, but of enough requests and not too many."""

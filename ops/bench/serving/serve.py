@@ -22,11 +22,12 @@ from penstock.ops.bench.serving import (
     part_validation,
 )
 from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.record import finite, require_plots, write
 from penstock.ops.bench.serving.stand import Stand
-from penstock.ops.bench.serving.tables import grids, render
+from penstock.ops.bench.serving.tables import grids
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.logs import configure_logs
 

@@ -15,7 +15,7 @@ from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
 from penstock.ops.bench.serving.simulate import Noise, noisy, simulate
 from penstock.ops.bench.serving.stream import Stream
@@ -71,6 +71,7 @@ class Stand:
         self._known: dict[EngineKind, Known] = {}
         self._noise: dict[EngineKind, Noise] = {}
         self._overhead_s: dict[EngineKind, float] = {}
+        self._errors: dict[EngineKind, list[float]] = {}  # of every batch of every real run
 
     @classmethod
     def load(cls, model: Path, *, device: str, dtype: str) -> "Stand":
@@ -119,6 +120,12 @@ class Stand:
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         """Run a load in real time."""
+        outcome = self.driven(system, load, grace_s=grace_s)
+        self._errors.setdefault(system.engine, []).extend(outcome.prediction_errors())
+        return outcome
+
+    def driven(self, system: System, load: Load, *, grace_s: float) -> Outcome:
+        """The run itself."""
         known = self.known(system.engine)
         requests = self._requests(load)
         feed = Feed(Scheduler(system.settings, known.cost), self.num_lanes)
@@ -152,6 +159,15 @@ class Stand:
         seconds = sum(float(table.seconds(int(c.sum()), int((c * c).sum()), int(c.max()), len(c))) for c in chunks)
         return self.num_lanes * len(drawn) / seconds
 
+    def lane_us_a_token(self, kind: EngineKind, lengths: str) -> dict[str, float]:
+        """By the cost alone: of requests run one by one, and in batches as full as the caps allow."""
+        mean = float(self._lengths(lengths, 512).mean())
+        full = max(1, min(self.settings.max_batch_sequences, int(self.settings.max_batch_tokens / mean)))
+        alone, together = (
+            self.num_lanes / self.capacity_per_s(kind, lengths, batch) / mean * 1e6 for batch in (1, full)
+        )
+        return {"alone": alone, "full": together, "in_full": full}
+
     def longest_s(self, lengths: str) -> float:
         """Predicted seconds of the longest of a distribution, alone."""
         longest = int(self._lengths(lengths, 2000).max())
@@ -163,7 +179,8 @@ class Stand:
             kind: {
                 "calibration_s": known.calibration_s,
                 "check_errors": list(known.check_errors),
-                "online_errors": list(known.cost.errors()),
+                "batches_run": len(self._errors.get(kind, ())),
+                "run_errors": list(p50_p95(self._errors.get(kind, ()))),
                 "table": self.table(kind).to_dict(),
                 "noise": np.percentile(self.noise(kind).ratios, range(0, 101, 2)).tolist(),
                 "overhead_s": self.overhead_s(kind),

@@ -1,17 +1,13 @@
-"""A result file as tables: for the terminal and for Markdown."""
+"""A result file as tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.claims import Claim, Grid
-from penstock.ops.bench.gpu.markdown import table
-from penstock.ops.bench.serving.claims import claims
-from penstock.ops.bench.serving.systems import ENGINES, PAPER_CHAIN, PAPER_RATES
+from penstock.ops.bench.claims import Grid
+from penstock.ops.bench.serving.systems import PAPER_CHAIN, PAPER_RATES
 
 Record = Mapping[str, Any]
-
-_MET = {"aim": "yes", "must": "yes", "missed": "no"}
 
 
 def grids(record: Record) -> Iterator[Grid]:
@@ -19,6 +15,7 @@ def grids(record: Record) -> Iterator[Grid]:
     parts = record["parts"]
     for workload in parts.get("saturation", ()):
         yield _saturation(workload)
+        yield _lane_time(workload)
         yield _critical(workload)
         if workload["lengths"] in PAPER_RATES:
             yield _paper_ratios(workload)
@@ -30,54 +27,14 @@ def grids(record: Record) -> Iterator[Grid]:
         yield _bursts(parts["bursts"])
     if "classes" in parts:
         yield _classes(parts["classes"])
+    if "scheduler" in parts:
+        yield _scheduler(parts["scheduler"])
     if "validation" in parts:
         yield _validation(parts["validation"])
     if "kafka" in parts:
         yield _kafka(parts["kafka"])
     if record["engines"]:
         yield _costs(record["engines"])
-
-
-def render(record: Record) -> str:
-    """One Markdown document."""
-    asked = claims(record)
-    sections = [_header(record), *(["## Asked for and measured\n\n" + _claims_table(asked)] if asked else [])]
-    sections += [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
-    return "\n\n".join(sections) + "\n"
-
-
-def _header(record: Record) -> str:
-    machine = record["machine"]
-    where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    lines = [
-        f"# Serving benchmarks, {where}",
-        "",
-        f"- `{record['command']}`, {record['started']}, {record['seconds']:.0f} s",
-        f"- {record['model']}, {record['dtype']}, {record['num_lanes']} lanes; commit {machine['commit']}",
-        f"- at most {record['max_batch_sequences']} sequences and {record['max_batch_tokens']:,} tokens in a batch, "
-        "unless a row says otherwise",
-        f"- {versions}",
-        "",
-        "Requests come in an open loop; latencies count from the moment at which they were due. Saturation: answers a "
-        "second while more come than can be answered. Critical point: the highest rate at which answers keep up with "
-        "arrivals and p99 is within the SLO, a refusal counting as infinitely late. Every figure is of real runs.",
-        "",
-        *[f"- {kind}: {what}" for kind, what in ENGINES.items()],
-    ]
-    return "\n".join(lines)
-
-
-def _claims_table(rows: Sequence[Claim]) -> str:
-    lines = []
-    for claim in rows:
-        criterion = claim.criterion
-        judged = ["", "", ""]
-        if criterion is not None:
-            sign = "≥" if criterion.higher_is_better else "≤"
-            judged = [criterion.what, f"{sign} {criterion.must:g}", _MET[criterion.verdict]]
-        lines.append([claim.work, claim.ours, claim.baseline, claim.ratio, *judged])
-    return table(("work", "ours", "baseline", "ratio", "judged by", "must", "met"), lines)
 
 
 def _saturation(workload: Record) -> Grid:
@@ -98,6 +55,16 @@ def _saturation(workload: Record) -> Grid:
         )
     columns = ("system", "req/s", "x no batch", "sequences a batch", "padding", "scheduler µs/req", "p95 cost error")
     return Grid(f"Saturation, {workload['lengths']} tokens", columns, rows)
+
+
+def _lane_time(workload: Record) -> Grid:
+    """What batches can gain at most."""
+    rows = [
+        (kind, f"{us['alone']:.2f}", f"{us['full']:.2f}", str(us["in_full"]), f"{us['alone'] / us['full']:.2f}")
+        for kind, us in workload["us_a_token"].items()
+    ]
+    columns = ("engine", "alone", "in a full batch", "requests in it", "ratio")
+    return Grid(f"Predicted µs of a lane a token, {workload['lengths']} tokens", columns, rows)
 
 
 def _critical(workload: Record) -> Grid:
@@ -196,6 +163,12 @@ def _classes(part: Record) -> Grid:
     return Grid(title, ("beside", "online goodput req/s", "online p50 ms", "online p99 ms", "bulk req/s"), rows)
 
 
+def _scheduler(part: Record) -> Grid:
+    rows = [(name, f"{us:.1f}", f"{part['us_three_slos'][name]:.1f}") for name, us in part["us"].items()]
+    title = f"The scheduler alone, {part['queued']:,} queued: processor µs a request"
+    return Grid(title, ("system", "one SLO", "three SLOs in turn"), rows)
+
+
 def _validation(part: Record) -> Grid:
     rows = []
     for row in part["rows"]:
@@ -236,11 +209,12 @@ def _costs(engines: Record) -> Grid:
             f"{engine['calibration_s']:.1f}",
             _share(_percentile(engine["check_errors"], 0.5)),
             _share(_percentile(engine["check_errors"], 0.95)),
-            *[_share(error) for error in engine["online_errors"]],
+            f"{engine['batches_run']:,}",
+            *[_share(error) for error in engine["run_errors"]],
         )
         for kind, engine in engines.items()
     ]
-    columns = ("engine", "calibration s", "p50 error of checks", "p95", "p50 error of batches run", "p95")
+    columns = ("engine", "calibration s", "p50 error of checks", "p95", "batches of real runs", "p50 error", "p95")
     return Grid("Cost models: predicted seconds beside measured", columns, rows)
 
 

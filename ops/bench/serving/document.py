@@ -1,0 +1,57 @@
+"""A result file as one Markdown document."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.ops.bench.claims import Claim
+from penstock.ops.bench.gpu.markdown import table
+from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.serving.systems import ENGINES
+from penstock.ops.bench.serving.tables import grids
+
+Record = Mapping[str, Any]
+
+_MET = {"aim": "yes", "must": "yes", "missed": "no"}
+
+
+def render(record: Record) -> str:
+    """One Markdown document."""
+    asked = claims(record)
+    sections = [_header(record), *(["## Asked for and measured\n\n" + _claims_table(asked)] if asked else [])]
+    sections += [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _header(record: Record) -> str:
+    machine = record["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    lines = [
+        f"# Serving benchmarks, {where}",
+        "",
+        f"- `{record['command']}`, {record['started']}, {record['seconds']:.0f} s",
+        f"- {record['model']}, {record['dtype']}, {record['num_lanes']} lanes; commit {machine['commit']}",
+        f"- at most {record['max_batch_sequences']} sequences and {record['max_batch_tokens']:,} tokens in a batch, "
+        "unless a row says otherwise",
+        f"- {versions}",
+        "",
+        "Requests come in an open loop; latencies count from the moment at which they were due. Saturation: answers a "
+        "second while more come than can be answered. Critical point: the highest rate at which answers keep up with "
+        "arrivals and p99 is within the SLO, a refusal counting as infinitely late. Every figure is of real "
+        "runs, unless it says simulated or predicted.",
+        "",
+        *[f"- {kind}: {what}" for kind, what in ENGINES.items()],
+    ]
+    return "\n".join(lines)
+
+
+def _claims_table(rows: Sequence[Claim]) -> str:
+    lines = []
+    for claim in rows:
+        criterion = claim.criterion
+        judged = ["", "", ""]
+        if criterion is not None:
+            sign = "≥" if criterion.higher_is_better else "≤"
+            judged = [criterion.what, f"{sign} {criterion.must:g}", _MET[criterion.verdict]]
+        lines.append([claim.work, claim.ours, claim.baseline, claim.ratio, *judged])
+    return table(("work", "ours", "baseline", "ratio", "judged by", "must", "met"), lines)
