@@ -40,8 +40,7 @@ class InTime:
     def lateness(self, queue: JobQueue, job: Waiting, begin: float) -> float:
         if begin + queue.work_s <= job.latest_begin and begin + job.work_s <= queue.safe_begin:
             return 0.0  # even if it were last, and everybody else were behind it
-        own_s = begin + queue.work_ahead(job.key) - job.latest_begin
-        return max(own_s, begin + job.work_s - queue.latest_begin(job.key))
+        return begin - queue.latest_begin_with(job, enough=begin)
 
     def is_late(self, deadline: float, now: float, end: float) -> bool:
         return deadline <= now or deadline < end

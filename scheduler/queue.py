@@ -8,15 +8,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
-from operator import attrgetter, sub
+from itertools import chain, islice
+from operator import attrgetter
 from typing import NamedTuple
 
-MAX_BLOCK = 128  # jobs; a longer block is halved
+from penstock.scheduler.timeline import Timeline
+
+MAX_BLOCK = 64  # jobs; a longer block is halved
 
 Key = tuple[float, ...]
 
-_KEY, _FIRST_KEY = attrgetter("key"), attrgetter("first_key")
+_KEY = attrgetter("key")
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +58,12 @@ _NO_EXTREMES = Extremes(0, math.inf, math.inf, math.inf)
 
 
 class _Block:
-    """Neighbours in the queue, at least one. Their work is kept; the rest is worked out when it is asked for."""
+    """Neighbours in the queue, at least one. Their work is kept; the rest is worked out when it is asked for.
 
-    __slots__ = ("_extremes", "_latest_begin", "first_key", "jobs", "work_s")
+    `latest_begin` is the latest moment to begin with its jobs for none of them to be late; earlier, if it `is_rough`.
+    """
+
+    __slots__ = ("_extremes", "is_rough", "jobs", "latest_begin", "work_s")
 
     def __init__(self, jobs: list[Waiting]) -> None:
         self.hold(jobs)
@@ -68,18 +73,21 @@ class _Block:
     def hold(self, jobs: list[Waiting]) -> None:
         """From now on hold these, which are in order and know this block."""
         self.jobs = jobs
-        self.first_key: Key = jobs[0].key if jobs else ()
         self.work_s = sum([job.work_s for job in jobs])
         self._extremes: Extremes | None = None
-        self._latest_begin: float | None = None
+        self.sharpen()
+
+    def sharpen(self) -> None:
+        self.latest_begin, self.is_rough = _latest_begin(self.jobs), False
 
     def insert(self, job: Waiting, place: int) -> None:
         job.block = self
+        if place < len(self.jobs):
+            self.latest_begin -= job.work_s  # as if it came first, and below as if it came last
+            self.is_rough = True
+        self.latest_begin = min(self.latest_begin, job.latest_begin - self.work_s)
         self.jobs.insert(place, job)
-        if place == 0:
-            self.first_key = job.key
         self.work_s += job.work_s
-        self._latest_begin = None
         if self._extremes is not None and self._extremes.widened_by(job):
             self._extremes = _widest([self._extremes, _extremes([job])])
 
@@ -93,13 +101,6 @@ class _Block:
             self._extremes = _extremes(self.jobs)
         return self._extremes
 
-    @property
-    def latest_begin(self) -> float:
-        """The latest moment to begin with its jobs for none of them to be late."""
-        if self._latest_begin is None:
-            self._latest_begin = _latest_begin(self.jobs)
-        return self._latest_begin
-
 
 class JobQueue:
     """Jobs by id, and in the order of their keys. The sums are to be read, not written."""
@@ -111,6 +112,9 @@ class JobQueue:
         self.safe_begin = math.inf
         self._by_id: dict[int, Waiting] = {}
         self._blocks: list[_Block] = []
+        self._first_keys: list[Key] = []  # of each block
+        self._extremes: Extremes | None = None
+        self._timeline: Timeline | None = None  # None: not known since blocks were cut or lost jobs
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -128,11 +132,15 @@ class JobQueue:
             if last is None or len(last.jobs) == MAX_BLOCK:
                 last = _Block([])
                 self._blocks.append(last)
-            last.insert(job, len(last.jobs))
+                self._first_keys.append(job.key)
+                self._timeline = None
+            self._insert(len(self._blocks) - 1, job, len(last.jobs))
         else:
             self._squeeze_in(job)
             self.safe_begin -= job.work_s
         self.safe_begin = min(self.safe_begin, job.latest_begin - self.work_s)
+        if self._extremes is not None and self._extremes.widened_by(job):
+            self._extremes = None
         self._by_id[job.id] = job
         self.tokens += job.num_tokens
         self.squares += job.num_tokens * job.num_tokens
@@ -144,8 +152,11 @@ class JobQueue:
         touched = {job.block for job in gone if job.block is not None}
         for block in touched:
             block.hold([job for job in block.jobs if job.id in self._by_id])
+        if touched:
+            self._extremes = self._timeline = None
         if not all(block.jobs for block in touched):
             self._blocks = [block for block in self._blocks if block.jobs]
+        self._first_keys = [block.jobs[0].key for block in self._blocks]
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
@@ -158,29 +169,30 @@ class JobQueue:
         return list(islice(self, num))
 
     def extremes(self) -> Extremes:
-        return _widest([block.extremes for block in self._blocks])
+        if self._extremes is None:
+            self._extremes = _widest([block.extremes for block in self._blocks])
+        return self._extremes
 
-    def work_ahead(self, key: Key) -> float:
-        """Seconds of work of the jobs due before `key`."""
-        if not self._blocks or self._blocks[-1].jobs[-1].key < key:
-            return self.work_s
-        index = self._block_for(key)
-        block = self._blocks[index]
-        ahead_s = sum([before.work_s for before in self._blocks[:index]])
-        return ahead_s + sum([job.work_s for job in block.jobs[: block.place(key)]])
+    def latest_begin_with(self, job: Waiting, enough: float) -> float:
+        """The latest moment for the lanes to begin with this queue and `job`, for neither it nor one behind to be late.
 
-    def latest_begin(self, key: Key) -> float:
-        """The latest moment for the lanes to begin with this queue, if no job due after `key` is to be late."""
-        if not self._blocks or self._blocks[-1].jobs[-1].key < key:
-            return math.inf
-        index = self._block_for(key)
-        block = self._blocks[index]
-        place = block.place(key)
-        starts_s = list(accumulate([block.work_s for block in self._blocks], initial=0.0))
-        moments = list(map(sub, [block.latest_begin for block in self._blocks], starts_s))
-        self.safe_begin = min(moments)
-        own_s = starts_s[index] + sum([job.work_s for job in block.jobs[:place]])
-        return min(_latest_begin(block.jobs[place:]) - own_s, min(moments[index + 1 :], default=math.inf))
+        It is worked out only until it is known whether it is `enough` or later: what is returned lies on the same side
+        of that, and no further from it.
+        """
+        if not self._blocks or self._blocks[-1].jobs[-1].key < job.key:
+            return job.latest_begin - self.work_s
+        timeline, index = self._up_to_date(), self._block_for(job.key)
+        behind = self._earliest_moment(timeline, index + 1, enough + job.work_s) - job.work_s
+        block, own = self._blocks[index], job.latest_begin - timeline.ahead_s(index)
+        if min(own, behind) < enough:
+            return min(own, behind)  # though it came first in its block
+        early = min(own - block.work_s, behind, timeline.moment(index) - job.work_s)
+        if early >= enough:
+            return early  # though it came last, and all of its block were behind it
+        place = block.place(job.key)
+        own -= sum([before.work_s for before in block.jobs[:place]])
+        ahead_s = job.latest_begin - own
+        return min(own, behind, _latest_begin(block.jobs[place:]) - ahead_s - job.work_s)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when a kept sum or extreme, or the order, is not what the jobs say. O(queued)."""
@@ -189,6 +201,7 @@ class JobQueue:
         in_place = all(
             job.block is block and self._by_id.get(job.id) is job for block in self._blocks for job in block.jobs
         )
+        in_place = in_place and self._first_keys == [block.jobs[0].key for block in self._blocks]
         if keys != sorted(keys) or not in_place or not all(0 < len(block.jobs) <= MAX_BLOCK for block in self._blocks):
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
         kept = len(self._by_id), self.tokens, self.squares, self.extremes()
@@ -202,15 +215,43 @@ class JobQueue:
         """Insert a job that is not due last."""
         index = self._block_for(job.key)
         block = self._blocks[index]
-        block.insert(job, block.place(job.key))
+        self._insert(index, job, block.place(job.key))
         if len(block.jobs) > MAX_BLOCK:
             half = len(block.jobs) // 2
+            self._timeline = None
             self._blocks.insert(index + 1, _Block(block.jobs[half:]))
+            self._first_keys.insert(index + 1, block.jobs[half].key)
             block.hold(block.jobs[:half])
+
+    def _insert(self, index: int, job: Waiting, place: int) -> None:
+        block = self._blocks[index]
+        block.insert(job, place)
+        if self._timeline is not None:
+            self._timeline.lengthen(index, job.work_s, block.latest_begin)
+        if place == 0:
+            self._first_keys[index] = job.key
+
+    def _up_to_date(self) -> Timeline:
+        """The blocks' timeline as of now. There is at least one block."""
+        if self._timeline is None:
+            blocks = self._blocks
+            self._timeline = Timeline([block.work_s for block in blocks], [block.latest_begin for block in blocks])
+            self.safe_begin = self._timeline.moment(self._timeline.tightest(0))
+        return self._timeline
+
+    def _earliest_moment(self, timeline: Timeline, begin: int, enough: float) -> float:
+        """Of the blocks from `begin` on; exact if it is before `enough`."""
+        while True:
+            tightest = timeline.tightest(begin)
+            moment = timeline.moment(tightest)
+            if moment >= enough or not self._blocks[tightest].is_rough:
+                return moment
+            self._blocks[tightest].sharpen()
+            timeline.set_latest_begin(tightest, self._blocks[tightest].latest_begin)
 
     def _block_for(self, key: Key) -> int:
         """Index of the block that has, or would have, this key. There is at least one block."""
-        return max(0, bisect_right(self._blocks, key, key=_FIRST_KEY) - 1)
+        return max(0, bisect_right(self._first_keys, key) - 1)
 
 
 def _extremes(jobs: Sequence[Waiting]) -> Extremes:
@@ -226,13 +267,15 @@ def _extremes(jobs: Sequence[Waiting]) -> Extremes:
 
 
 def _widest(extremes: Sequence[Extremes]) -> Extremes:
-    if len(extremes) == 1:
-        return extremes[0]
     longest, oldest_arrivals, half_slos_at, slos_s = zip(_NO_EXTREMES, *extremes, strict=True)
     return Extremes(max(longest), min(oldest_arrivals), min(half_slos_at), min(slos_s))
 
 
 def _latest_begin(jobs: Sequence[Waiting]) -> float:
     """The latest moment to begin with these jobs, one after the other, for none of them to be late."""
-    ahead_s = accumulate([job.work_s for job in jobs], initial=0.0)
-    return min(map(sub, [job.latest_begin for job in jobs], ahead_s), default=math.inf)
+    latest, ahead_s = math.inf, 0.0
+    for job in jobs:  # twice as fast as accumulate, map and min
+        if job.latest_begin - ahead_s < latest:
+            latest = job.latest_begin - ahead_s
+        ahead_s += job.work_s
+    return latest

@@ -42,7 +42,8 @@ class Refusal:
 
     id: int
     cause: Cause
-    late_s: float  # how late it is, or would be. OVERLOADED may also mean: it would make others late by this much
+    # How late it is, or would be. OVERLOADED: by so much at least it, or one behind it, would be late.
+    late_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,18 +45,17 @@ class Queues(RuleBasedStateMachine):
         assert self.queue.remove(ids) == len(self.jobs) - len(left)
         self.jobs = left
 
-    @rule(due=st.floats(-1, 10))
-    def look_ahead(self, due: float) -> None:
-        """The prefix that admission adds up, and what is left to everybody behind."""
-        key = (due, math.inf)
-        ahead_s = sum(job.work_s for job in self.jobs if job.key < key)
-        assert math.isclose(self.queue.work_ahead(key), ahead_s, abs_tol=1e-9)
+    @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1), enough=st.floats(-200, 10))
+    def look_ahead(self, due: float, work_s: float, enough: float) -> None:
+        """By when the lanes must begin for a newcomer to be in time, and everybody behind it."""
+        job = waiting(self.next_id, due, work_s=work_s)
         latest, before_s = math.inf, 0.0
-        for job in self.jobs:
-            if job.key > key:
-                latest = min(latest, job.latest_begin - before_s)
-            before_s += job.work_s
-        assert math.isclose(self.queue.latest_begin(key), latest, abs_tol=1e-9)
+        for one in sorted([*self.jobs, job], key=lambda one: one.key):
+            if one.key >= job.key:
+                latest = min(latest, one.latest_begin - before_s)
+            before_s += one.work_s
+        found = self.queue.latest_begin_with(job, enough)
+        assert min(enough, latest) - 1e-9 <= found <= max(enough, latest) + 1e-9
 
     @invariant()
     def equals_the_list(self) -> None:
