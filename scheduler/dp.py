@@ -68,16 +68,17 @@ def load_kernels() -> ModuleType:
     queue = np.ones(1), np.arange(2.0), np.arange(2.0)
     table = _packed_up(CostTable(PaddedCost(1.0, 0.0, 0.0, 0.0)))
     low, best, cut = np.zeros(1, dtype=np.int64), np.zeros(2), np.zeros(2, dtype=np.int64)
-    for kernel, arguments in (
-        (dp_kernels.settle_block, (np.ones((1, 1)), 0, low, math.inf, best, cut)),
-        (dp_kernels.cut_by_row, (queue, low, table, math.inf, best, cut)),
-        (dp_kernels.cut_by_takeover, (queue, low, table, math.inf, best, cut)),
-        (dp_kernels.obeys_quadrangle, (table, 1, 1)),
+    for name, arguments in (
+        ("settle_block", (np.ones((1, 1)), 0, low, math.inf, best, cut)),
+        ("cut_by_row", (queue, low, table, math.inf, best, cut)),
+        ("cut_by_takeover", (queue, low, table, math.inf, best, cut)),
+        ("obeys_quadrangle", (table, 1, 1)),
     ):
         try:
-            kernel(*arguments)
-        except OSError:  # compiled, but not kept: the folder for it has become full or read-only
-            kernel(*arguments)
+            getattr(dp_kernels, name)(*arguments)
+        except Exception:  # of numba's cache: a full or read-only folder, or whatever unpickling a damaged file raises
+            setattr(dp_kernels, name, dp_kernels.without_cache(getattr(dp_kernels, name)))
+            getattr(dp_kernels, name)(*arguments)
     return dp_kernels
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
 from penstock.scheduler.cost import FloatArray
 
@@ -37,7 +38,12 @@ def _entry(function: Compiled) -> Compiled:
     try:
         return cast(Compiled, njit(fastmath=_FAST, cache=True)(function))
     except RuntimeError:  # neither beside this file nor in the user's cache folder
-        return cast(Compiled, njit(fastmath=_FAST)(function))
+        return _part(function)
+
+
+def without_cache(entry: Dispatcher) -> Dispatcher:
+    """The same function, compiled for this process alone: what is kept of it cannot be read, or not be written."""
+    return cast(Dispatcher, njit(fastmath=_FAST)(entry.py_func))
 
 
 @_part

@@ -406,3 +406,15 @@ def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
     full += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     environment = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", **QUICK}
     assert run_python(full + CUT, **environment).strip() == "((1, 3), (0, 2))"
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path, suffix: str) -> None:
+    """A process that was killed, or a disk that was full, may leave half an index or half a function."""
+    environment = {"PYTHONPATH": str(installed), **QUICK}
+    assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"
+    kept = sorted((installed / "penstock" / "scheduler" / "__pycache__").glob(f"*.{suffix}"))
+    assert len(kept) == 4
+    for length, path in zip((0, 3, 20, 60), kept, strict=True):
+        path.write_bytes(path.read_bytes()[:length])
+    assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"
