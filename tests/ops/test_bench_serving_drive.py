@@ -117,7 +117,7 @@ def test_the_engines_error_ends_the_run() -> None:
     engine = Broken()
     with pytest.raises(EngineError, match="fell off the bus"):
         run(engine, stream(1000.0, 100), settings(max_batch_sequences=1))
-    assert engine.num_run == 2
+    assert 2 <= engine.num_run <= 3  # one batch more may wait behind the one that fails
     assert gc.isenabled()
     assert not any(thread.name.startswith("engine-lane") for thread in threading.enumerate())
 

@@ -12,7 +12,7 @@ from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)
-_TIMES = 2.5  # the usual length of a run
+_TIMES = 2.0  # the usual length of a run
 
 
 def run(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:

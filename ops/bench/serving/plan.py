@@ -10,7 +10,8 @@ KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
 _SECONDS_OF_SLO = 4
-_LONGER = 2.4  # times `seconds`
+_LONGER = 2.0  # times `seconds`
+_FEWEST_ANSWERS = 80  # of an overloaded run, however long that takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class RunPlan:
     def overload(self, lengths: str, rate_per_s: float, slo_s: float, expected_per_s: float) -> Load:
         """A real run that saturation is taken from: of enough answers that it is not chance."""
         enough_s = min(self.saturated_answers / expected_per_s, _LONGER * self.seconds)
+        enough_s = max(enough_s, _FEWEST_ANSWERS / expected_per_s)
         return Load(lengths, rate_per_s, max(self.load(lengths, rate_per_s, slo_s).seconds, enough_s))
 
     def simulated_load(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
@@ -48,6 +50,6 @@ class RunPlan:
 
 
 def _rounded_up(seconds: float) -> float:
-    """To one digit: 0.137 is 0.2."""
-    digit = 10.0 ** math.floor(math.log10(seconds))
+    """To half a digit: 0.137 is 0.15."""
+    digit = 0.5 * 10.0 ** math.floor(math.log10(seconds))
     return math.ceil(seconds / digit) * digit

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.engine import Engine, load_engine
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.processes import calm_garbage_collection
 from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
@@ -31,6 +32,7 @@ from penstock.worker.settings import WorkerSettings, scheduler_settings
 TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
 _SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
 _FEWEST_RATIOS = 10
+_FEWEST_REQUESTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Load:
 
     @property
     def count(self) -> int:
-        """Online requests; enough for a 99th percentile to be one of several."""
-        return max(100, round(self.rate_per_s * self.seconds))
+        """Online requests; more than the few that a slow engine can answer in the time."""
+        return max(_FEWEST_REQUESTS, round(self.rate_per_s * self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Stand:
         """The model on this machine, with a worker's defaults."""
         sys.setswitchinterval(0.0005)  # as a worker does
         packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")
+        calm_garbage_collection()
         return cls(WorkerSettings.model_validate({"model": str(model), "device": device, "dtype": dtype}), packed)
 
     @property
