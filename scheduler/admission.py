@@ -3,7 +3,8 @@
 import math
 from typing import Protocol
 
-from penstock.scheduler.queue import JobQueue, Waiting
+from penstock.scheduler.block import Waiting
+from penstock.scheduler.queue import JobQueue
 
 
 class AdmissionPolicy(Protocol):

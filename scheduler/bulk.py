@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.scheduler.block import Waiting
 from penstock.scheduler.cost import CostFunction
 from penstock.scheduler.order import Draft
 from penstock.scheduler.partition import Caps
-from penstock.scheduler.queue import Waiting
 from penstock.scheduler.settings import SchedulerSettings
 
 _LOAD_WINDOW_S = 0.25  # time over which the online load is averaged

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.scheduler.queue import Key, Waiting
+from penstock.scheduler.block import Key, Waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import accumulate, islice
 
 from penstock.scheduler.admission import AdmissionPolicy
+from penstock.scheduler.block import Waiting
 from penstock.scheduler.bulk import fill
 from penstock.scheduler.cost import CostFunction
 from penstock.scheduler.order import Draft, OrderPolicy
 from penstock.scheduler.partition import Caps, PartitionPolicy, full_batches_end, share_out
 from penstock.scheduler.prices import longest_batch_s, price
-from penstock.scheduler.queue import JobQueue, Waiting
+from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.types import Cause, Refusal, Trigger
 
 _WHOLE = ("dp", "sorted")  # partitions that cover all they are given, and not only the batches that run now

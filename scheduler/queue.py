@@ -6,100 +6,11 @@ from the blocks, not from the jobs.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from operator import attrgetter
-from typing import NamedTuple
 
+from penstock.scheduler.block import MAX_BLOCK, Block, Extremes, Key, Waiting, extremes_of, latest_begin_of, widest
 from penstock.scheduler.timeline import Timeline
-
-MAX_BLOCK = 64  # jobs; a longer block is halved
-
-Key = tuple[float, ...]
-
-_KEY = attrgetter("key")
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A queued job. Its times are the scheduler's, which never step back."""
-
-    id: int
-    num_tokens: int
-    bulk: bool
-    arrival: float
-    deadline: float  # inf: none
-    key: Key  # place in the queue, unique
-    work_s: float  # seconds for which it will keep the lanes busy, all of them together
-    latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
-    block: "_Block | None" = None  # where it is, while it is queued
-
-
-class Extremes(NamedTuple):
-    """What triggers and caps depend on. Of no jobs: 0 and infinities."""
-
-    longest: int  # tokens
-    oldest_arrival: float
-    half_slo_at: float  # earliest moment at which a job has used half the time its deadline gave it
-    tightest_slo_s: float  # least deadline - arrival
-
-    def widened_by(self, job: Waiting) -> bool:
-        slo_s = job.deadline - job.arrival
-        return (
-            job.num_tokens > self.longest
-            or job.arrival < self.oldest_arrival
-            or job.arrival + slo_s / 2 < self.half_slo_at
-            or slo_s < self.tightest_slo_s
-        )
-
-
-_NO_EXTREMES = Extremes(0, math.inf, math.inf, math.inf)
-
-
-class _Block:
-    """Neighbours in the queue, at least one. Their work is kept; the rest is worked out when it is asked for.
-
-    `latest_begin` is the latest moment to begin with its jobs for none of them to be late; earlier, if it `is_rough`.
-    """
-
-    __slots__ = ("_extremes", "is_rough", "jobs", "latest_begin", "work_s")
-
-    def __init__(self, jobs: list[Waiting]) -> None:
-        self.hold(jobs)
-        for job in jobs:
-            job.block = self
-
-    def hold(self, jobs: list[Waiting]) -> None:
-        """From now on hold these, which are in order and know this block."""
-        self.jobs = jobs
-        self.work_s = sum([job.work_s for job in jobs])
-        self._extremes: Extremes | None = None
-        self.sharpen()
-
-    def sharpen(self) -> None:
-        self.latest_begin, self.is_rough = _latest_begin(self.jobs), False
-
-    def insert(self, job: Waiting, place: int) -> None:
-        job.block = self
-        if place < len(self.jobs):
-            self.latest_begin -= job.work_s  # as if it came first, and below as if it came last
-            self.is_rough = True
-        self.latest_begin = min(self.latest_begin, job.latest_begin - self.work_s)
-        self.jobs.insert(place, job)
-        self.work_s += job.work_s
-        if self._extremes is not None and self._extremes.widened_by(job):
-            self._extremes = _widest([self._extremes, _extremes([job])])
-
-    def place(self, key: Key) -> int:
-        """How many of its jobs are due before `key`."""
-        return bisect_right(self.jobs, key, key=_KEY)
-
-    @property
-    def extremes(self) -> Extremes:
-        if self._extremes is None:
-            self._extremes = _extremes(self.jobs)
-        return self._extremes
 
 
 class JobQueue:
@@ -111,7 +22,7 @@ class JobQueue:
         # If the lanes begin with this queue by this moment, nobody is late. It may err on the early side.
         self.safe_begin = math.inf
         self._by_id: dict[int, Waiting] = {}
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._first_keys: list[Key] = []  # of each block
         self._extremes: Extremes | None = None
         self._timeline: Timeline | None = None  # None: not known since blocks were cut or lost jobs
@@ -130,7 +41,7 @@ class JobQueue:
         last = self._blocks[-1] if self._blocks else None
         if last is None or last.jobs[-1].key < job.key:
             if last is None or len(last.jobs) == MAX_BLOCK:
-                last = _Block([])
+                last = Block([])
                 self._blocks.append(last)
                 self._first_keys.append(job.key)
                 self._timeline = None
@@ -170,7 +81,7 @@ class JobQueue:
 
     def extremes(self) -> Extremes:
         if self._extremes is None:
-            self._extremes = _widest([block.extremes for block in self._blocks])
+            self._extremes = widest([block.extremes for block in self._blocks])
         return self._extremes
 
     def latest_begin_with(self, job: Waiting, enough: float) -> float:
@@ -192,7 +103,7 @@ class JobQueue:
         place = block.place(job.key)
         own -= sum([before.work_s for before in block.jobs[:place]])
         ahead_s = job.latest_begin - own
-        return min(own, behind, _latest_begin(block.jobs[place:]) - ahead_s - job.work_s)
+        return min(own, behind, latest_begin_of(block.jobs[place:]) - ahead_s - job.work_s)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when a kept sum or extreme, or the order, is not what the jobs say. O(queued)."""
@@ -205,9 +116,14 @@ class JobQueue:
         if keys != sorted(keys) or not in_place or not all(0 < len(block.jobs) <= MAX_BLOCK for block in self._blocks):
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
         kept = len(self._by_id), self.tokens, self.squares, self.extremes()
-        found = len(jobs), sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), _extremes(jobs)
+        found = (
+            len(jobs),
+            sum(job.num_tokens for job in jobs),
+            sum(job.num_tokens**2 for job in jobs),
+            extremes_of(jobs),
+        )
         work_s = sum(job.work_s for job in jobs)
-        is_safe = self.safe_begin <= _latest_begin(jobs) + 1e-6
+        is_safe = self.safe_begin <= latest_begin_of(jobs) + 1e-6
         if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
@@ -219,7 +135,7 @@ class JobQueue:
         if len(block.jobs) > MAX_BLOCK:
             half = len(block.jobs) // 2
             self._timeline = None
-            self._blocks.insert(index + 1, _Block(block.jobs[half:]))
+            self._blocks.insert(index + 1, Block(block.jobs[half:]))
             self._first_keys.insert(index + 1, block.jobs[half].key)
             block.hold(block.jobs[:half])
 
@@ -252,30 +168,3 @@ class JobQueue:
     def _block_for(self, key: Key) -> int:
         """Index of the block that has, or would have, this key. There is at least one block."""
         return max(0, bisect_right(self._first_keys, key) - 1)
-
-
-def _extremes(jobs: Sequence[Waiting]) -> Extremes:
-    slos_s = [job.deadline - job.arrival for job in jobs]
-    halves = [job.arrival + slo_s / 2 for job, slo_s in zip(jobs, slos_s, strict=True)]
-    tokens, arrivals = [job.num_tokens for job in jobs], [job.arrival for job in jobs]
-    return Extremes(
-        max(tokens, default=0),
-        min(arrivals, default=math.inf),
-        min(halves, default=math.inf),
-        min(slos_s, default=math.inf),
-    )
-
-
-def _widest(extremes: Sequence[Extremes]) -> Extremes:
-    longest, oldest_arrivals, half_slos_at, slos_s = zip(_NO_EXTREMES, *extremes, strict=True)
-    return Extremes(max(longest), min(oldest_arrivals), min(half_slos_at), min(slos_s))
-
-
-def _latest_begin(jobs: Sequence[Waiting]) -> float:
-    """The latest moment to begin with these jobs, one after the other, for none of them to be late."""
-    latest, ahead_s = math.inf, 0.0
-    for job in jobs:  # twice as fast as accumulate, map and min
-        if job.latest_begin - ahead_s < latest:
-            latest = job.latest_begin - ahead_s
-        ahead_s += job.work_s
-    return latest

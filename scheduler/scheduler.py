@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 
 from penstock.scheduler.admission import admission_policy
+from penstock.scheduler.block import Waiting
 from penstock.scheduler.bulk import BulkShare
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.cost import CostFunction
@@ -12,7 +13,7 @@ from penstock.scheduler.order import Draft, order_policy
 from penstock.scheduler.partition import Caps, partition_policy
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.prices import BATCH_SHARE, Prices
-from penstock.scheduler.queue import JobQueue, Waiting
+from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.trigger import trigger_policy
 from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
 from penstock.scheduler.admission import InTime
-from penstock.scheduler.queue import JobQueue, Waiting
+from penstock.scheduler.block import Waiting
+from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
