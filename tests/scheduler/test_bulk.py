@@ -2,14 +2,16 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
 from penstock.scheduler import Batch, Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings, Trigger, Wait
-from penstock.scheduler.settings import TriggerName
+from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Simulation, poisson, saturation
 
 COST = PackedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
+CPU = PackedCost(floor_s=0.0, alpha_s=1e-3, beta_s=4e-5, gamma_s=0.0)
 FLOOR = 2**-8
 STEP = PackedCost(floor_s=FLOOR, alpha_s=0.0, beta_s=2**-12, gamma_s=0.0)  # up to 16 tokens cost no more than one
 
@@ -41,6 +43,39 @@ def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerNa
     assert len(beside.answered) == len(without.answered)
     idle_tokens = (1 - load) * saturation(COST, 51, chosen) * 51 * seconds
     assert beside.bulk_tokens >= 0.1 * idle_tokens
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("cost", [COST, PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0), CPU, PaddedCost(0.0, 1e-3, 4e-5, 0.0)])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("load", [0.2, 0.7])
+def test_a_bulk_sequence_longer_than_its_half_of_the_slice_is_all_that_comes_on_top(
+    lanes: int, cost: PackedCost | PaddedCost, noise: float, load: float
+) -> None:
+    """Half a slice in the own batch, the other half or one sequence in the one before, and all of it predicted wrong.
+
+    The longest bulk sequence takes 1.2 ms, and 9 ms where the costs are a CPU's.
+    """
+    chance, longest = random.Random(5), 200
+    partition: PartitionName = "dp" if cost.padded else "fifo"
+    chosen = SchedulerSettings(0.002, 256, 4096, 1.0, "hungry", partition, num_lanes=lanes)
+    rate = load * saturation(cost, 51, chosen)
+    seconds = 2000 / rate
+
+    def run_s(seed: int) -> Callable[[float], float]:
+        noisy = random.Random(seed)
+        return lambda predicted_s: predicted_s * noisy.uniform(1 - noise, 1 + noise)
+
+    without = Simulation(chosen, cost, run_s=run_s(9)).run(poisson(rate, seconds))
+    beside = Simulation(chosen, cost, run_s=run_s(9), endless_bulk=lambda: chance.randint(5, longest)).run(
+        poisson(rate, seconds)
+    )
+    half_s = chosen.bulk_slice_s / 2
+    longest_s = float(cost.seconds(longest, longest**2, longest, 1))
+    allowed_s = (1 + noise) * (half_s + max(half_s, longest_s))
+    assert beside.quantile(0.99) <= without.quantile(0.99) + max(allowed_s, 0.1 * without.quantile(0.99))
+    assert len(beside.answered) == len(without.answered)
+    assert beside.bulk_tokens > 0
 
 
 @pytest.mark.parametrize("trigger", ["lazy", "hungry"])
