@@ -275,6 +275,19 @@ def test_a_sweep_accounts_for_every_request_and_can_start_from_a_measurement(rec
     assert output.with_suffix(".png").exists()
 
 
+def test_a_run_that_saturation_is_taken_from_is_long_enough_and_not_too_long() -> None:
+    plan = RunPlan(seconds=2.5, saturated_answers=600)
+    seconds = [plan.overload("2-100", 1.4 * rate, 0.05, rate).seconds for rate in (10.0, 100.0, 200.0, 10_000.0)]
+    assert seconds == [8.0, 5.0, 3.0, 2.5]  # 80 answers, twice the usual, 600 answers, the usual
+
+
+def test_what_a_token_costs_alone_and_in_a_full_batch_follows_from_the_table() -> None:
+    us = OnPaper().lane_us_a_token("packed", "2-100")
+    assert us["in_full"] in (19, 20)  # of 51 tokens on average, by chance 52
+    assert us["alone"] == pytest.approx((5e-3 / 51 + 2e-5) * 1e6, rel=0.1)
+    assert us["full"] == pytest.approx((5e-3 / 1024 + 2e-5) * 1e6, rel=0.1)
+
+
 def test_the_papers_systems_are_rows_of_the_table() -> None:
     names = {system.name for system in all_systems(limits())}
     assert {ours for _, ours in PAPER_CHAIN} <= names
