@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-MAX_BLOCK = 64  # jobs; a longer block is halved
+MAX_BLOCK = 128  # jobs; a longer block is halved
 
 Key = tuple[float, ...]
 

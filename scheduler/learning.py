@@ -83,9 +83,9 @@ class LearnedCost:
             self._publish()
 
     def errors(self) -> tuple[float, float]:
-        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches, predicted before they ran.
+        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches. NaN before the first.
 
-        NaN before the first.
+        Each is predicted anew when its measurement comes, by what was learned until then, without that batch.
         """
         if not self._errors:
             return math.nan, math.nan
