@@ -40,7 +40,7 @@ class ServeSettings(BaseSettings):
     slo_ms: float | None = Field(
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
     )
-    seconds: float = Field(2.5, gt=0, description="Of each run, at least.")
+    seconds: float = Field(2.0, gt=0, description="Of each run, at least.")
     trials: int = Field(2, ge=1, description="Real runs that confirm a critical point.")
     output: Path | None = Field(
         None, description="Result file (JSON); tables and plots lie beside it. Default: named after the machine."

@@ -21,7 +21,7 @@ class RunPlan:
     parts: tuple[str, ...] = PARTS
     lengths: tuple[str, ...] = ("2-100", "5-500")
     slo_s: float | None = None  # None: 50 ms, or what the longest request needs
-    seconds: float = 2.5  # of each real run, at least
+    seconds: float = 2.0  # of each real run, at least
     saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
     most_trials: int = 2  # real runs that confirm a critical point
     simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
