@@ -57,11 +57,8 @@ def drive(
     Raises what the engine raises.
     """
     # select() waits to the microsecond; epoll, and uvloop's timers, to the millisecond, which is a batch on a GPU.
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    try:
-        return loop.run_until_complete(_drive(requests, feed, engine, num_lanes, cost, grace_s))
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        return runner.run(_drive(requests, feed, engine, num_lanes, cost, grace_s))
 
 
 async def _drive(
