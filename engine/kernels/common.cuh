@@ -171,3 +171,27 @@ __device__ __forceinline__ void normalize_row(
         }
     }
 }
+
+// Tensor cores
+
+template <typename T> constexpr bool IS_HALF = false;
+template <> constexpr bool IS_HALF<__half> = true;
+
+// sum [16, 8] += a [16, 16] b [16, 8]; which thread holds which part: the headers of the attention kernels say it.
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (IS_HALF<scalar>)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ unsigned pack_pair(float low, float high) {
+    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
+    return reinterpret_cast<const unsigned&>(pair);
+}

@@ -47,11 +47,6 @@ constexpr int RING = 128;    // distances staged: a window of 96, and the 32 tha
 constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-template <typename T>
-constexpr bool IS_HALF = false;
-template <>
-constexpr bool IS_HALF<__half> = true;
-
 // Instructions
 
 __device__ __forceinline__ unsigned shared_address(const scalar* pointer) {
@@ -79,25 +74,6 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4], cons
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row))
                  : "memory");
-}
-
-// sum [16, 8] += a [16, 16] b [16, 8]
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    if constexpr (IS_HALF<scalar>)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
-    return reinterpret_cast<const unsigned&>(pair);
 }
 
 // Shared memory
@@ -380,7 +356,7 @@ struct Attention {
         for (int step = 0; step < KEYS / 16; ++step) {
             const float(&left)[4] = weights[step * 2], (&right)[4] = weights[step * 2 + 1];
             const unsigned a[4] = {
-                pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]), pack(right[2], right[3])};
+                pack_pair(left[0], left[1]), pack_pair(left[2], left[3]), pack_pair(right[0], right[1]), pack_pair(right[2], right[3])};
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
                 unsigned b[4];
@@ -430,7 +406,7 @@ struct Attention {
             if (query_row < item.length) {
 #pragma unroll
                 for (int n = 0; n < D / 8; ++n) {
-                    const unsigned pair = pack(context[n][m * 2] * factor, context[n][m * 2 + 1] * factor);
+                    const unsigned pair = pack_pair(context[n][m * 2] * factor, context[n][m * 2 + 1] * factor);
                     *reinterpret_cast<unsigned*>(to + n * 8) = pair;
                 }
             }

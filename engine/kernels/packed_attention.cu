@@ -40,9 +40,6 @@ constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
 constexpr float LARGEST_OFFSET = 1e30f;  // finite: infinities could cancel to NaN
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-template <typename T> constexpr bool IS_HALF = false;
-template <> constexpr bool IS_HALF<__half> = true;
-
 // Instructions
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -80,25 +77,6 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4], unsi
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(from)
                  : "memory");
-}
-
-// sum [16, 8] += a [16, 16] b [16, 8]
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    if constexpr (IS_HALF<scalar>)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
-    return reinterpret_cast<const unsigned&>(pair);
 }
 
 // Shared memory
@@ -225,7 +203,7 @@ template <int D, int M, int N> __device__ __forceinline__ void accumulate(
 #pragma unroll
         for (int m = 0; m < M; ++m) {
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[m][r] = pack(p[m][n + r / 2][r % 2 * 2], p[m][n + r / 2][r % 2 * 2 + 1]);
+            for (int r = 0; r < 4; ++r) a[m][r] = pack_pair(p[m][n + r / 2][r % 2 * 2], p[m][n + r / 2][r % 2 * 2 + 1]);
         }
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
@@ -279,7 +257,7 @@ template <int D, int M> __device__ __forceinline__ void store(
             for (int n = 0; n < D / 8; ++n) {
                 const float(&o)[4] = rows.output[m][n];
                 *reinterpret_cast<unsigned*>(staging + place<D>(16 * m + 8 * h + g, n) + 4 * t) =
-                    pack(o[2 * h] * factor, o[2 * h + 1] * factor);
+                    pack_pair(o[2 * h] * factor, o[2 * h + 1] * factor);
             }
         }
     }

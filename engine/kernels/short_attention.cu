@@ -38,28 +38,6 @@ constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
 constexpr float LOWEST = -1e30f;  // finite: -inf less -inf would be NaN
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-template <typename T> constexpr bool IS_HALF = false;
-template <> constexpr bool IS_HALF<__half> = true;
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    const scalar2 pair = from_float2<scalar2>(make_float2(low, high));
-    return reinterpret_cast<const unsigned&>(pair);
-}
-
-// c += a b on the tensor cores; fragments as the header says.
-__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    if constexpr (IS_HALF<scalar>)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Pieces of 16 bytes (of 8 where there are but two words), `spacing` bytes apart.
 template <int WORDS> __device__ __forceinline__ void load(unsigned (&words)[WORDS], const char* from, int spacing) {
     if constexpr (WORDS == 2) {
@@ -88,7 +66,7 @@ template <int D> __device__ __forceinline__ void store_row(
 #pragma unroll
         for (int i = 0; i < SPAN; ++i) {
             const int column = 2 * i / SPAN, j = n + 2 * i % SPAN;
-            piece[i] = pack(o[j][2 * half + column] * factor, o[j + 1][2 * half + column] * factor);
+            piece[i] = pack_pair(o[j][2 * half + column] * factor, o[j + 1][2 * half + column] * factor);
         }
         uint4* to = reinterpret_cast<uint4*>(row + 8 * n + 8 * t);
         to[0] = make_uint4(piece[0], piece[1], piece[2], piece[3]);
@@ -113,7 +91,7 @@ template <int D> __device__ __forceinline__ void score(
 template <int D> __device__ __forceinline__ void accumulate(
     float (&o)[D / 8][4], const float (&p)[2][4], const unsigned (&v)[4][D / 16]) {
     const unsigned a[4] = {
-        pack(p[0][0], p[0][1]), pack(p[0][2], p[0][3]), pack(p[1][0], p[1][1]), pack(p[1][2], p[1][3])};
+        pack_pair(p[0][0], p[0][1]), pack_pair(p[0][2], p[0][3]), pack_pair(p[1][0], p[1][1]), pack_pair(p[1][2], p[1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
         const unsigned halves = n % 2 ? 0x7632 : 0x5410;  // the upper or the lower halves of two words
