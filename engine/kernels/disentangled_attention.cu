@@ -356,7 +356,8 @@ struct Attention {
         for (int step = 0; step < KEYS / 16; ++step) {
             const float(&left)[4] = weights[step * 2], (&right)[4] = weights[step * 2 + 1];
             const unsigned a[4] = {
-                pack_pair(left[0], left[1]), pack_pair(left[2], left[3]), pack_pair(right[0], right[1]), pack_pair(right[2], right[3])};
+                pack_pair(left[0], left[1]), pack_pair(left[2], left[3]),
+                pack_pair(right[0], right[1]), pack_pair(right[2], right[3])};
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
                 unsigned b[4];

@@ -91,7 +91,8 @@ template <int D> __device__ __forceinline__ void score(
 template <int D> __device__ __forceinline__ void accumulate(
     float (&o)[D / 8][4], const float (&p)[2][4], const unsigned (&v)[4][D / 16]) {
     const unsigned a[4] = {
-        pack_pair(p[0][0], p[0][1]), pack_pair(p[0][2], p[0][3]), pack_pair(p[1][0], p[1][1]), pack_pair(p[1][2], p[1][3])};
+        pack_pair(p[0][0], p[0][1]), pack_pair(p[0][2], p[0][3]),
+        pack_pair(p[1][0], p[1][1]), pack_pair(p[1][2], p[1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
         const unsigned halves = n % 2 ? 0x7632 : 0x5410;  // the upper or the lower halves of two words
