@@ -65,10 +65,15 @@ class Block:
 
     def hold(self, jobs: list[Waiting]) -> None:
         """From now on hold these, which are in order and know this block."""
+        self.keep(jobs)
+        self.sharpen()
+
+    def keep(self, jobs: list[Waiting]) -> None:
+        """Hold these of its own from now on. Nobody's turn comes later by it, so that `latest_begin` errs early."""
         self.jobs = jobs
         self.work_s = sum([job.work_s for job in jobs])
         self._extremes: Extremes | None = None
-        self.sharpen()
+        self.is_rough = True
 
     def sharpen(self) -> None:
         self.latest_begin, self.is_rough = latest_begin_of(self.jobs), False

@@ -212,12 +212,14 @@ def _full_at(lengths: Sequence[int], before: Sequence[int], start: int, caps: Ca
 
 
 def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
-    """How many of the first sequences still run within `max_seconds`; at least one."""
-    ahead = np.asarray(lengths, dtype=np.float64)
-    seconds = cost.seconds(
-        np.cumsum(ahead), np.cumsum(ahead * ahead), np.maximum.accumulate(ahead), np.arange(1.0, len(ahead) + 1)
-    )
-    return max(1, int(np.argmax(np.asarray(seconds) > max_seconds)))
+    """How many of the first sequences still run within `max_seconds`, where one more would not; at least one."""
+    tokens, longest = list(accumulate(lengths)), list(accumulate(lengths, max))
+    squares = list(accumulate([length * length for length in lengths]))
+
+    def seconds(last: int) -> float:
+        return float(cost.seconds(tokens[last], squares[last], longest[last], last + 1))
+
+    return max(1, bisect_right(range(len(lengths)), max_seconds, key=seconds))
 
 
 def _price(batch: Sequence[int], cost: CostFunction) -> float:

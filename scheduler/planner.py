@@ -4,7 +4,6 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate, islice
 
 from penstock.scheduler.admission import AdmissionPolicy
@@ -13,7 +12,7 @@ from penstock.scheduler.bulk import fill
 from penstock.scheduler.cost import CostFunction
 from penstock.scheduler.order import Draft, OrderPolicy
 from penstock.scheduler.partition import Caps, PartitionPolicy, full_batches_end, share_out
-from penstock.scheduler.prices import longest_batch_s, price
+from penstock.scheduler.prices import Prices, price
 from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.types import Cause, Refusal, Trigger
 
@@ -26,6 +25,7 @@ class Planner:
     def __init__(
         self,
         cost: CostFunction,
+        prices: Prices,
         caps: Caps,
         order: OrderPolicy,
         admission: AdmissionPolicy,
@@ -35,18 +35,17 @@ class Planner:
     ) -> None:
         """`caps`: of every batch. `slo_s`: of jobs without a deadline of their own; inf if they have none."""
         self._cost = cost
+        self._prices = prices
         self._caps = caps
         self._order = order
         self._admission = admission
         self._slo_s = slo_s
         self._window = max(window, caps.max_sequences)
 
-    def caps(self, tightest_slo_s: float, max_seconds: float = math.inf) -> Caps:
-        """Those of a batch now: a request that comes just after it started must be able to wait for it and run."""
+    def max_seconds(self, tightest_slo_s: float) -> float:
+        """Of a batch now: a request that comes just after it started must be able to wait for it and run."""
         slo_s = min(self._slo_s, tightest_slo_s)
-        if slo_s < math.inf:
-            max_seconds = min(max_seconds, longest_batch_s(self._cost, slo_s))
-        return Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
+        return self._prices.longest_batch_s(slo_s) if slo_s < math.inf else math.inf
 
     def is_filled(self, count: int, tokens: int) -> bool:
         """Whether so much fills a batch, whatever it takes to run."""
@@ -125,13 +124,29 @@ class Planner:
     ) -> tuple[list[Waiting], Caps]:
         """The jobs to make batches of, and the caps for those."""
         whole = partition.name in _WHOLE
-        jobs = queue.first(self._window if whole else min(self._window, lanes * self._caps.max_sequences))
+        if partition.name == "fifo":
+            jobs = self._for_fifo(queue, lanes)
+        else:
+            jobs = queue.first(self._window if whole else min(self._window, lanes * self._caps.max_sequences))
         tightest_s = min([job.deadline - job.arrival for job in jobs])
-        caps = self.caps(tightest_s, max_seconds)
+        max_seconds = min(max_seconds, self.max_seconds(tightest_s))
+        caps = Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
         if whole and caps.max_seconds < math.inf:
             work_s = list(accumulate([job.work_s for job in jobs]))
             jobs = jobs[: max(1, bisect_right(work_s, caps.max_seconds))]
         return jobs, caps
+
+    def _for_fifo(self, queue: JobQueue, lanes: int) -> list[Waiting]:
+        """The jobs that FIFO could put into `lanes` batches, if these took no time, and one more where there is."""
+        max_tokens = self._caps.max_tokens
+        jobs: list[Waiting] = []
+        room = lanes * max_tokens
+        for job in islice(queue, min(self._window, lanes * self._caps.max_sequences)):
+            jobs.append(job)
+            room -= min(job.num_tokens, max_tokens)  # one over the cap fills a batch
+            if room < 0:
+                break
+        return jobs
 
     def _drafts(self, jobs: Sequence[Waiting], partition: PartitionPolicy, caps: Caps, lanes: int) -> list[Draft]:
         lengths = [job.num_tokens for job in jobs]
@@ -167,12 +182,13 @@ class QueueOutlook:
         self._queue = queue
         self._cost = cost
         self._planner = planner
+        self._run_s: float | None = None
 
-    @cached_property
+    @property
     def is_full(self) -> bool:
         if self._planner.is_filled(len(self._queue), self._queue.tokens):
             return True
-        max_seconds = self._planner.caps(self._queue.extremes().tightest_slo_s).max_seconds
+        max_seconds = self._planner.max_seconds(self._queue.extremes().tightest_slo_s)
         return max_seconds < math.inf and self.run_s >= max_seconds
 
     @property
@@ -183,7 +199,9 @@ class QueueOutlook:
     def half_slo_at(self) -> float:
         return self._queue.extremes().half_slo_at
 
-    @cached_property
+    @property
     def run_s(self) -> float:
-        queue = self._queue
-        return price(self._cost, queue.tokens, queue.squares, queue.extremes().longest, len(queue))
+        if self._run_s is None:
+            queue = self._queue
+            self._run_s = price(self._cost, queue.tokens, queue.squares, queue.extremes().longest, len(queue))
+        return self._run_s

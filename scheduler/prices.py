@@ -52,18 +52,22 @@ class Prices:
             self._pace = pace if self._pace is None else self._pace + _WEIGHT * (pace - self._pace)
         self._look_up()
 
+    def longest_batch_s(self, slo_s: float) -> float:
+        """Most seconds of a batch while jobs wait of which the tightest has this SLO. One sequence may take longer."""
+        return max(slo_s * BATCH_SHARE, self.small_s)
+
     def _look_up(self) -> None:
         """Prices as of now: the cost function learns, and the jobs that come change."""
         single = 1 / self._count
         full = max(single, min(self._caps.max_sequences / self._count, self._caps.max_tokens / self._tokens))
         full_s = self._typical_s(full)
-        max_seconds = longest_batch_s(self._cost, self._slo_s)
+        self.small_s = _SMALL * price(self._cost, 1, 1, 1, 1)
+        max_seconds = self.longest_batch_s(self._slo_s)
         if full_s > max_seconds:
             full = max(single, full * max_seconds / full_s)
             full_s = self._typical_s(full)
         self._full_token_s = full_s / (self._tokens * full)
         self.token_s = self._full_token_s * (1.0 if self._pace is None else self._pace)
-        self.small_s = longest_batch_s(self._cost, 0.0)
         self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
 
     def _typical_s(self, scale: float) -> float:
@@ -72,11 +76,6 @@ class Prices:
         # The length that a token's sequence has on average, for the longest: what padding costs is learned.
         longest = self._squares / self._tokens
         return price(self._cost, self._tokens * scale, squares, longest, self._count * scale)
-
-
-def longest_batch_s(cost: CostFunction, slo_s: float) -> float:
-    """Most seconds of a batch while jobs wait of which the tightest has this SLO. A single sequence may take longer."""
-    return max(slo_s * BATCH_SHARE, _SMALL * price(cost, 1, 1, 1, 1))
 
 
 def price(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:

@@ -6,7 +6,7 @@ from the blocks, not from the jobs.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from itertools import chain, islice
 
 from penstock.scheduler.block import MAX_BLOCK, Block, Extremes, Key, Waiting, extremes_of, latest_begin_of, widest
@@ -30,11 +30,13 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, job_id: int) -> bool:
-        return job_id in self._by_id
+    @property
+    def ids(self) -> KeysView[int]:
+        """Of the jobs that wait."""
+        return self._by_id.keys()
 
     def __iter__(self) -> Iterator[Waiting]:
-        return chain.from_iterable([block.jobs for block in self._blocks])
+        return chain.from_iterable(block.jobs for block in self._blocks)
 
     def add(self, job: Waiting) -> None:
         """Queue a job whose id and key are not queued."""
@@ -60,11 +62,12 @@ class JobQueue:
     def remove(self, ids: Iterable[int]) -> int:
         """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
         gone = [job for job in [self._by_id.pop(job_id, None) for job_id in ids] if job is not None]
+        if not gone:
+            return 0
         touched = {job.block for job in gone if job.block is not None}
         for block in touched:
-            block.hold([job for job in block.jobs if job.id in self._by_id])
-        if touched:
-            self._extremes = self._timeline = None
+            block.keep([job for job in block.jobs if job.id in self._by_id])
+        self._extremes = self._timeline = None
         if not all(block.jobs for block in touched):
             self._blocks = [block for block in self._blocks if block.jobs]
         self._first_keys = [block.jobs[0].key for block in self._blocks]

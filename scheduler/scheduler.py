@@ -37,8 +37,10 @@ class Scheduler:
         self._partition = partition_policy(settings.partition)
         self._order = order_policy(settings.order)
         self._admission = admission_policy(settings.admission)
-        self._planner = Planner(cost, self._caps, self._order, self._admission, slo_s=slo_s, window=settings.window)
         self._prices = Prices(cost, self._caps, slo_s=slo_s)
+        self._planner = Planner(
+            cost, self._prices, self._caps, self._order, self._admission, slo_s=slo_s, window=settings.window
+        )
         self._bulk_share = BulkShare(settings)
         self._clock = SteadyClock()
         self._online = JobQueue()
@@ -145,8 +147,9 @@ class Scheduler:
 
     def _check(self, jobs: Sequence[Job]) -> None:
         incoming: set[int] = set()
+        online, bulk = self._online.ids, self._bulk.ids
         for job in jobs:
-            if job.id in incoming or job.id in self._online or job.id in self._bulk:
+            if job.id in incoming or job.id in online or job.id in bulk:
                 raise ValueError(f"Job ids must be unique among queued jobs. Already queued: {job.id}")
             incoming.add(job.id)
             if job.num_tokens < 1:
@@ -239,7 +242,8 @@ class Scheduler:
             for queue in (self._online, self._bulk)
             for job in takewhile(lambda job: job.deadline <= now, queue)
         ]
-        self._let_go([refusal.id for refusal in refused])
+        if refused:
+            self._let_go([refusal.id for refusal in refused])
         return refused
 
     def _let_go(self, ids: Sequence[int]) -> int:
