@@ -83,7 +83,8 @@ class Block:
         if place < len(self.jobs):
             self.latest_begin -= job.work_s  # as if it came first, and below as if it came last
             self.is_rough = True
-        self.latest_begin = min(self.latest_begin, job.latest_begin - self.work_s)
+        if job.latest_begin - self.work_s < self.latest_begin:
+            self.latest_begin = job.latest_begin - self.work_s
         self.jobs.insert(place, job)
         self.work_s += job.work_s
         if self._extremes is not None and self._extremes.widened_by(job):

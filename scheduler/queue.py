@@ -51,7 +51,8 @@ class JobQueue:
         else:
             self._squeeze_in(job)
             self.safe_begin -= job.work_s
-        self.safe_begin = min(self.safe_begin, job.latest_begin - self.work_s)
+        if job.latest_begin - self.work_s < self.safe_begin:
+            self.safe_begin = job.latest_begin - self.work_s
         if self._extremes is not None and self._extremes.widened_by(job):
             self._extremes = None
         self._by_id[job.id] = job

@@ -1,5 +1,7 @@
 """The operations of a forward pass on a GPU: cuBLAS for the products, one kernel of ours for everything around each.
 
+Products of few rows are ours too (products.py), with what follows them inside.
+
 Every function writes to `out`, on torch's current stream, and waits for nothing.
 """
 
@@ -11,9 +13,11 @@ from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.inputs import Inputs
+from penstock.engine.gpu.products import product_split, product_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
-from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum
+from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum, split_norm
+from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
@@ -21,16 +25,17 @@ _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu
 
 @dataclass(frozen=True, slots=True)
 class GpuDense:
-    """A matrix on the device, transposed for `torch.mm`."""
+    """A matrix on the device."""
 
-    weight_t: Tensor  # [in, out], a view of [out, in]: the layout cuBLAS wants for both
+    weight: Tensor  # [out, in]
+    weight_t: Tensor  # [in, out], a view of it, for `torch.mm`
     bias: Tensor | None
     activation: str  # a name that the kernels know
 
     @property
     def width(self) -> int:
         """Columns of the result."""
-        return self.weight_t.shape[1]
+        return len(self.weight)
 
 
 def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.device) -> Encoder[GpuDense]:
@@ -47,7 +52,8 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 
     def dense(d: Dense) -> GpuDense:
         bias = None if d.bias is None else table(d.bias)
-        return GpuDense(table(d.weight).t(), bias, _ACTIVATIONS.get(d.activation, d.activation))
+        weight = table(d.weight)
+        return GpuDense(weight, weight.t(), bias, _ACTIVATIONS.get(d.activation, d.activation))
 
     return weights.prepared(dense, table)
 
@@ -55,9 +61,11 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 class GpuKernels:
     """The operations for one batch."""
 
-    def __init__(self, inputs: Inputs, tables: AttentionTables) -> None:
+    def __init__(self, inputs: Inputs, tables: AttentionTables, scratch: Tensor) -> None:
+        """scratch: float32, `products.most_parts` of the model's hidden size; what it holds is nobody's."""
         self._inputs = inputs
         self._tables = tables
+        self._scratch = scratch
         self._turns = Turns(inputs.positions)
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
@@ -89,7 +97,11 @@ class GpuKernels:
 
     @staticmethod
     def project(out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-        if dense.activation == "identity" and dense.bias is not None:
+        is_plain = dense.activation == "identity"
+        tile = product_tile(len(x), dense.width, x.shape[1], activated=not is_plain)
+        if tile is not None:
+            short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
+        elif is_plain and dense.bias is not None:
             torch.addmm(dense.bias, x, dense.weight_t, out=out)
         else:
             torch.mm(x, dense.weight_t, out=out)
@@ -101,19 +113,35 @@ class GpuKernels:
         gated(out, x, _ACTIVATIONS.get(activation, activation))
         return out
 
-    @staticmethod
-    def project_add_norm(out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:
-        torch.mm(x, dense.weight_t, out=out)
-        residual_norm(out, out, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+    def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:
+        parts = self._parts(x, dense)
+        if parts is not None:
+            split_norm(out, None, parts, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        else:
+            torch.mm(x, dense.weight_t, out=out)
+            residual_norm(out, out, dense.bias, residual, norm.weight, norm.bias, norm.eps)
         return out
 
-    @staticmethod
     def project_add_norm_sum(
-        out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
+        self, out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
     ) -> Tensor:
-        torch.mm(x, dense.weight_t, out=total)
-        residual_norm_sum(out, total, total, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        parts = self._parts(x, dense)
+        if parts is not None:
+            split_norm(out, total, parts, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        else:
+            torch.mm(x, dense.weight_t, out=total)
+            residual_norm_sum(out, total, total, dense.bias, residual, norm.weight, norm.bias, norm.eps)
         return out
+
+    def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
+        """x weight' in parts [S, R, H], in the scratch; None where it is cuBLAS's."""
+        rows, depth = x.shape
+        split = product_split(rows, dense.width, depth)
+        if split is None:
+            return None
+        parts = self._scratch[: split.num_parts * rows * dense.width].view(split.num_parts, rows, dense.width)
+        split_product(parts, x, dense.weight, split.tile)
+        return parts
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables, self._turns)

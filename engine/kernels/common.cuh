@@ -35,11 +35,14 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
     return v;
 }
 
-// The first thing every kernel does: kernels are launched while the one before is still ending (launch.py), and may
-// neither read what it writes nor write what it reads before it has. Only weights may be asked for earlier. For the same
-// reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above the wait.
+// The first thing every kernel does: kernels are launched while the one before is still at work (launch.py), and may
+// neither read what it writes nor write what it reads before it has ended. Only weights may be asked for earlier. For the
+// same reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above the
+// wait. The kernel after may begin as soon as all blocks of this one have come here: then it waits in its turn, and as
+// this one ends only after its own wait, whoever waits for it has waited for all before it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -74,6 +77,12 @@ __device__ __forceinline__ uint4 pack_vector(const float (&values)[VECTOR]) {
 __device__ __forceinline__ void add_vector(float (&values)[VECTOR], uint4 v) {
     float more[VECTOR];
     unpack_vector(v, more);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) values[i] += more[i];
+}
+
+__device__ __forceinline__ void add_floats(float (&values)[VECTOR], float4 low, float4 high) {
+    const float more[VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) values[i] += more[i];
 }
@@ -127,16 +136,12 @@ template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
-// LayerNorm of a row that a group of WARPS warps holds in registers: vector `i` of thread `lane` of the group is the
-// columns from 8 * (lane + i * 32 * WARPS), and zero where that is beyond `hidden`. The variance is that of the
-// differences from the mean. The mean is a division, not a product: then constant rows have no variance at all.
+// A row that a group of WARPS warps holds in registers, less its mean and over its deviation: vector `i` of thread
+// `lane` of the group is the columns from 8 * (lane + i * 32 * WARPS), and zero where that is beyond `hidden`. The
+// variance is that of the differences from the mean. The mean is a division, not a product: then constant rows have no
+// variance at all.
 template <int WARPS, int PER_THREAD>
-__device__ __forceinline__ void normalize_row(
-    scalar* out,  // [hidden]
-    float (&values)[PER_THREAD][VECTOR],
-    const scalar* gamma,  // [hidden]
-    const scalar* beta,   // [hidden] or null
-    int hidden, float eps) {
+__device__ __forceinline__ void standardize_row(float (&values)[PER_THREAD][VECTOR], int hidden, float eps) {
     const int lane = threadIdx.x % (WARP * WARPS);
     float sum = 0.f;
 #pragma unroll
@@ -157,17 +162,35 @@ __device__ __forceinline__ void normalize_row(
         }
     }
     const float scale = rsqrtf(group_sum<WARPS>(squares) / hidden + eps);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i)
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) values[i][j] *= scale;
+}
 
+__device__ __forceinline__ void multiply_vector(float (&values)[VECTOR], uint4 v) {
+    float factors[VECTOR];
+    unpack_vector(v, factors);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) values[i] *= factors[i];
+}
+
+// LayerNorm of such a row.
+template <int WARPS, int PER_THREAD>
+__device__ __forceinline__ void normalize_row(
+    scalar* out,  // [hidden]
+    float (&values)[PER_THREAD][VECTOR],
+    const scalar* gamma,  // [hidden]
+    const scalar* beta,   // [hidden] or null
+    int hidden, float eps) {
+    standardize_row<WARPS, PER_THREAD>(values, hidden, eps);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-        const int column = (lane + i * WARP * WARPS) * VECTOR;
+        const int column = (threadIdx.x % (WARP * WARPS) + i * WARP * WARPS) * VECTOR;
         if (column < hidden) {
-            float factor[VECTOR], result[VECTOR];
-            unpack_vector(load_vector(gamma + column), factor);
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j) result[j] = values[i][j] * scale * factor[j];
-            if (beta != nullptr) add_vector(result, load_vector(beta + column));
-            store_vector(out + column, pack_vector(result));
+            multiply_vector(values[i], load_vector(gamma + column));
+            if (beta != nullptr) add_vector(values[i], load_vector(beta + column));
+            store_vector(out + column, pack_vector(values[i]));
         }
     }
 }

@@ -29,6 +29,7 @@ def source_text(source: str, dtype: torch.dtype) -> str:
             "#include <cuda_bf16.h>",
             f"using scalar = {_scalar(dtype)};",
             (folder / "common.cuh").read_text("utf-8"),
+            (folder / "activations.cuh").read_text("utf-8"),
             (folder / f"{source}.cu").read_text("utf-8"),
         )
     )

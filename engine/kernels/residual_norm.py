@@ -1,9 +1,15 @@
 """Bias, residual and LayerNorm in one pass: the launch."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels.library import VECTOR, kernel, pointer, pointer_or_null, row_geometry
+
+_FEW_ROWS = 1024  # up to here a block a row is sooner done
+_FEW_ENTRY, _FEW_THREADS = "w4_v1", 128
+_FEW_HIDDEN = _FEW_THREADS * VECTOR
+_WIDE_THREADS = 256
 
 
 def residual_norm(
@@ -14,7 +20,7 @@ def residual_norm(
     out, x, residual [R, H]; bias, gamma, beta [H]: all float16 or all bfloat16, H a multiple of 8 up to 8,192. `out`
     may be `x` or `residual`, but must not overlap them otherwise. One launch. Raises ValueError for anything else.
     """
-    _launch(out, None, x, bias, residual, gamma, beta, eps)
+    _launch(out, None, pointer("x", x, out.dtype, out.shape), 0, 0, bias, residual, gamma, beta, eps)
 
 
 def residual_norm_sum(
@@ -31,33 +37,57 @@ def residual_norm_sum(
 
     The norm is that of the sum before it is rounded to total's type. `total` too may be `x` or `residual`; not `out`.
     """
-    _launch(out, total, x, bias, residual, gamma, beta, eps)
+    _launch(out, total, pointer("x", x, out.dtype, out.shape), 0, 0, bias, residual, gamma, beta, eps)
 
 
-def _launch(
+def split_norm(
     out: Tensor,
     total: Tensor | None,
-    x: Tensor,
+    parts: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     gamma: Tensor,
     beta: Tensor | None,
     eps: float,
 ) -> None:
-    dtype, shape = out.dtype, out.shape
-    rows, hidden = shape
-    geometry = row_geometry(rows, hidden)
-    args = (
-        pointer("out", out, dtype, shape),
-        pointer_or_null("total", total, dtype, shape),
-        pointer("x", x, dtype, shape),
+    """As the two above, of the sum of `parts` float32 [S, R, H], for few rows: a block a row.
+
+    With `total`, that too is written. `out` or `total` may be `residual`.
+    """
+    splits = len(parts)
+    source = pointer("parts", parts, torch.float32, (splits, *out.shape))
+    _launch(out, total, 0, source, splits, bias, residual, gamma, beta, eps)
+
+
+def _launch(
+    out: Tensor,
+    total: Tensor | None,
+    x: int,
+    parts: int,
+    splits: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor | None,
+    eps: float,
+) -> None:
+    """x or parts: where they begin; the other is 0."""
+    dtype, (rows, hidden) = out.dtype, out.shape
+    tensors = (
         pointer_or_null("bias", bias, dtype, (hidden,)),
-        pointer_or_null("residual", residual, dtype, shape),
+        pointer_or_null("residual", residual, dtype, (rows, hidden)),
         pointer("gamma", gamma, dtype, (hidden,)),
         pointer_or_null("beta", beta, dtype, (hidden,)),
-        rows,
-        np.int32(hidden),
-        np.float32(eps),
     )
-    if rows:
+    outs = pointer("out", out, dtype, (rows, hidden)), pointer_or_null("total", total, dtype, (rows, hidden))
+    scalars = np.int32(hidden), np.float32(eps)
+    geometry = row_geometry(rows, hidden)
+    if not rows:
+        return
+    if parts or rows <= _FEW_ROWS:
+        entry, threads = (_FEW_ENTRY, _FEW_THREADS) if hidden <= _FEW_HIDDEN else (geometry.entry, _WIDE_THREADS)
+        short = (*outs, x, parts, np.int32(splits), *tensors, *scalars)
+        kernel("residual_norm", f"short_norm_{entry}", dtype)((rows,), (threads,), short)
+    else:
+        args = (*outs, x, *tensors, rows, *scalars)
         kernel("residual_norm", f"residual_norm_{geometry.entry}", dtype)(geometry.grid, geometry.block, args)

@@ -37,7 +37,7 @@ class CompileError(Exception):
 def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Path) -> list[Entry]:
     """Compile for sm_`arch`. Raises CompileError for errors and warnings. `folder` is for temporary files."""
     ptx = folder / "kernel.ptx"
-    ptx.write_bytes(_to_ptx(source, (*options, "-ftz=true", f"-arch=compute_{arch}")))
+    ptx.write_bytes(compile_ptx(source, arch, options))
     ptxas = _wheel("cuda_nvcc") / "bin" / "ptxas"
     command = [
         str(ptxas),
@@ -56,10 +56,11 @@ def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Pa
     ]
 
 
-def _to_ptx(source: str, options: tuple[str, ...]) -> bytes:
+def compile_ptx(source: str, arch: int, options: tuple[str, ...]) -> bytes:
+    """PTX for compute_`arch`. Raises CompileError as `compile_entries` does."""
     nvrtc = _nvrtc()
     include = f"-I{_wheel('cuda_runtime') / 'include'}"
-    encoded = [option.encode() for option in (*options, include)]
+    encoded = [option.encode() for option in (*options, "-ftz=true", f"-arch=compute_{arch}", include)]
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:

@@ -15,7 +15,7 @@ import pytest
 
 Float32 = npt.NDArray[np.float32]
 
-SOURCE = (resources.files("penstock.engine.kernels") / "activation.cu").read_text("utf-8")
+SOURCE = (resources.files("penstock.engine.kernels") / "activations.cuh").read_text("utf-8")
 FORMULA = SOURCE[SOURCE.index("struct Gelu {") : SOURCE.index("struct GeluTanh")]
 NUMBER = r"(-?\d+\.\d+(?:e[-+]\d+)?)f"
 COEFFICIENTS: Float32 = np.array(

@@ -37,8 +37,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     FakeCuda(monkeypatch)
-    for name in ("embed_norm", "bias_activation", "residual_norm"):
-        monkeypatch.setattr(kernels, name, getattr(played, name))
+    for launch in played.LAUNCHES:
+        monkeypatch.setattr(kernels, launch.__name__, launch)
     monkeypatch.setattr(kernels, "attend", attend)
     return save_encoder(tmp_path, "bert", hidden_size=128)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.cpu_ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
-from penstock.engine.gpu import kernels
+from penstock.engine.gpu import kernels, products
+from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.layout import sort_by_length
 from penstock.engine.linear import activate
 from penstock.engine.program import record
@@ -54,13 +55,48 @@ def residual_norm_sum(out: Tensor, total: Tensor, x: Tensor, bias: Tensor | None
     out.copy_(F.layer_norm(total, out.shape[1:], *norm))
 
 
+def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
+    assert tile in TILES
+    out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+
+
+def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
+    assert tile in TILES
+    slices = zip(parts, x.chunk(len(parts), 1), weight.chunk(len(parts), 1), strict=True)
+    for part, some_x, some_weight in slices:
+        part.copy_(F.linear(some_x, some_weight))
+
+
+def split_norm(
+    out: Tensor, total: Tensor | None, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any
+) -> None:
+    if total is None:
+        residual_norm(out, parts.sum(0), bias, residual, *norm)
+    else:
+        residual_norm_sum(out, total, parts.sum(0), bias, residual, *norm)
+
+
+LAUNCHES = (
+    embed_norm,
+    bias_activation,
+    gated,
+    residual_norm,
+    residual_norm_sum,
+    short_product,
+    split_product,
+    split_norm,
+)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
+@pytest.mark.parametrize("few", [False, True], ids=["cublas", "few rows"])
 def test_the_steps_compute_the_forward(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, few: bool
 ) -> None:
-    for launch in (embed_norm, bias_activation, gated, residual_norm, residual_norm_sum):
+    for launch in LAUNCHES:
         monkeypatch.setattr(kernels, launch.__name__, launch)
+    monkeypatch.setattr(products, "MAX_ROWS", 256 if few else 0)
     save_encoder(tmp_path, family)
     checkpoint = read_checkpoint(tmp_path)
     weights = family_of(checkpoint).encoder(checkpoint)
@@ -79,6 +115,7 @@ def test_the_steps_compute_the_forward(
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
-    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None)).by_name(), buffers)
+    scratch = torch.full((products.most_parts(weights.hidden_size) if few else 0,), float("nan"))
+    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None), scratch).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
