@@ -159,13 +159,12 @@ class Scheduler:
 
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
-        inf = math.inf
-        slo_s = inf if self._settings.slo_s is None else self._settings.slo_s
+        slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
         num_lanes, token_s = self._settings.num_lanes, self._prices.token_s
         launch_s, small_s = self._prices.launch_s, self._prices.small_s
         order_key, ahead_s = self._order.key, self._clock.ahead_s
         for number, job in enumerate(jobs, self._num_received):
-            own_slo_s = inf if job.bulk else slo_s
+            own_slo_s = math.inf if job.bulk else slo_s
             if job.deadline is not None:
                 own_slo_s = job.deadline - job.arrival
             arrival = min(job.arrival + ahead_s, now)
@@ -173,7 +172,7 @@ class Scheduler:
             lane_s = job.num_tokens * token_s
             # Who comes later may join its batch, up to what a batch may take.
             batch_s = max(launch_s + lane_s, own_slo_s * BATCH_SHARE, small_s)
-            latest_begin = deadline - batch_s if deadline < inf else inf
+            latest_begin = deadline - batch_s if deadline < math.inf else math.inf
             key = order_key(deadline, arrival, number)
             yield Waiting(job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, latest_begin)
 

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from penstock.ops.cli.options import takes
 
 _PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
+_SWEEP_PARTS = "load,fleet,cache,loss"
 _MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
@@ -74,6 +75,9 @@ class SimulateSettings(BaseSettings):
     result: Path | None = Field(
         None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
     )
+    parts: str = Field(
+        _SWEEP_PARTS, description="Which tables; and large, one run of ten million requests on the largest fleet."
+    )
     workers: str = Field("1,4,16,64,256", description="Sizes of the fleet.")
     requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
     lengths: str = Field(
@@ -83,6 +87,11 @@ class SimulateSettings(BaseSettings):
     load: float = Field(0.8, gt=0, description="Of saturation, where the size of the fleet is what changes.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
     output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
+
+    @field_validator("parts")
+    @classmethod
+    def _known_parts(cls, listed: str) -> str:
+        return _each_of(listed, (*_SWEEP_PARTS.split(","), "large"))
 
     @field_validator("workers")
     @classmethod
@@ -140,6 +149,7 @@ def simulate(settings: SimulateSettings) -> int:
     from penstock.ops.bench.serving.sweep import simulate as run
 
     plan = SweepPlan(
+        parts=_names(settings.parts),
         workers=tuple(int(workers) for workers in _names(settings.workers)),
         num_requests=settings.requests,
         lengths=settings.lengths,

@@ -25,7 +25,8 @@ from penstock.ops.bench.serving.serve import measure, record_of
 from penstock.ops.bench.serving.simulate import Noise, noisy
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
 from penstock.ops.bench.serving.stand import Known, Load, Stand
-from penstock.ops.bench.serving.sweep import SweepPlan, simulate
+from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, simulate
+from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
 from penstock.ops.bench.serving.systems import (
     PAPER_CHAIN,
     PAPER_RATES,
@@ -263,15 +264,26 @@ def test_the_files_hold_the_tables_and_the_plots(record: Row, tmp_path: Path) ->
 def test_a_sweep_accounts_for_every_request_and_can_start_from_a_measurement(record: Row, tmp_path: Path) -> None:
     result, output = tmp_path / "serving.json", tmp_path / "fleet.json"
     result.write_text(json.dumps(record), encoding="utf-8")
-    plan = SweepPlan(workers=(1, 4), num_requests=3000, slo_s=0.2)
+    plan = SweepPlan(parts=(*SWEEP_PARTS, LARGE), workers=(1, 4), num_requests=3000, num_large=5000, slo_s=0.2)
     assert simulate(plan, result=result, output=output) == 0
     swept = json.loads(output.read_text(encoding="utf-8"))
+    (large,) = swept["parts"].pop(LARGE)
+    assert (large["workers"], large["requests"], large["answered"] + large["refused"]) == (4, 5000, 5000)
+    assert "requests simulated a second" in output.with_suffix(".md").read_text(encoding="utf-8")
     rows = [row for part in swept["parts"].values() for row in part]
     assert all(row["answered"] + row["refused"] == row["requests"] == 3000 for row in rows)
     by_load = swept["parts"]["load"]
     assert by_load[-1]["p99_s"] > by_load[0]["p99_s"]
     assert by_load[0]["paid_s_per_million"] > by_load[3]["paid_s_per_million"]
     assert output.with_suffix(".md").exists()
+    assert output.with_suffix(".png").exists()
+
+
+def test_a_sweep_of_one_part_has_its_table_and_its_files(tmp_path: Path) -> None:
+    output = tmp_path / "fleet.json"
+    plan = SweepPlan(parts=("loss",), workers=(1, 2), num_requests=1000)
+    assert simulate(plan, result=None, output=output) == 0
+    assert set(json.loads(output.read_text(encoding="utf-8"))["parts"]) == {"loss"}
     assert output.with_suffix(".png").exists()
 
 
@@ -325,6 +337,7 @@ def test_padding_makes_every_sequence_as_long_as_the_longest() -> None:
         (["serve", "--slo-ms", "0"], "--slo-ms"),
         (["serve", "--kafka-rates", "0"], "Expected numbers above 0"),
         (["simulate", "--workers", "0,4"], "whole numbers from 1"),
+        (["simulate", "--parts", "large,teapot"], "Expected some of load"),
         (["simulate", "--lengths", "2-100,5-500"], "Expected one of"),
     ],
 )

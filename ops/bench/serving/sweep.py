@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 
-from penstock.ops.bench.claims import Grid
 from penstock.ops.bench.gpu.markdown import table
 from penstock.ops.bench.report import show_grid
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.lengths import draw
 from penstock.ops.bench.serving.record import finite, require_plots, write
 from penstock.ops.bench.serving.simulate import Noise
+from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
 # BERT-base in float16 on an H200, read off results/nvidia-h200: 2.5 million tokens a second, 0.6 ms at the least.
@@ -30,9 +30,12 @@ _LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 _REPEATS = (0.0, 0.25, 0.5, 0.75)
 _SKEW: dict[str, Any] = {"repeat_share": 1.0, "num_keys": 100_000, "zipf": 0.9}
 _CACHED: dict[str, Any] = {"num_keys": 20_000, "zipf": 0.7}
-_MIDDLE = 16  # workers, where it is not their number that changes
-_NOTICED = 0.2  # of the time, from a worker's loss until others have its partitions
+_ROUTINGS: tuple[Literal["key", "spread"], ...] = ("key", "spread")
+_MIDDLE = 16  # workers, at most, where it is not their number that changes
 _MOST_FOR_ONE = 200_000  # requests, where one worker has them all
+
+PARTS = ("load", "fleet", "cache", "loss")
+LARGE = "large"  # a part that is run when it is asked for: it takes minutes
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -42,8 +45,10 @@ Say = Callable[[str], None]
 class SweepPlan:
     """Options of the simulation."""
 
+    parts: tuple[str, ...] = PARTS
     workers: tuple[int, ...] = (1, 4, 16, 64, 256)
     num_requests: int = 1_000_000  # in each run
+    num_large: int = 10_000_000  # in that of part LARGE
     lengths: str = "2-100"
     slo_s: float = 0.05
     load: float = 0.8
@@ -81,7 +86,7 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
             "parts": sweep.run(),
         }
     )
-    for grid in _grids(record):
+    for grid in grids(record):
         show_grid(console, grid)
     if output is not None:
         _write(record, output)
@@ -102,37 +107,51 @@ class _Sweep:
         say(f"{worker.what}: one worker answers {self.saturation:,.0f} req/s when saturated")
 
     def run(self) -> dict[str, list[Row]]:
-        """Every table's rows."""
-        plan, one = self._plan, self._one
-        middle = max([workers for workers in plan.workers if workers <= _MIDDLE], default=min(plan.workers))
-        several = max(2, middle)
-        of_one = min(plan.num_requests, _MOST_FOR_ONE)
-        return {
-            "load": [self._row({"load": load}, one, self._traffic(1, load, of_one)) for load in _LOADS],
-            "fleet": [
-                self._row({"workers": workers, "keys": keys}, replace(one, num_workers=workers), traffic)
-                for workers in plan.workers
-                for keys, traffic in (
-                    ("all different", self._traffic(workers)),
-                    ("Zipf", replace(self._traffic(workers), **_SKEW)),
-                )
-            ],
-            "cache": [
-                self._row({"repeats": repeats, "routing": routing}, fleet, traffic)
-                for repeats in _REPEATS
-                for routing in ("key", "spread")
-                for fleet in [replace(one, num_workers=several, has_cache=True, routing=routing)]
-                for traffic in [replace(self._traffic(several), repeat_share=repeats, **_CACHED)]
-            ],
-            "loss": list(self._losses(several)),
+        """The rows of every part of the plan."""
+        rows: dict[str, Callable[[], Iterator[Row]]] = {
+            "load": self._loads,
+            "fleet": self._fleets,
+            "cache": self._caches,
+            "loss": self._losses,
+            LARGE: self._large,
         }
+        return {part: list(rows[part]()) for part in self._plan.parts}
 
-    def _losses(self, workers: int) -> Iterator[Row]:
+    @property
+    def _several(self) -> int:
+        """Workers where it is not their number that changes."""
+        return max(2, max([workers for workers in self._plan.workers if workers <= _MIDDLE], default=0))
+
+    def _loads(self) -> Iterator[Row]:
+        count = min(self._plan.num_requests, _MOST_FOR_ONE)
+        for load in _LOADS:
+            yield self._row({"load": load}, self._one, self._traffic(1, load, count))
+
+    def _fleets(self) -> Iterator[Row]:
+        for workers in self._plan.workers:
+            fleet, traffic = replace(self._one, num_workers=workers), self._traffic(workers)
+            yield self._row({"workers": workers, "keys": "all different"}, fleet, traffic)
+            yield self._row({"workers": workers, "keys": "Zipf"}, fleet, replace(traffic, **_SKEW))
+
+    def _caches(self) -> Iterator[Row]:
+        for repeats in _REPEATS:
+            traffic = replace(self._traffic(self._several), repeat_share=repeats, **_CACHED)
+            for routing in _ROUTINGS:
+                fleet = replace(self._one, num_workers=self._several, has_cache=True, routing=routing)
+                yield self._row({"repeats": repeats, "routing": routing}, fleet, traffic)
+
+    def _large(self) -> Iterator[Row]:
+        workers = max(self._plan.workers)
+        traffic = self._traffic(workers, count=self._plan.num_large)
+        yield self._row({"workers": workers}, replace(self._one, num_workers=workers), traffic)
+
+    def _losses(self) -> Iterator[Row]:
+        workers = self._several
         for load in (0.5, self._plan.load):
             traffic = self._traffic(workers, load)
             span_s = traffic.num_requests / traffic.rate_per_s
             whole = replace(self._one, num_workers=workers)
-            loss = Loss(0, 0.4 * span_s, _NOTICED * span_s)
+            loss = Loss(0, 0.4 * span_s, NOTICED * span_s)
             for name, fleet in (("none", whole), ("one worker", replace(whole, loss=loss))):
                 yield self._row({"load": load, "workers": workers, "lost": name, "after_s": span_s}, fleet, traffic)
 
@@ -201,69 +220,9 @@ def _measured(record: Mapping[str, Any]) -> _Worker:
     )
 
 
-def _grids(record: Mapping[str, Any]) -> Iterator[Grid]:
-    parts = record["parts"]
-    seconds = ("busy s per million", "paid s per million")
-    yield Grid(
-        f"One worker by load, in saturations of {record['saturation_per_s']:,.0f} req/s; latencies of what is answered",
-        ("load", "req/s", "p50 ms", "p99 ms", "refused", *seconds),
-        [(f"{row['load']:g} x", _count(row["rate_per_s"]), *_usual(row)) for row in parts["load"]],
-    )
-    yield Grid(
-        f"Fleets at {record['plan']['load']:g} of their saturation",
-        ("workers, keys", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "busiest / mean"),
-        [
-            (f"{row['workers']}, {row['keys']}", _count(row["rate_per_s"]), *_usual(row), f"{row['busiest']:.2f}")
-            for row in parts["fleet"]
-        ],
-    )
-    yield Grid(
-        "Response caches: repeats stay with a worker (key) or go anywhere (spread)",
-        ("repeats, routing", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "from the cache"),
-        [
-            (
-                f"{row['repeats']:.0%}, {row['routing']}",
-                _count(row["rate_per_s"]),
-                *_usual(row),
-                f"{row['hits'] / row['requests']:.1%}",
-            )
-            for row in parts["cache"]
-        ],
-    )
-    yield Grid(
-        f"A worker of {parts['loss'][0]['workers']} is lost, and noticed after {_NOTICED:.0%} of the time",
-        ("load, lost", "req/s", "p50 ms", "p99 ms", "refused", *seconds, "max ms", "moved", "without an end"),
-        [
-            (
-                f"{row['load']:g} x, {row['lost']}",
-                _count(row["rate_per_s"]),
-                *_usual(row),
-                f"{row['max_s'] * 1e3:,.0f}",
-                _count(row["moved"]),
-                _count(row["requests"] - row["answered"] - row["refused"]),
-            )
-            for row in parts["loss"]
-        ],
-    )
-
-
-def _usual(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{row['p50_s'] * 1e3:.2f}",
-        f"{row['p99_s'] * 1e3:.2f}",
-        f"{row['refused'] / row['requests']:.1%}",
-        f"{row['busy_s_per_million']:.1f}",
-        f"{row['paid_s_per_million']:.1f}",
-    )
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _write(record: Mapping[str, Any], path: Path) -> None:
     from penstock.ops.bench.serving.sweep_plot import draw as draw_plot  # matplotlib takes a second
 
     head = f"# Simulated fleets: {record['worker']}\n\n`{record['command']}`\n\n"
-    sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in _grids(record)]
+    sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
     draw_plot(record, write(record, head + "\n\n".join(sections) + "\n", path))

@@ -11,14 +11,14 @@ Record = Mapping[str, Any]
 
 
 def draw(record: Record, path: Path) -> None:
-    """Latency and cost by load, latency by the size of the fleet, cost by the share of repeats."""
+    """Latency and cost by load, latency by the size of the fleet, cost by the share of repeats; of what there is."""
     figure = Figure(figsize=(14, 9), layout="constrained")
-    latency, cost, fleet, cache = figure.subplots(2, 2).ravel()
-    parts = record["parts"]
-    _latency(latency, parts["load"])
-    _cost(cost, parts["load"])
-    _fleet(fleet, parts["fleet"])
-    _cache(cache, parts["cache"])
+    panels = (("load", _latency), ("load", _cost), ("fleet", _fleet), ("cache", _cache))
+    for axes, (part, panel) in zip(figure.subplots(2, 2).ravel(), panels, strict=True):
+        if part in record["parts"]:
+            panel(axes, record["parts"][part])
+        else:
+            axes.set_axis_off()
     figure.suptitle(f"Simulated: {record['worker']}", fontsize=10)
     figure.savefig(path, dpi=110)
 
