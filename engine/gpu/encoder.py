@@ -15,7 +15,7 @@ from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
 from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
 from penstock.engine.gpu.memory import Workspace
-from penstock.engine.gpu.products import most_parts
+from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.program import record
@@ -60,7 +60,8 @@ class GpuEncoder:
         )
         self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
-        self._scratch = torch.empty(most_parts(weights.hidden_size), dtype=torch.float32, device=self.device)
+        activations = {layer.up.activation for layer in encoder.layers} - {"identity"}
+        self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         types = encoder.embeddings.token_types
         self._has_types = types is not None and len(types) > 1
@@ -131,5 +132,5 @@ class GpuEncoder:
         return inputs
 
     def _launch(self, inputs: Inputs, workspace: Workspace) -> Tensor:
-        kernels = GpuKernels(inputs, self._tables, self._scratch)
+        kernels = GpuKernels(inputs, self._tables, self._products)
         return self._program.run(kernels.by_name(), workspace.buffers(inputs.shape.rows))

@@ -1,10 +1,11 @@
 """The operations of a forward pass on a GPU: cuBLAS for the products, one kernel of ours for everything around each.
 
-Products of few rows are ours too (products.py), with what follows them inside.
+So are some of the products, with what follows them inside (products.py).
 
 Every function writes to `out`, on torch's current stream, and waits for nothing.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.products import product_split, product_tile
+from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum, split_norm
 from penstock.engine.kernels.short_product import short_product, split_product
+from penstock.engine.kernels.wide_product import wide_product
 from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
@@ -61,11 +63,10 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 class GpuKernels:
     """The operations for one batch."""
 
-    def __init__(self, inputs: Inputs, tables: AttentionTables, scratch: Tensor) -> None:
-        """scratch: float32, `products.most_parts` of the model's hidden size; what it holds is nobody's."""
+    def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:
         self._inputs = inputs
         self._tables = tables
-        self._scratch = scratch
+        self._products = products
         self._turns = Turns(inputs.positions)
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
@@ -95,14 +96,14 @@ class GpuKernels:
         )
         return out
 
-    @staticmethod
-    def project(out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-        is_plain = dense.activation == "identity"
-        tile = product_tile(len(x), dense.width, x.shape[1], activated=not is_plain)
+    def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
+        if dense.activation == "identity":
+            return _plain(out, x, dense)
+        tile = short_tile(len(x), dense.width, x.shape[1])
         if tile is not None:
             short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
-        elif is_plain and dense.bias is not None:
-            torch.addmm(dense.bias, x, dense.weight_t, out=out)
+        elif self._products.is_wide(len(x), dense.width):
+            wide_product(out, x, dense.weight, dense.bias, dense.activation)
         else:
             torch.mm(x, dense.weight_t, out=out)
             bias_activation(out, dense.bias, dense.activation)
@@ -136,12 +137,20 @@ class GpuKernels:
     def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
         """x weight' in parts [S, R, H], in the scratch; None where it is cuBLAS's."""
         rows, depth = x.shape
-        split = product_split(rows, dense.width, depth)
+        split = short_split(rows, dense.width, depth)
         if split is None:
             return None
-        parts = self._scratch[: split.num_parts * rows * dense.width].view(split.num_parts, rows, dense.width)
+        shape = split.num_parts, rows, dense.width
+        parts = self._products.scratch[: math.prod(shape)].view(shape)
         split_product(parts, x, dense.weight, split.tile)
         return parts
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables, self._turns)
+
+
+def _plain(out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
+    """A product that no activation follows."""
+    if dense.bias is None:
+        return torch.mm(x, dense.weight_t, out=out)
+    return torch.addmm(dense.bias, x, dense.weight_t, out=out)

@@ -1,27 +1,43 @@
-"""Which products of a forward are ours, and not cuBLAS's: those of few rows. The crossovers were measured on an H200.
+"""Which products of a forward are ours, and not cuBLAS's. The crossovers were measured on an H200.
 
-Microseconds a product in a CUDA graph of twelve, float16, BERT-base, weights from beyond the L2 cache: cuBLAS and a
-launch for what follows it, and ours.
+Few rows: microseconds a product in a CUDA graph of twelve, float16, BERT-base, weights from beyond the L2 cache: cuBLAS
+and a launch for what follows it, and ours.
 
     rows                            32           64           128          256
-    to 2,304, bias                  4.3   3.6    4.4   4.5    4.7   5.6    5.0   8.2
     to 3,072, bias and GELU         6.3   3.8    6.5   4.5    6.8   6.3    7.0   7.8
     from 768, residual and norm     6.2   3.5    6.3   4.3    6.4   4.9    6.6   5.9
     from 3,072, residual and norm   9.4   5.9    9.5   6.7    9.8   8.1   10.8  10.3
 
-A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's.
+A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's. So are
+those that nothing follows, at any size: ours take 3.6 and 4.5 for cuBLAS's 4.3 and 4.4, but a whole forward gains nothing.
+
+Many rows, to 3,072 with bias and GELU:
+
+    rows                            1,024        1,536        2,048        4,096        16,384
+                                    14.0  13.8   18.5  19.1   22.7  19.9   42.5  35.1   185   143
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import structlog
+import torch
+from torch import Tensor
+
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels import wide_product
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
 
 MAX_ROWS = 256
-_PLAIN_PRODUCTS = 1.2e8  # multiplications, up to which a product is ours where cuBLAS needs no launch after it
-_ACTIVATED_PRODUCTS = 3.1e8
+_ACTIVATED_PRODUCTS = 3.1e8  # multiplications, up to which a product of few rows is ours
 _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
 _BLOCKS = 200  # that run at a time, at one or two a multiprocessor
+
+_WIDE_ROWS = 1024
+_WIDE_SHARE = 0.65  # of the tensor cores' time, at least, that is not lost to a last round of too few tiles
+
+log = structlog.get_logger("penstock.engine")
 
 
 class Split(NamedTuple):
@@ -31,15 +47,43 @@ class Split(NamedTuple):
     num_parts: int
 
 
-def product_tile(rows: int, width: int, depth: int, *, activated: bool) -> Tile | None:
-    """For act(x w' + bias), w [width, depth]; None: take cuBLAS. activated: whether there is an activation."""
-    if rows > MAX_ROWS or rows * width * depth > (_ACTIVATED_PRODUCTS if activated else _PLAIN_PRODUCTS):
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What the products of one model have on a device."""
+
+    scratch: Tensor  # float32, for the parts of a product to the hidden size; what it holds is nobody's
+    wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: it does not
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, activations: set[str]) -> "Products":
+        """For products that `activations` follow. Compiles what is slow to compile."""
+        scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
+        groups = wide_product.num_groups(torch.cuda.current_device()) if device.type == "cuda" else 0
+        try:
+            for kind in activations if groups else ():
+                wide_product.prepare(kind, dtype)
+        except UnsupportedDevice as error:
+            log.warning("wide_product_off", error=str(error).partition("\n")[0])
+            groups = 0
+        return cls(scratch, groups)
+
+    def is_wide(self, rows: int, width: int) -> bool:
+        """Whether act(x w' + bias), w [width, *], is for `wide_product`."""
+        if not self.wide_groups or rows < _WIDE_ROWS:
+            return False
+        tiles = wide_product.num_tiles(rows, width)
+        return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)
+
+
+def short_tile(rows: int, width: int, depth: int) -> Tile | None:
+    """Of act(x w' + bias), w [width, depth], if it is for `short_product`."""
+    if rows > MAX_ROWS or rows * width * depth > _ACTIVATED_PRODUCTS:
         return None
     return Tile(32, 32) if rows <= 96 else Tile(64, 32)
 
 
-def product_split(rows: int, width: int, depth: int) -> Split | None:
-    """For x w' before a norm, which adds the parts up; None: take cuBLAS."""
+def short_split(rows: int, width: int, depth: int) -> Split | None:
+    """Of x w' before a norm, which adds the parts up, if it is for `split_product`."""
     if rows > MAX_ROWS or rows * width * depth > _SPLIT_PRODUCTS:
         return None
     tile = Tile(32, 32) if rows <= 32 or depth <= 1024 else Tile(64, 64)

@@ -48,7 +48,7 @@ def launch(
 ) -> None:
     """Queue a kernel on a stream. `function` is a CUfunction; every kernel of ours begins with `wait_for_previous`.
 
-    args: pointers and long long as int, 0 for null; int as numpy.int32 and float as numpy.float32.
+    args: pointers and long long as int, 0 for null; int as numpy.int32, float as numpy.float32, a struct as bytes.
     capability: the device's. Raises RuntimeError with the driver's name for the error.
     """
     values = [_as_c(argument) for argument in args]
@@ -61,9 +61,20 @@ def launch(
         attributes=ctypes.pointer(_EARLY),
         num_attributes=1 if capability >= _FIRST_CAPABILITY else 0,
     )
-    code = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
+    code = driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
+    check(code, f"a launch of {grid} blocks of {block} threads")
+
+
+def check(code: int, what: str) -> None:
+    """Raises RuntimeError, with the driver's name for the error, if `what` ended with one."""
     if code:
-        raise RuntimeError(f"{_error_name(code)} at a launch of {grid} blocks of {block} threads.")
+        raise RuntimeError(f"{_error_name(code)} at {what}.")
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """The CUDA driver's functions."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _as_c(argument: Any) -> Any:
@@ -73,16 +84,13 @@ def _as_c(argument: Any) -> Any:
         return ctypes.c_float(float(argument))
     if isinstance(argument, int):
         return ctypes.c_uint64(argument)
-    raise TypeError(f"a kernel's argument is an int, numpy.int32 or numpy.float32, not {type(argument)}.")
+    if isinstance(argument, bytes):
+        return (ctypes.c_char * len(argument)).from_buffer_copy(argument)
+    raise TypeError(f"a kernel's argument is an int, numpy.int32, numpy.float32 or bytes, not {type(argument)}.")
 
 
 def _error_name(code: int) -> str:
     """CUDA_ERROR_INVALID_VALUE and the like."""
     name = ctypes.c_char_p()
-    _driver().cuGetErrorName(code, ctypes.byref(name))
+    driver().cuGetErrorName(code, ctypes.byref(name))
     return f"CUDA error {code}" if name.value is None else name.value.decode()
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")

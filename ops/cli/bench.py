@@ -1,14 +1,14 @@
 """`penstock bench`: what batching gains on this machine, and what a fleet of such machines would cost."""
 
-import math
 from pathlib import Path
 from typing import Literal
 
 import typer
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.ops.cli.options import takes
+from penstock.producer.settings import KafkaSettings
 
 _PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
 _SWEEP_PARTS = "load,fleet,cache,loss"
@@ -36,8 +36,12 @@ class ServeSettings(BaseSettings):
         "also that of the tables about objectives.",
     )
     parts: str = Field(_PARTS, description="Which tables, and kafka.")
-    kafka: bool = Field(False, description="Also through Kafka: a worker with its defaults behind a real broker.")
-    kafka_rates: str = Field("50,100,200", description="kafka: requests a second.")
+    kafka: bool = Field(False, description="Also through Kafka: a worker process behind a broker, and a client.")
+    bootstrap_servers: str | None = Field(
+        None,
+        description="kafka: an existing broker. Default: one of its own, a real one where Java is, else librdkafka's "
+        "mock.",
+    )
     slo_ms: float | None = Field(
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
     )
@@ -59,12 +63,13 @@ class ServeSettings(BaseSettings):
     def _known_parts(cls, listed: str) -> str:
         return _each_of(listed, (*_PARTS.split(","), "kafka"))
 
-    @field_validator("kafka_rates")
+    @field_validator("bootstrap_servers")
     @classmethod
-    def _rates(cls, listed: str) -> str:
-        if not _names(listed) or not all(0 < float(name) < math.inf for name in _names(listed)):
-            raise ValueError("Expected numbers above 0 with commas between them.")
-        return listed
+    def _addresses(cls, servers: str) -> str:
+        try:
+            return KafkaSettings(bootstrap_servers=servers).bootstrap_servers
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from error
 
 
 class SimulateSettings(BaseSettings):
@@ -130,7 +135,7 @@ def serve(settings: ServeSettings) -> int:
         slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
         seconds=settings.seconds,
         most_trials=settings.trials,
-        kafka_rates=tuple(float(rate) for rate in _names(settings.kafka_rates)),
+        bootstrap_servers=settings.bootstrap_servers,
     )
     return run(plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output)
 

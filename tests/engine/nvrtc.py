@@ -34,7 +34,7 @@ class CompileError(Exception):
     """The compiler's log."""
 
 
-def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Path) -> list[Entry]:
+def compile_entries(source: str, arch: str, options: tuple[str, ...], folder: Path) -> list[Entry]:
     """Compile for sm_`arch`. Raises CompileError for errors and warnings. `folder` is for temporary files."""
     ptx = folder / "kernel.ptx"
     ptx.write_bytes(compile_ptx(source, arch, options))
@@ -56,7 +56,7 @@ def compile_entries(source: str, arch: int, options: tuple[str, ...], folder: Pa
     ]
 
 
-def compile_ptx(source: str, arch: int, options: tuple[str, ...]) -> bytes:
+def compile_ptx(source: str, arch: str, options: tuple[str, ...]) -> bytes:
     """PTX for compute_`arch`. Raises CompileError as `compile_entries` does."""
     nvrtc = _nvrtc()
     include = f"-I{_wheel('cuda_runtime') / 'include'}"

@@ -253,6 +253,6 @@ class Driver:
     [(1, "CUDA_ERROR_INVALID_VALUE at"), (2, "CUDA_ERROR_OUT_OF_MEMORY at"), (999, "CUDA error 999 at")],
 )
 def test_a_refused_launch_gives_the_drivers_name_for_it(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
-    monkeypatch.setattr(launching, "_driver", lambda: Driver(code))
+    monkeypatch.setattr(launching, "driver", lambda: Driver(code))
     with pytest.raises(RuntimeError, match=said):
         launching.launch(0, (1,), (32,), (np.int32(1),), 0, 0, (9, 0))

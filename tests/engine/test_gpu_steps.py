@@ -76,6 +76,10 @@ def split_norm(
         residual_norm_sum(out, total, parts.sum(0), bias, residual, *norm)
 
 
+def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+    out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+
+
 LAUNCHES = (
     embed_norm,
     bias_activation,
@@ -85,18 +89,20 @@ LAUNCHES = (
     short_product,
     split_product,
     split_norm,
+    wide_product,
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
-@pytest.mark.parametrize("few", [False, True], ids=["cublas", "few rows"])
+@pytest.mark.parametrize("kind", ["cublas", "short", "wide"])
 def test_the_steps_compute_the_forward(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, few: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, kind: str
 ) -> None:
     for launch in LAUNCHES:
         monkeypatch.setattr(kernels, launch.__name__, launch)
-    monkeypatch.setattr(products, "MAX_ROWS", 256 if few else 0)
+    monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
+    monkeypatch.setattr(products, "_WIDE_ROWS", 1)
     save_encoder(tmp_path, family)
     checkpoint = read_checkpoint(tmp_path)
     weights = family_of(checkpoint).encoder(checkpoint)
@@ -115,7 +121,8 @@ def test_the_steps_compute_the_forward(
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
-    scratch = torch.full((products.most_parts(weights.hidden_size) if few else 0,), float("nan"))
-    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None), scratch).by_name(), buffers)
+    scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
+    given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
+    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

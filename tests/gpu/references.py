@@ -10,6 +10,14 @@ from torch import Tensor
 HALVES = (torch.float16, torch.bfloat16)
 HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
 ROWS = (1, 7, 129, 4097)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -1,16 +1,14 @@
 """Products of few rows on a GPU."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.residual_norm import split_norm
 from penstock.engine.kernels.short_product import TILES, Tile, short_product, split_product
 from tests.gpu.references import (
+    ACTIVATIONS,
     HALVES,
     assert_as_exact_as_torch,
     exact_norm,
@@ -23,14 +21,6 @@ from tests.gpu.references import (
 pytestmark = pytest.mark.gpu
 ROWS = (1, 31, 64, 129, 400)
 SIZES = ((8, 8), (40, 72), (768, 768), (2304, 768), (768, 3072))  # width, depth
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "identity": lambda x: x,
-}
 
 
 @pytest.mark.parametrize("dtype", HALVES)

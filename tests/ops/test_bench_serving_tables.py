@@ -335,7 +335,6 @@ def test_padding_makes_every_sequence_as_long_as_the_longest() -> None:
         (["serve", "--lengths", "3-7"], "Expected some of 2-100"),
         (["serve", "--parts", "saturation,teapot"], "Expected some of saturation"),
         (["serve", "--slo-ms", "0"], "--slo-ms"),
-        (["serve", "--kafka-rates", "0"], "Expected numbers above 0"),
         (["simulate", "--workers", "0,4"], "whole numbers from 1"),
         (["simulate", "--parts", "large,teapot"], "Expected some of load"),
         (["simulate", "--lengths", "2-100,5-500"], "Expected one of"),

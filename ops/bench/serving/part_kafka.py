@@ -1,47 +1,123 @@
-"""The default through Kafka: a worker process behind a real broker, and a client that sends at given rates."""
+"""Critical points through Kafka: a worker process behind a broker, and the client; beside those found in process."""
 
+import dataclasses
 import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from penstock.ops.bench.kafka_load import SERVED_NAME, minilm_worker, offer_load
+from penstock.ops.bench.processes import Service, run_once
+from penstock.ops.bench.serving.critical import critical_point
+from penstock.ops.bench.serving.kafka_client import ClientSpec
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.stand import Stand
-from penstock.ops.bench.setup import Setup
-from penstock.ops.demo.model import model_directory
-from penstock.ops.kafka import KafkaBroker
+from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
+from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 
-_SECONDS = 10.0
-_WARM_UP = 200
+_PATIENCE_S = 30.0  # a call's deadline where the system knows no objective: long past the backlog of an overloaded run
+_NUM_LENGTHS = 4096  # that a client is given
+_MOST_SEARCH_S = 600.0
+_FIRST_SHARE = 0.7  # of what the cost alone would allow: where the search begins
+_MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
+
+Connection = dict[str, Any]  # settings that the worker and the client share
 
 
 def run(stand: Stand, plan: RunPlan, say: Say) -> Row:
-    """Banking77 messages as text, one a call; the worker has no setting but its model's type."""
-    setup = Setup(model_directory(), Path(tempfile.mkdtemp(prefix="penstock-bench-")), stand.num_lanes, 1.0)
-    rows = []
-    with KafkaBroker() as broker, minilm_worker(setup, broker, stand.packed.info.dtype) as worker:
-        for rate in plan.kafka_rates:
-            load = offer_load(
-                setup,
-                broker,
-                watch={"worker": worker.pid},
-                target="penstock",
-                model=SERVED_NAME,
-                payload="text",
-                arrivals="poisson",
-                num_requests=max(100, round(rate * _SECONDS)),
-                warm_up=_WARM_UP,
-                rate_per_s=rate,
-            )
-            failed = sum(load.failures.values())
-            rows.append(
-                {
-                    "rate_per_s": rate,
-                    "answered_per_s": load.requests_per_s,
-                    "latency_ms": dict(load.latency_ms),
-                    "never_answered": failed,
-                    "failures": dict(load.failures),
-                }
-            )
-            say(f"  through Kafka at {rate:,.0f} req/s")
-    return {"rows": rows}
+    """The first workload. In process and through Kafka take turns, system by system, on the same requests."""
+    lengths = plan.lengths[0]
+    slo_s = plan.slo_of(stand, lengths)
+    rows: list[Row] = []
+    with _broker(plan.bootstrap_servers) as (kind, connection), tempfile.TemporaryDirectory() as folder:
+        say(f"through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
+        for system in systems(stand, slo_s):
+            in_process = _in_process(stand, plan, system, lengths, slo_s)
+            guess = in_process["rate_per_s"]
+            through = _through_kafka(stand, plan, system, lengths, slo_s, guess, connection, Path(folder))
+            rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
+            say(f"  {system.name}: {guess:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
+    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
+
+
+def systems(stand: Stand, slo_s: float) -> list[System]:
+    """One at a time, first come first served, the DP, and the default."""
+    limits = stand.limits(slo_s)
+    by_name = {system.name: system for system in on_packed(limits)}
+    return [no_batch(limits), tei(limits), by_name["packed, DP"], default(limits)]
+
+
+@contextmanager
+def _broker(bootstrap_servers: str | None) -> Iterator[tuple[str, Connection]]:
+    """The one that is named, a real one where Java is, or librdkafka's mock."""
+    if bootstrap_servers is not None:
+        yield f"the broker at {bootstrap_servers}", {"bootstrap_servers": bootstrap_servers}
+    elif kafka_missing() is None:
+        with KafkaBroker() as broker:
+            yield "a Kafka broker of one node", {"bootstrap_servers": broker.bootstrap_servers}
+    else:
+        with MockBroker() as mock:
+            waits = {"fetch_max_wait_ms": _MOCK_FETCH_MAX_WAIT_MS}
+            yield "librdkafka's mock broker", {"bootstrap_servers": mock.bootstrap_servers, **waits}
+
+
+def _in_process(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Row:
+    allowed = stand.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
+    return critical_point(
+        lambda rate, times: stand.real(system, plan.load(lengths, rate, slo_s, times=times), grace_s=2 * slo_s),
+        _FIRST_SHARE * allowed,
+        slo_s,
+        most_trials=plan.most_trials,
+    )
+
+
+def _through_kafka(
+    stand: Stand,
+    plan: RunPlan,
+    system: System,
+    lengths: str,
+    slo_s: float,
+    guess_per_s: float,
+    connection: Connection,
+    folder: Path,
+) -> Row:
+    """A worker of its own, with a topic and a group of its own: nothing is left of the system before."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    spec = ClientSpec(
+        connection={**connection, "model": name},
+        lengths=stand.lengths(lengths, _NUM_LENGTHS).tolist(),
+        vocab_size=stand.packed.info.vocab_size,
+        slo_s=slo_s,
+        timeout_s=_PATIENCE_S if system.settings.slo_s is None else system.settings.slo_s,
+        guess_per_s=guess_per_s,
+        seconds=plan.load(lengths, guess_per_s, slo_s).seconds,
+        most_trials=plan.most_trials,
+    )
+    settings = {**connection, **worker_settings(stand, system), "served_name": name}
+    settings["cost_path"] = str(folder / "costs.sqlite")
+    worker = {"settings": settings, "profile": None}
+    with Service("serve", worker, folder / f"{name}.jsonl"):
+        return run_once(
+            "serving.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
+        )
+
+
+def worker_settings(stand: Stand, system: System) -> dict[str, Any]:
+    """The system as a worker is told it. Its objective comes with the requests, as their deadlines."""
+    chosen, scheduler = stand.settings, system.settings
+    return {
+        "model": chosen.model,
+        "device": chosen.device,
+        "dtype": chosen.dtype,
+        "lanes": scheduler.num_lanes,
+        "trigger": scheduler.trigger,
+        "partition": scheduler.partition,
+        "order": scheduler.order,
+        "admission": scheduler.admission,
+        "max_batch_sequences": scheduler.max_batch_sequences,
+        "max_batch_tokens": scheduler.max_batch_tokens,
+        "max_wait_ms": scheduler.max_wait_s * 1e3,
+        "log_format": "json",
+    }

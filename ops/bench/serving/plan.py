@@ -25,7 +25,7 @@ class RunPlan:
     saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
     most_trials: int = 2  # real runs that confirm a critical point
     simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
-    kafka_rates: tuple[float, ...] = (50.0, 100.0, 200.0)  # requests a second
+    bootstrap_servers: str | None = None  # of KAFKA; None: a broker of its own
 
     def slo_of(self, stand: Stand, lengths: str) -> float:
         """The objective that systems are held to with these lengths."""

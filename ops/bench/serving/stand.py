@@ -156,7 +156,7 @@ class Stand:
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
-        drawn = self._lengths(lengths, 512)
+        drawn = self.lengths(lengths, 512)
         chunks = [drawn[begin : begin + batch] for begin in range(0, len(drawn), batch)]
         table = self.table(kind)
         seconds = sum(float(table.seconds(int(c.sum()), int((c * c).sum()), int(c.max()), len(c))) for c in chunks)
@@ -164,7 +164,7 @@ class Stand:
 
     def lane_us_a_token(self, kind: EngineKind, lengths: str) -> dict[str, float]:
         """By the cost alone: of requests run one by one, and in batches as full as the caps allow."""
-        mean = float(self._lengths(lengths, 512).mean())
+        mean = float(self.lengths(lengths, 512).mean())
         full = max(1, min(self.settings.max_batch_sequences, int(self.settings.max_batch_tokens / mean)))
         alone, together = (
             self.num_lanes / self.capacity_per_s(kind, lengths, batch) / mean * 1e6 for batch in (1, full)
@@ -173,7 +173,7 @@ class Stand:
 
     def longest_s(self, lengths: str) -> float:
         """Predicted seconds of the longest of a distribution, alone."""
-        longest = int(self._lengths(lengths, 2000).max())
+        longest = int(self.lengths(lengths, 2000).max())
         return max(float(self.table(kind).seconds(longest, longest**2, longest, 1)) for kind in ("packed", "padded"))
 
     def describe(self) -> dict[str, Any]:
@@ -211,14 +211,15 @@ class Stand:
     def _stream(self, load: Load) -> Stream:
         arrive = bursty if load.is_bursty else poisson
         online = arrive(load.rate_per_s, load.count, self._seed)
-        lengths = self._lengths(load.lengths, load.count + load.num_bulk)
+        lengths = self.lengths(load.lengths, load.count + load.num_bulk)
         return Stream.beside_bulk(online, lengths)
 
-    def _lengths(self, lengths: str, count: int) -> Lengths:
-        if lengths == TEXTS:
+    def lengths(self, distribution: str, count: int) -> Lengths:
+        """Tokens of `count` requests of a distribution, none longer than the model takes."""
+        if distribution == TEXTS:
             of_texts = np.array([len(ids) for ids in self._texts], np.int64)
             return np.resize(of_texts, count)
-        return np.minimum(draw(lengths, count, self._seed + 1), self.packed.info.max_tokens)
+        return np.minimum(draw(distribution, count, self._seed + 1), self.packed.info.max_tokens)
 
     @cached_property
     def _texts(self) -> list[Int32Array]:

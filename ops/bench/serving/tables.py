@@ -189,17 +189,24 @@ def _validation(part: Record) -> Grid:
 
 
 def _kafka(part: Record) -> Grid:
-    rows = [
-        (
-            _rate(row["rate_per_s"]),
-            _rate(row["answered_per_s"]),
-            *[_ms_of(row["latency_ms"][name]) for name in ("p50", "p95", "p99", "max")],
-            str(row["never_answered"]),
-        )
-        for row in part["rows"]
-    ]
-    columns = ("offered req/s", "answered", "p50 ms", "p95 ms", "p99 ms", "max ms", "never answered")
-    return Grid("Through Kafka: a worker with its defaults, Banking77 messages", columns, rows)
+    rows = []
+    for row in part["rows"]:
+        for way, key in (("in process", "in_process"), ("through Kafka", "through_kafka")):
+            found, latency = row[key], row[key]["latency_s"]
+            rows.append(
+                (
+                    f"{row['system']}, {way}",
+                    _rate(found["offered_per_s"]) + ("" if found["was_sustained"] else " (late)"),
+                    f"{found['rate_per_s'] / row['in_process']['rate_per_s']:.2f}",
+                    f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})",
+                    _ms(latency["p50"]),
+                    _ms(latency["p99"]),
+                    f"{found['client_busy']:.2f}" if "client_busy" in found else "",
+                )
+            )
+    columns = ("system", "req/s", "x in process", "avg (min, max) ms", "p50 ms", "p99 ms", "client, cores")
+    where = f"{part['lengths']} tokens, SLO {part['slo_s'] * 1e3:.0f} ms; {part['broker']}"
+    return Grid(f"Critical points in process and through Kafka, {where}", columns, rows)
 
 
 def _costs(engines: Record) -> Grid:

@@ -1,0 +1,345 @@
+// out = act(x w' + bias) for many rows: a persistent product for Hopper, with the activation inside. What cuBLAS has no
+// epilogue for, the exact GELU above all, costs a pass over the widest intermediate of a layer; here one half of a
+// block computes it while the other multiplies.
+//
+// Layout: x [rows, depth], w [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
+//   width and depth multiples of 8. x, w and out come as tensor maps (tensor_map.py), in boxes
+//   of [128, 64], [64, 64], [16, 64].
+//   ACTIVATION: a type of activations.cuh.
+//
+// Threads: warpgroups 0 and 1 multiply (wgmma), each tiles of 128 x 128 of its own, in turn: while one finishes its
+//   tile (bias, activation, to memory) the tensor cores are the other's. A thread of warpgroup 2 asks the copy engine
+//   for operands. Two blocks of a cluster have tiles below each other, and share w: each asks for half of it, for both.
+//   Tiles are taken columns first, so that x is read from memory once, and w stays in L2.
+//
+// Shared memory: a ring of stages of 64 of the depth, x then w, rows of 128 bytes, swizzled by the copy engine; two
+//   buffers of [16, 64] of out for each warp that multiplies; two barriers a stage: it is full, it may be filled again.
+//
+// Registers (NVRTC and ptxas 12.9 and 13.0): 168 by the launch bound, moved by setmaxnreg to 240 where sums are and 24
+//   where they are not; no spills. The eight products of a stage are issued in one batch.
+//
+// Versions: measured together on an H200, 16,384 x 768 to 3,072 with the GELU: 1. this, 143 us; 2. tiles of 128 x 192,
+//   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
+//   the pass: 185; cuBLAS alone 129, this without the GELU 117. To try: fewer instructions in the GELU: it is not
+//   all hidden.
+
+#ifndef ACTIVATION
+#define ACTIVATION Gelu
+#endif
+
+struct alignas(64) TensorMap { unsigned char bytes[128]; };
+
+constexpr int CLUSTER = 2;
+constexpr int BLOCK_ROWS = 128, BLOCK_COLUMNS = 128, STAGE_DEPTH = 64, STAGES = 6;
+constexpr int ROW_BYTES = 2 * STAGE_DEPTH;
+constexpr int HALVES = BLOCK_ROWS / 64;  // products of 64 rows in a tile
+constexpr int X_BYTES = BLOCK_ROWS * ROW_BYTES, STAGE_BYTES = X_BYTES + BLOCK_COLUMNS * ROW_BYTES;
+constexpr int PART = BLOCK_COLUMNS / CLUSTER;  // rows of w that a block asks for
+constexpr int GROUP_WARPS = 4;
+constexpr int RELEASES = GROUP_WARPS * CLUSTER;  // of a stage, before it is filled again
+constexpr int OUT_BYTES = 16 * ROW_BYTES, OUT_BUFFERS = 2;
+constexpr int OUT_OFFSET = STAGES * STAGE_BYTES;
+constexpr int FULL_OFFSET = OUT_OFFSET + 2 * GROUP_WARPS * OUT_BUFFERS * OUT_BYTES;
+constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
+
+__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// Barriers in shared memory
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "AGAIN:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra DONE;\n"
+        "bra AGAIN;\n"
+        "DONE:\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// `barrier`: an address in the cluster's window.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ unsigned address_in(unsigned address, unsigned rank) {
+    unsigned result;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+    return result;
+}
+
+// A block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() { return blockIdx.x % CLUSTER; }
+
+// All threads of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The turns of two groups to multiply: barrier 1 + g is group g's. They are needed: a group does not see the phases of
+// the ring's barriers in the other's turn, and parity alone would not tell it a phase from the second before.
+
+__device__ __forceinline__ void take_turn(int group) {
+    asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+}
+__device__ __forceinline__ void give_turn(int group) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
+}
+
+// The copy engine
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+__device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int column, int row, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+
+// To the same place in every block of the cluster, and told to the same barrier there.
+__device__ __forceinline__ void load_box_for_all(unsigned to, const TensorMap& map, int column, int row,
+                                                 unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;"
+        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
+__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, unsigned from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(&map), "r"(column), "r"(row), "r"(from) : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Tensor cores
+
+// Rows of 128 bytes, swizzled; groups of eight rows follow each other.
+__device__ __forceinline__ unsigned long long operand(unsigned address) {
+    return (unsigned long long)((address & 0x3ffff) >> 4) | 1ull << 16 | (1024ull >> 4) << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// sums [64, 128] += a [64, 16] w [128, 16]'; with `add` 0 they begin anew.
+#define WGMMA(TYPES)                                                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                            \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {"               \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, " \
+                 "%8, %9, %10, %11, %12, %13, %14, %15, " \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, " \
+                 "%24, %25, %26, %27, %28, %29, %30, %31, " \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, " \
+                 "%40, %41, %42, %43, %44, %45, %46, %47, " \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, " \
+                 "%56, %57, %58, %59, %60, %61, %62, %63" \
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                      \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), \
+                   "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]), \
+                   "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), \
+                   "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), \
+                   "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), \
+                   "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), \
+                   "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), \
+                   "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]), \
+                   "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), \
+                   "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), \
+                   "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]), \
+                   "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]), \
+                   "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), \
+                   "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]), \
+                   "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), \
+                   "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]) \
+                 : "l"(a), "l"(w), "r"(add))
+
+__device__ __forceinline__ void multiply(float (&sums)[64], unsigned long long a, unsigned long long w, int add) {
+    if constexpr (IS_HALF<scalar>) WGMMA("f16.f16");
+    else WGMMA("bf16.bf16");
+}
+
+struct Sums {
+    float part[HALVES][BLOCK_COLUMNS / 2];
+};
+
+// The compiler may not move work on the sums across this.
+__device__ __forceinline__ void pin(Sums& sums) {
+#pragma unroll
+    for (int m = 0; m < HALVES; ++m)
+#pragma unroll
+        for (int i = 0; i < BLOCK_COLUMNS / 2; ++i) asm volatile("" : "+f"(sums.part[m][i])::"memory");
+}
+
+// A cluster's tiles are first, first + step, ...: columns of out first, so that rows of x are read once.
+struct Tiles {
+    unsigned count, across, blocks;  // in all; in a row of tiles; stages of the depth in each
+    __device__ unsigned first() const { return blockIdx.x / CLUSTER; }
+    __device__ unsigned step() const { return gridDim.x / CLUSTER; }
+};
+
+__device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base, Tiles tiles) {
+    unsigned stage = 0, phase = 0;
+#pragma unroll 1
+    for (unsigned tile = tiles.first(); tile < tiles.count; tile += tiles.step()) {
+        const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS;
+        const int column = tile % tiles.across * BLOCK_COLUMNS + cluster_rank() * PART;
+#pragma unroll 1
+        for (unsigned block = 0; block < tiles.blocks; ++block) {
+            const unsigned to = base + stage * STAGE_BYTES;
+            const unsigned full = base + FULL_OFFSET + 8 * stage;
+            barrier_wait(base + EMPTY_OFFSET + 8 * stage, phase ^ 1);
+            barrier_expect(full, STAGE_BYTES);
+            load_box(to, x, block * STAGE_DEPTH, row, full);
+            load_box_for_all(to + X_BYTES + cluster_rank() * PART * ROW_BYTES, w, block * STAGE_DEPTH, column, full);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+    }
+}
+
+// The ring, `blocks` steps on.
+__device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned blocks) {
+    const unsigned position = stage + blocks;
+    stage = position % STAGES;
+    phase ^= position / STAGES & 1;
+}
+
+// out_shared: the warp's. row: the warp's first row of out.
+__device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias, Sums& sums, unsigned out_shared,
+                                       int row, int column, int rows, int width, unsigned& buffer) {
+    const int lane = threadIdx.x % WARP;
+    const unsigned from = out_shared + (lane % 16) * ROW_BYTES;  // of a 16 x 16, to whose row it points
+#pragma unroll
+    for (int c = 0; c < BLOCK_COLUMNS / 64; ++c) {
+        const int left = column + 64 * c;
+        if (left >= width) break;
+        scalar2 shift[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int at = left + 8 * j;
+            shift[j] = from_float2<scalar2>(make_float2(0.f, 0.f));
+            if (bias != nullptr && at < width)
+                shift[j] = *reinterpret_cast<const scalar2*>(bias + at + 2 * (lane % 4));
+        }
+#pragma unroll
+        for (int m = 0; m < HALVES; ++m) {
+            unsigned packed[16];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float* v = &sums.part[m][32 * c + 4 * j];
+                const float2 add = to_float2(shift[j]);
+                packed[2 * j] = pack_pair(ACTIVATION::apply(v[0] + add.x), ACTIVATION::apply(v[1] + add.y));
+                packed[2 * j + 1] = pack_pair(ACTIVATION::apply(v[2] + add.x), ACTIVATION::apply(v[3] + add.y));
+            }
+            if (lane == 0) store_wait_read<OUT_BUFFERS - 1>();
+            __syncwarp();
+            const unsigned offset = buffer * OUT_BYTES;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const unsigned to = from + offset + (((2 * j + lane / 16) ^ (lane % 8)) << 4);
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                             "r"(packed[4 * j]), "r"(packed[4 * j + 1]), "r"(packed[4 * j + 2]), "r"(packed[4 * j + 3])
+                             : "memory");
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) {
+                if (row + 64 * m < rows) store_box(out, left, row + 64 * m, out_shared + offset);
+                store_commit();
+            }
+            buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, unsigned base, Tiles tiles,
+                                        unsigned group, int rows, int width) {
+    const int lane = threadIdx.x % WARP;
+    const unsigned warp = threadIdx.x / WARP;
+    const unsigned out_shared = base + OUT_OFFSET + warp * (OUT_BUFFERS * OUT_BYTES);
+    const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
+    Sums sums;
+    unsigned buffer = 0;
+    unsigned stage = 0, phase = 0;
+    if (group == 1) {
+        give_turn(0);
+        skip(stage, phase, tiles.blocks);
+    }
+#pragma unroll 1
+    for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
+        unsigned before = 0;
+        take_turn(group);
+        pin(sums);
+#pragma unroll 1
+        for (unsigned block = 0; block < tiles.blocks; ++block) {
+            barrier_wait(base + FULL_OFFSET + 8 * stage, phase);
+            const unsigned at = base + stage * STAGE_BYTES;
+            const unsigned long long a = operand(at), b = operand(at + X_BYTES);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < STAGE_DEPTH / 16; ++k)
+#pragma unroll
+                for (int m = 0; m < HALVES; ++m)
+                    multiply(sums.part[m], a + m * (64 * ROW_BYTES >> 4) + k * 2, b + k * 2, block | k);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (block > 0 && lane < CLUSTER) barrier_arrive(empty + 8 * before);
+            before = stage;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        if (tile + tiles.step() < tiles.count) give_turn(1 - group);
+        skip(stage, phase, tiles.blocks);  // the other group's
+        wgmma_wait<0>();
+        pin(sums);
+        if (lane < CLUSTER) barrier_arrive(empty + 8 * before);
+        const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
+        finish(out, bias, sums, out_shared, row, tile % tiles.across * BLOCK_COLUMNS, rows, width, buffer);
+    }
+    if (lane == 0) store_wait_read<0>();
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    wide_product(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
+                 const __grid_constant__ TensorMap w, const scalar* bias, int rows, int width, int depth) {
+    extern __shared__ unsigned char dynamic[];
+    const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
+    const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
+    const unsigned across = (width + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    constexpr int CLUSTER_ROWS = BLOCK_ROWS * CLUSTER;
+    const unsigned down = (rows + CLUSTER_ROWS - 1) / CLUSTER_ROWS;
+    const Tiles tiles = {down * across, across, (depth + STAGE_DEPTH - 1u) / STAGE_DEPTH};
+    if (threadIdx.x == 0) {
+        prefetch_map(x);
+        prefetch_map(w);
+        prefetch_map(out);
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(base + FULL_OFFSET + 8 * i, 1);
+            barrier_init(base + EMPTY_OFFSET + 8 * i, RELEASES);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_sync();
+    wait_for_previous();
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        consume(out, bias, base, tiles, group, rows, width);
+    }
+    __syncwarp();
+    cluster_sync();  // the other block may still tell this one's barriers
+}

@@ -1,0 +1,85 @@
+"""Products of many rows with the activation inside, on Hopper: the launch."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel
+from penstock.engine.kernels.library import VECTOR, Kernel, multiprocessors, pointer, pointer_or_null
+from penstock.engine.kernels.tensor_map import tensor_map
+
+# As in wide_product.cu.
+_CLUSTER, _THREADS, _STAGES, _STAGE_DEPTH = 2, 384, 6, 64
+_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 128
+_OUT_ROWS = 16
+_WARPS, _OUT_BUFFERS = 8, 2
+_ROW_BYTES = 128
+_SHARED_BYTES = (
+    1024  # the ring begins on such a boundary
+    + _STAGES * (_BLOCK_ROWS + _BLOCK_COLUMNS) * _ROW_BYTES
+    + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
+    + _STAGES * 2 * 8  # barriers
+)
+_ACTIVATIONS = {
+    "gelu": "Gelu",
+    "gelu_tanh": "GeluTanh",
+    "relu": "Relu",
+    "silu": "Silu",
+    "tanh": "Tanh",
+    "identity": "Identity",
+}
+
+
+def prepare(kind: str, dtype: torch.dtype) -> None:
+    """Compile, if it was not, for the current device. Raises UnsupportedDevice where `wide_product` does not run."""
+    _kernel(kind, dtype)
+
+
+def num_groups(device: int) -> int:
+    """How many tiles CUDA device `device` computes at a time; 0 if none."""
+    if torch.cuda.get_device_capability(device) != CAPABILITY:
+        return 0
+    return 2 * (multiprocessors(device) // _CLUSTER)
+
+
+def num_tiles(rows: int, width: int) -> int:
+    """Tiles of a product, each of two blocks'."""
+    return -(-rows // (_BLOCK_ROWS * _CLUSTER)) * -(-width // _BLOCK_COLUMNS)
+
+
+def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+    """out = act(x weight' + bias): out [R, N], x [R, K], weight [N, K], bias [N], all float16 or all bfloat16.
+
+    kind: one of activation.KINDS. N and K are multiples of 8; no aliasing. One launch, on compute capability 9.0.
+    Raises ValueError for anything else, UnsupportedDevice elsewhere.
+    """
+    (rows, width), depth, dtype = out.shape, x.shape[1], out.dtype
+    if width % VECTOR or depth % VECTOR or not width or not depth:
+        raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
+    for name, matrix, shape in (
+        ("out", out, (rows, width)),
+        ("x", x, (rows, depth)),
+        ("weight", weight, (width, depth)),
+    ):
+        pointer(name, matrix, dtype, shape)
+    shift = pointer_or_null("bias", bias, dtype, (width,))
+    run = _kernel(kind, dtype)
+    if not rows:
+        return
+    args = (
+        tensor_map(out, _OUT_ROWS, _STAGE_DEPTH),
+        tensor_map(x, _BLOCK_ROWS, _STAGE_DEPTH),
+        tensor_map(weight, _BLOCK_COLUMNS // _CLUSTER, _STAGE_DEPTH),
+        shift,
+        np.int32(rows),
+        np.int32(width),
+        np.int32(depth),
+    )
+    clusters = min(multiprocessors(x.device.index) // _CLUSTER, num_tiles(rows, width))
+    run((clusters * _CLUSTER,), (_THREADS,), args, _SHARED_BYTES)
+
+
+def _kernel(kind: str, dtype: torch.dtype) -> Kernel:
+    if kind not in _ACTIVATIONS:
+        raise ValueError(f"activation {kind!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return hopper_kernel("wide_product", "wide_product", dtype, _ACTIVATIONS[kind])

@@ -1,0 +1,47 @@
+"""A critical point found by real runs alone: bisection, and then longer runs that confirm what it found."""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.search import confirm, highest
+
+CONFIRM_TIMES = 2.0  # the usual length of a run
+_PRECISION = 0.1
+_REACH = 8.0  # times the first guess, to either side
+
+Run = Callable[[float, float], Outcome]  # (requests a second, times the usual length of a run)
+Row = dict[str, Any]
+
+
+def critical_point(run: Run, guess_per_s: float, slo_s: float, *, most_trials: int) -> Row:
+    """The highest rate that is kept up with, and the latencies at it, as JSON carries them.
+
+    A bisection of short runs may pass by chance what cannot last, so at most `most_trials` longer ones confirm it.
+    """
+    tried: list[tuple[float, bool]] = []
+
+    def keeps_up(rate: float) -> bool:
+        is_kept_up = run(rate, 1.0).keeps_up(slo_s)
+        tried.append((rate, is_kept_up))
+        return is_kept_up
+
+    found = highest(keeps_up, guess_per_s, precision=_PRECISION, reach=_REACH)
+    confirmed = confirm(
+        lambda rate: run(rate, CONFIRM_TIMES),
+        lambda outcome: outcome.keeps_up(slo_s),
+        found or guess_per_s / _REACH,
+        most=most_trials,
+    )
+    outcome = confirmed.trial
+    return {
+        "found_per_s": found,
+        "tried": tried,
+        "rate_per_s": confirmed.rate,
+        "was_sustained": confirmed.was_sustained,
+        "offered_per_s": outcome.offered_per_s(),
+        "answered_per_s": outcome.answered_per_s(0.5),
+        "requests": outcome.num_requests,
+        "refused": dict(outcome.refused),
+        "latency_s": outcome.latency_summary_s(),
+    }

@@ -1,0 +1,84 @@
+"""Products of many rows with the activation inside, on a GPU of compute capability 9.0."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from penstock.engine.kernels.activation import KINDS
+from penstock.engine.kernels.wide_product import wide_product
+from tests.gpu.references import ACTIVATIONS, HALVES, assert_as_exact_as_torch, randn, replayed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs Hopper"
+    ),
+]
+ROWS = (1, 64, 127, 129, 1000, 4096, 16384)
+SIZES = ((3072, 768), (8, 8), (40, 72), (136, 1000), (768, 3072), (4096, 1024))  # width, depth
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("width", "depth"), SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_against_float64(rows: int, width: int, depth: int, dtype: torch.dtype) -> None:
+    x, weight = randn(rows, depth, dtype=dtype, seed=1), randn(width, depth, dtype=dtype, seed=2, scale=depth**-0.5)
+    bias = randn(width, dtype=dtype, seed=3)
+    guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
+    out = guarded[300 : 300 + rows]
+    wide_product(out, x, weight, bias, "gelu")
+    exact = F.gelu(x.double() @ weight.double().t() + bias.double())
+    assert_as_exact_as_torch(out, F.gelu(F.linear(x, weight, bias)), exact)
+    assert (guarded[:300] == 7.0).all()
+    assert (guarded[300 + rows :] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_every_activation(has_bias: bool, kind: str, dtype: torch.dtype) -> None:
+    x, weight = randn(500, 256, dtype=dtype, seed=4), randn(512, 256, dtype=dtype, seed=5, scale=0.1)
+    bias = randn(512, dtype=dtype, seed=6) if has_bias else None
+    out = torch.empty(500, 512, dtype=dtype, device="cuda")
+    wide_product(out, x, weight, bias, kind)
+    act = ACTIVATIONS[kind]
+    exact = act(F.linear(x.double(), weight.double(), None if bias is None else bias.double()))
+    assert_as_exact_as_torch(out, act(F.linear(x, weight, bias)), exact)
+
+
+def test_nan_stays_in_its_row_and_rows_do_not_depend_on_each_other() -> None:
+    x, weight = randn(3000, 768, dtype=torch.float16, seed=7), randn(768, 768, dtype=torch.float16, seed=8)
+    clean, poisoned = (torch.empty(3000, 768, dtype=torch.float16, device="cuda") for _ in range(2))
+    wide_product(clean, x, weight, None, "identity")
+    alone = torch.empty(1, 768, dtype=torch.float16, device="cuda")
+    wide_product(alone, x[2777:2778].clone(), weight, None, "identity")
+    assert torch.equal(alone[0], clean[2777])
+    x[1003, 5] = torch.nan
+    wide_product(poisoned, x, weight, None, "identity")
+    assert poisoned[1003].isnan().all()
+    rest = [row for row in range(3000) if row != 1003]
+    assert torch.equal(poisoned[rest], clean[rest])
+
+
+def test_in_a_graph_many_times() -> None:
+    x, weight = randn(5000, 768, dtype=torch.bfloat16, seed=9), randn(3072, 768, dtype=torch.bfloat16, seed=10)
+    expected, out = (torch.empty(5000, 3072, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    wide_product(expected, x, weight, None, "gelu")
+
+    def several() -> None:
+        for _ in range(50):
+            wide_product(out, x, weight, None, "gelu")
+
+    replayed(several, lambda: out.zero_())
+    assert torch.equal(out, expected)
+
+
+def test_refusals() -> None:
+    out, x, weight = (torch.zeros(size, dtype=torch.float16, device="cuda") for size in ((4, 16), (4, 12), (16, 12)))
+    with pytest.raises(ValueError, match="multiples of 8"):
+        wide_product(out, x, weight, None, "gelu")
+    x, weight = (torch.zeros(size, dtype=torch.float16, device="cuda") for size in ((4, 16), (16, 16)))
+    with pytest.raises(ValueError, match="mish"):
+        wide_product(out, x, weight, None, "mish")
+    with pytest.raises(ValueError, match="weight must be"):
+        wide_product(out, x, weight[:8], None, "gelu")

@@ -1,0 +1,104 @@
+"""The part through Kafka: a worker process without a model behind librdkafka's mock, and the client that looks for its
+critical point.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.engine import NullEngine
+from penstock.ops.bench.serving import critical, part_kafka
+from penstock.ops.bench.serving.critical import critical_point
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.serve import measure
+from penstock.ops.bench.serving.stand import Known, Stand
+from penstock.ops.bench.serving.systems import EngineKind, all_systems, no_batch
+from penstock.ops.bench.serving.tables import grids
+from penstock.ops.kafka import MockBroker
+from penstock.scheduler import CostTable, LearnedCost, PackedCost
+from penstock.worker.settings import WorkerSettings, scheduler_settings
+
+SLO_S = 1.0
+
+
+class Unloaded(Stand):
+    """Batches take no time, and are expected to take some."""
+
+    def __init__(self) -> None:
+        super().__init__(WorkerSettings.model_validate({"model": "null"}), NullEngine())
+
+    def measured(self, kind: EngineKind) -> Known:
+        return Known(NullEngine(), LearnedCost(CostTable(PackedCost(0.02, 0.0, 0.0, 0.0))), 1.0, ())
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[MockBroker]:
+    with MockBroker() as broker:
+        yield broker
+
+
+def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
+    broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_FETCH_MAX_WAIT_MS", "5")  # the mock's
+    monkeypatch.setattr(part_kafka, "systems", lambda stand, slo_s: [no_batch(stand.limits(slo_s))])
+    monkeypatch.setattr(critical, "_REACH", 1.5)
+    plan = RunPlan(
+        parts=(KAFKA,),
+        lengths=("2-100",),
+        slo_s=SLO_S,
+        seconds=1.0,
+        most_trials=1,
+        bootstrap_servers=broker.bootstrap_servers,
+    )
+    parts = measure(Unloaded(), plan, lambda line: None)
+    (row,) = parts[KAFKA]["rows"]
+    for way in ("in_process", "through_kafka"):
+        found = row[way]
+        assert found["was_sustained"]
+        assert found["requests"] > 100
+        assert found["latency_s"]["p99"] < SLO_S
+        assert not found["refused"]
+        assert all(is_kept_up for _, is_kept_up in found["tried"])
+    assert row["through_kafka"]["rate_per_s"] >= row["in_process"]["rate_per_s"] > 10
+    assert 0 < row["through_kafka"]["client_busy"] < 2
+    (grid,) = grids({"parts": parts, "engines": {}})
+    assert [cells[0] for cells in grid.rows] == ["packed, none, in process", "packed, none, through Kafka"]
+    assert all(len(cells) == len(grid.columns) for cells in grid.rows)
+
+
+def test_a_worker_is_told_all_that_makes_a_system() -> None:
+    stand = Unloaded()
+    for system in all_systems(stand.limits(SLO_S)):
+        told = WorkerSettings.model_validate(part_kafka.worker_settings(stand, system))
+        lanes = told.lanes
+        assert lanes is not None
+        scheduler = scheduler_settings(told, num_lanes=lanes, padded=False)
+        assert scheduler == system.settings or scheduler.slo_s != system.settings.slo_s == SLO_S
+
+
+@pytest.mark.parametrize("limit", [70.0, 130.0, 400.0])
+def test_the_critical_point_is_where_answers_still_keep_up(limit: float) -> None:
+    def run(rate_per_s: float, times: float) -> Outcome:
+        arrival = np.arange(round(rate_per_s * times * 10)) / rate_per_s
+        latency = 0.01 if rate_per_s <= limit else 0.1
+        return Outcome(arrival, arrival, arrival + latency, {}, (), 0.0)
+
+    found = critical_point(run, 100.0, 0.05, most_trials=3)
+    assert found["was_sustained"]
+    assert 0.9 * limit < found["rate_per_s"] <= limit
+    assert found["latency_s"]["p99"] == pytest.approx(0.01)
+
+
+def test_a_system_that_is_never_in_time_has_no_critical_point() -> None:
+    def run(rate_per_s: float, times: float) -> Outcome:
+        arrival = np.arange(100) / rate_per_s
+        return Outcome(arrival, arrival, np.full(100, math.nan), {"Expired": 100}, (), 0.0)
+
+    found = critical_point(run, 100.0, 0.05, most_trials=2)
+    assert not found["was_sustained"]
+    assert found["latency_s"]["p99"] == math.inf
+    assert found["refused"] == {"Expired": 100}
