@@ -60,7 +60,7 @@ class GpuEncoder:
         )
         self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
         self._tables = AttentionTables.of(encoder, self.device)
-        activations = {layer.up.activation for layer in encoder.layers} - {"identity"}
+        activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
         self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         types = encoder.embeddings.token_types

@@ -97,13 +97,15 @@ class GpuKernels:
         return out
 
     def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-        if dense.activation == "identity":
-            return _plain(out, x, dense)
-        tile = short_tile(len(x), dense.width, x.shape[1])
+        rows, depth = x.shape
+        is_plain = dense.activation == "identity"
+        tile = None if is_plain else short_tile(rows, dense.width, depth)
         if tile is not None:
             short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
-        elif self._products.is_wide(len(x), dense.width):
+        elif self._products.is_wide(rows, dense.width, depth, is_plain=is_plain):
             wide_product(out, x, dense.weight, dense.bias, dense.activation)
+        elif is_plain and dense.bias is not None:
+            torch.addmm(dense.bias, x, dense.weight_t, out=out)
         else:
             torch.mm(x, dense.weight_t, out=out)
             bias_activation(out, dense.bias, dense.activation)
@@ -147,10 +149,3 @@ class GpuKernels:
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
         return attend(out, qkv, attention, self._inputs, self._tables, self._turns)
-
-
-def _plain(out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
-    """A product that no activation follows."""
-    if dense.bias is None:
-        return torch.mm(x, dense.weight_t, out=out)
-    return torch.addmm(dense.bias, x, dense.weight_t, out=out)

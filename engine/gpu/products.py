@@ -9,12 +9,14 @@ and a launch for what follows it, and ours.
     from 3,072, residual and norm   9.4   5.9    9.5   6.7    9.8   8.1   10.8  10.3
 
 A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's. So are
-those that nothing follows, at any size: ours take 3.6 and 4.5 for cuBLAS's 4.3 and 4.4, but a whole forward gains nothing.
+those that nothing follows: 3.6 and 4.5 for cuBLAS's 4.3 and 4.4, but a whole forward gains nothing.
 
 Many rows, to 3,072 with bias and GELU:
 
     rows                            1,024        1,536        2,048        4,096        16,384
                                     14.0  13.8   18.5  19.1   22.7  19.9   42.5  35.1   185   143
+
+and to 2,304 with bias alone, which takes 1 to 5 % off a forward of 2,048 rows and more.
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,8 @@ _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
 _BLOCKS = 200  # that run at a time, at one or two a multiprocessor
 
-_WIDE_ROWS = 1024
+_WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
+_WIDE_DEPTH = 256  # a tile of less is not worth its beginning and end
 _WIDE_SHARE = 0.65  # of the tensor cores' time, at least, that is not lost to a last round of too few tiles
 
 log = structlog.get_logger("penstock.engine")
@@ -67,9 +70,10 @@ class Products:
             groups = 0
         return cls(scratch, groups)
 
-    def is_wide(self, rows: int, width: int) -> bool:
-        """Whether act(x w' + bias), w [width, *], is for `wide_product`."""
-        if not self.wide_groups or rows < _WIDE_ROWS:
+    def is_wide(self, rows: int, width: int, depth: int, *, is_plain: bool) -> bool:
+        """Whether act(x w' + bias), w [width, depth], is for `wide_product`. is_plain: there is no activation."""
+        is_small = rows < (_WIDE_PLAIN_ROWS if is_plain else _WIDE_ROWS) or depth < _WIDE_DEPTH
+        if is_small or not self.wide_groups:
             return False
         tiles = wide_product.num_tiles(rows, width)
         return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)

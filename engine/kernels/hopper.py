@@ -38,7 +38,7 @@ def _kernel(source: str, entry: str, dtype: torch.dtype, activation: str, device
 
 
 def _compiled(text: str) -> bytes:
-    nvrtc: Any = import_module("cupy.cuda.nvrtc")
+    nvrtc: Any = import_module("cupy.cuda").nvrtc
     includes = import_module("cupy._core.core").assemble_cupy_compiler_options(())
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:

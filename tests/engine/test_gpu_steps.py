@@ -102,7 +102,8 @@ def test_the_steps_compute_the_forward(
     for launch in LAUNCHES:
         monkeypatch.setattr(kernels, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
-    monkeypatch.setattr(products, "_WIDE_ROWS", 1)
+    for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
+        monkeypatch.setattr(products, least, 1)
     save_encoder(tmp_path, family)
     checkpoint = read_checkpoint(tmp_path)
     weights = family_of(checkpoint).encoder(checkpoint)

@@ -165,7 +165,8 @@ def test_no_device_memory_is_allocated_after_the_first_batches(encoders: tuple[G
     packs = [random_sequences(rng.integers(1, 100, rng.integers(1, 20)).tolist(), seed) for seed in range(100)]
     largest = random_sequences((100,) * 25)
     for encoder in encoders:
-        for sequences in (largest, largest, *packs, *packs):
+        # The last capture empties torch's cache, which the results' own tensors then fill again.
+        for sequences in (largest, largest, *packs, *packs, *packs):
             hidden(encoder, sequences)
         before = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_allocated()
         for sequences in packs:

@@ -17,6 +17,7 @@ PARTS: Mapping[str, Part] = {
     "ceilings": Part("part_ceilings", "run", 10),
     "parity": Part("part_parity", "run", 25),
     "kernels": Part("part_kernels", "run", 20),
+    "products": Part("part_products", "run", 20),
     "single": Part("part_single", "run", 40),
     "grid": Part("part_grid", "run_grid", 75),
     "backlog": Part("part_backlog", "run", 45),

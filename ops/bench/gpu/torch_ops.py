@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
-from penstock.engine.gpu.kernels import GpuDense
+from penstock.engine.gpu.kernels import GpuDense, GpuKernels
+from penstock.engine.gpu.products import Products
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.library import block_shared_bytes
@@ -31,6 +32,7 @@ class Choices:
     fused_activation: bool = False
     packed: bool = False
     attention: Literal["padded", "flash", "fused"] = "padded"  # the last two need packed rows
+    products: bool = False  # the engine's own, where it takes them
 
 
 # ByteTransformer's Figure 14, step by step; each name is what the step adds.
@@ -40,6 +42,9 @@ STEPS: dict[str, Choices] = {
     "+ GELU fusion": Choices(fused_norm=True, fused_activation=True),
     "+ padding-free": Choices(fused_norm=True, fused_activation=True, packed=True),
     "+ fused attention": Choices(fused_norm=True, fused_activation=True, packed=True, attention="fused"),
+    "+ our own products": Choices(
+        fused_norm=True, fused_activation=True, packed=True, attention="fused", products=True
+    ),
 }
 PACKED_TORCH = Choices(packed=True, attention="flash")  # the best that torch's own operators do
 
@@ -102,7 +107,7 @@ class TorchOps:
         self._maybe_padded = Padded.upload(batch, dtype, device) if choices.attention == "padded" else None
         rows = self._packed if choices.packed else self._padded
         self._token_ids, self._positions = rows.token_ids, rows.positions
-        self._batch, self._device = batch, device
+        self._batch, self._device, self._dtype = batch, device, dtype
 
     @property
     def _padded(self) -> Padded:
@@ -113,6 +118,11 @@ class TorchOps:
     @cached_property
     def _inputs(self) -> Inputs:
         return uploaded(self._batch, self._device)
+
+    @cached_property
+    def _kernels(self) -> GpuKernels:
+        tables = AttentionTables(self._num_heads, None, None)
+        return GpuKernels(self._inputs, tables, products_of(self._dtype, self._device))
 
     def valid_rows(self, hidden: Tensor) -> Tensor:
         """[T, H] of the result, padding left out."""
@@ -133,6 +143,8 @@ class TorchOps:
         return _layer_norm(hidden, norm)
 
     def project(self, x: Tensor, dense: GpuDense) -> Tensor:
+        if self._choices.products:
+            return self._kernels.project(x.new_empty(len(x), dense.width), x, dense)
         if self._choices.fused_activation and dense.activation != "identity":
             out = torch.mm(x, dense.weight_t)
             bias_activation(out, dense.bias, dense.activation)
@@ -147,6 +159,8 @@ class TorchOps:
                 raise ValueError(f"the ablation is of models with the exact GELU, not {other!r}.")
 
     def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
+        if self._choices.products:
+            return self._kernels.project_add_norm(torch.empty_like(residual), x, residual, dense, norm)
         if self._choices.fused_norm:
             out = torch.mm(x, dense.weight_t)
             residual_norm(out, out, dense.bias, residual, norm.weight, norm.bias, norm.eps)
@@ -182,6 +196,12 @@ class TorchOps:
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale + bias
         context = torch.matmul(torch.softmax(scores, -1), value)
         return context.transpose(1, 2).reshape(len(qkv), hidden)
+
+
+@cache
+def products_of(dtype: torch.dtype, device: torch.device) -> Products:
+    """For a BERT-base."""
+    return Products.on(device, dtype, 768, {"gelu", "identity"})
 
 
 def uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
