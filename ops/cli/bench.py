@@ -65,9 +65,11 @@ class ServeSettings(BaseSettings):
 
     @field_validator("bootstrap_servers")
     @classmethod
-    def _addresses(cls, servers: str) -> str:
+    def _addresses(cls, servers: str | None) -> str | None:
+        if servers is None:
+            return None
         try:
-            return KafkaSettings(bootstrap_servers=servers).bootstrap_servers
+            return KafkaSettings.model_validate({"bootstrap_servers": servers}).bootstrap_servers
         except ValidationError as error:
             raise ValueError(error.errors()[0]["msg"]) from error
 

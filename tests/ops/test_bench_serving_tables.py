@@ -195,6 +195,7 @@ def _dp(record: Row, value: float) -> None:
 def _simulated(key: str) -> Doctor:
     def doctor(record: Row, value: float) -> None:
         row = record["parts"]["validation"]["rows"][0]
+        row["again"][key] = row["real"][key]
         row["simulated"][key] = value * row["real"][key]
 
     return doctor

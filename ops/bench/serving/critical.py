@@ -6,7 +6,9 @@ from typing import Any
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.search import confirm, highest
 
-CONFIRM_TIMES = 2.0  # the usual length of a run
+_CONFIRM_TIMES = 2.0  # the usual length of a run
+_CONFIRM_STEP, _MOST_CONFIRMED = 0.1, 5
+_CHANCES = 2  # runs of the bisection at one rate: one stall of the host is all of a short run's p99
 _PRECISION = 0.1
 _REACH = 8.0  # times the first guess, to either side
 
@@ -14,24 +16,25 @@ Run = Callable[[float, float], Outcome]  # (requests a second, times the usual l
 Row = dict[str, Any]
 
 
-def critical_point(run: Run, guess_per_s: float, slo_s: float, *, most_trials: int) -> Row:
+def critical_point(run: Run, guess_per_s: float, slo_s: float) -> Row:
     """The highest rate that is kept up with, and the latencies at it, as JSON carries them.
 
-    A bisection of short runs may pass by chance what cannot last, so at most `most_trials` longer ones confirm it.
+    A bisection of short runs may pass by chance what cannot last: longer ones, up or down from what it found, confirm it.
     """
     tried: list[tuple[float, bool]] = []
 
     def keeps_up(rate: float) -> bool:
-        is_kept_up = run(rate, 1.0).keeps_up(slo_s)
+        is_kept_up = any(run(rate, 1.0).keeps_up(slo_s) for _ in range(_CHANCES))
         tried.append((rate, is_kept_up))
         return is_kept_up
 
     found = highest(keeps_up, guess_per_s, precision=_PRECISION, reach=_REACH)
     confirmed = confirm(
-        lambda rate: run(rate, CONFIRM_TIMES),
+        lambda rate: run(rate, _CONFIRM_TIMES),
         lambda outcome: outcome.keeps_up(slo_s),
         found or guess_per_s / _REACH,
-        most=most_trials,
+        step=_CONFIRM_STEP,
+        most=_MOST_CONFIRMED,
     )
     outcome = confirmed.trial
     return {

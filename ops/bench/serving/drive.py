@@ -162,19 +162,19 @@ class _Drive:
             return
         now = self._loop.time() - self._epoch
         self._finish[ids] = now
-        self._record(work, lengths, done.result().device_s)
+        self._record(work, lengths, done.result().device_s, now)
         following = self._feed.done(work, now)
         if following is not None:
             self._start[list(following.batch.ids)] = now
         self._step()
 
-    def _record(self, work: Work, lengths: Lengths, device_s: float) -> None:
+    def _record(self, work: Work, lengths: Lengths, device_s: float, now: float) -> None:
         tokens, squares = int(lengths.sum()), int((lengths * lengths).sum())
         longest, count = int(lengths.max()), len(lengths)
         self._cost.observe(tokens, squares, longest, count, device_s)
         started = work.started if work.started is not None else 0.0
         sums = (count, tokens, squares, longest)
-        self._batches.append(Ran(started, *sums, work.batch.predicted_s, device_s, work.trigger, work.partition))
+        self._batches.append(Ran(started, now, *sums, work.batch.predicted_s, device_s, work.trigger, work.partition))
 
     def _finish_run(self, error: BaseException | None) -> None:
         if self._ended.done():

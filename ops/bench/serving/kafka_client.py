@@ -45,7 +45,6 @@ class ClientSpec:
     timeout_s: float  # of a call, which is the deadline that it carries
     guess_per_s: float
     seconds: float  # of a run
-    most_trials: int
     seed: int = 0
 
 
@@ -106,7 +105,6 @@ def search(spec: ClientSpec) -> Row:
                 lambda rate, times: runner.run(load.run(rate, times)),
                 spec.guess_per_s,
                 spec.slo_s,
-                most_trials=spec.most_trials,
             )
         finally:
             runner.run(client.close())

@@ -16,6 +16,7 @@ class Ran:
     """One batch as it was run."""
 
     started: float  # s since the run began
+    finished: float  # as the scheduler's side knew of it: the device's time, and the host's before and after
     count: int
     tokens: int
     squares: int  # sum of the squared lengths

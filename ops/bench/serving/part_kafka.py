@@ -20,7 +20,7 @@ from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 _PATIENCE_S = 30.0  # a call's deadline where the system knows no objective: long past the backlog of an overloaded run
 _NUM_LENGTHS = 4096  # that a client is given
 _MOST_SEARCH_S = 600.0
-_FIRST_SHARE = 0.7  # of what the cost alone would allow: where the search begins
+_FIRST_SHARE = 0.7  # of what bounds it, the cost or the run in process: where a search begins
 _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
 
 Connection = dict[str, Any]  # settings that the worker and the client share
@@ -35,10 +35,10 @@ def run(stand: Stand, plan: RunPlan, say: Say) -> Row:
         say(f"through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
         for system in systems(stand, slo_s):
             in_process = _in_process(stand, plan, system, lengths, slo_s)
-            guess = in_process["rate_per_s"]
-            through = _through_kafka(stand, plan, system, lengths, slo_s, guess, connection, Path(folder))
+            rate = in_process["rate_per_s"]
+            through = _through_kafka(stand, plan, system, lengths, slo_s, rate, connection, Path(folder))
             rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
-            say(f"  {system.name}: {guess:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
+            say(f"  {system.name}: {rate:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
     return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
 
 
@@ -69,7 +69,6 @@ def _in_process(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s
         lambda rate, times: stand.real(system, plan.load(lengths, rate, slo_s, times=times), grace_s=2 * slo_s),
         _FIRST_SHARE * allowed,
         slo_s,
-        most_trials=plan.most_trials,
     )
 
 
@@ -79,7 +78,7 @@ def _through_kafka(
     system: System,
     lengths: str,
     slo_s: float,
-    guess_per_s: float,
+    in_process_per_s: float,
     connection: Connection,
     folder: Path,
 ) -> Row:
@@ -91,9 +90,8 @@ def _through_kafka(
         vocab_size=stand.packed.info.vocab_size,
         slo_s=slo_s,
         timeout_s=_PATIENCE_S if system.settings.slo_s is None else system.settings.slo_s,
-        guess_per_s=guess_per_s,
-        seconds=plan.load(lengths, guess_per_s, slo_s).seconds,
-        most_trials=plan.most_trials,
+        guess_per_s=_FIRST_SHARE * in_process_per_s,
+        seconds=plan.load(lengths, in_process_per_s, slo_s).seconds,
     )
     settings = {**connection, **worker_settings(stand, system), "served_name": name}
     settings["cost_path"] = str(folder / "costs.sqlite")

@@ -114,10 +114,9 @@ class SimulatedWorker:
         self.num_batches += 1
         heapq.heappush(self._running, (now + seconds, self.num_batches, work))
         if self._batches is not None:
+            sums = (len(ids), tokens, squares, longest)
             predicted_s = work.batch.predicted_s
-            self._batches.append(
-                Ran(now, len(ids), tokens, squares, longest, predicted_s, seconds, work.trigger, work.partition)
-            )
+            self._batches.append(Ran(now, now + seconds, *sums, predicted_s, seconds, work.trigger, work.partition))
 
     def _end(self, work: Work, now: float) -> None:
         finish = self._finish

@@ -118,7 +118,7 @@ class Stand:
         return self._noise[kind]
 
     def overhead_s(self, kind: EngineKind) -> float:
-        """Of the host, for each batch, while lanes wait."""
+        """Of the host, for each batch, on average: from its start to its known end, beyond the device's time."""
         return self._overhead_s.get(kind, 0.0)
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
@@ -134,15 +134,15 @@ class Stand:
         feed = Feed(Scheduler(system.settings, known.cost), self.num_lanes)
         return drive(requests, feed, known.engine, self.num_lanes, known.cost, grace_s=grace_s)
 
-    def simulated(self, system: System, load: Load) -> Outcome:
-        """The same load in the simulator."""
+    def simulated(self, system: System, load: Load, *, scatter: int = 0) -> Outcome:
+        """The same load in the simulator; `scatter` is the seed of what its batches take."""
         table = self.table(system.engine)
-        seconds = noisy(table, self.noise(system.engine), self._seed, self.overhead_s(system.engine))
+        seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead_s(system.engine))
         feed = Feed(Scheduler(system.settings, table), self.num_lanes)
         return simulate(self._stream(load), feed, seconds)
 
     def learn(self, kind: EngineKind, outcome: Outcome) -> None:
-        """Take the simulator's noise and overhead from a real run that kept all lanes busy."""
+        """Take the simulator's noise and overhead from the batches of a real run."""
         begin, end = _SETTLED * outcome.span_s, outcome.span_s
         settled = [ran for ran in outcome.batches if begin <= ran.started < end]
         if len(settled) < _FEWEST_RATIOS:
@@ -150,9 +150,8 @@ class Stand:
         table = self.table(kind)
         predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
         self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
-        within = [min(ran.started + ran.measured_s, end) - max(ran.started, begin) for ran in outcome.batches]
-        idle_s = self.num_lanes * (end - begin) - sum(seconds for seconds in within if seconds > 0)
-        self._overhead_s[kind] = max(0.0, idle_s / len(settled))
+        host_s = sum(ran.finished - ran.started - ran.measured_s for ran in settled)
+        self._overhead_s[kind] = max(0.0, host_s / len(settled))
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
