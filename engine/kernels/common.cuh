@@ -175,25 +175,44 @@ __device__ __forceinline__ void multiply_vector(float (&values)[VECTOR], uint4 v
     for (int i = 0; i < VECTOR; ++i) values[i] *= factors[i];
 }
 
-// LayerNorm of such a row.
-template <int WARPS, int PER_THREAD>
-__device__ __forceinline__ void normalize_row(
-    scalar* out,  // [hidden]
-    float (&values)[PER_THREAD][VECTOR],
-    const scalar* gamma,  // [hidden]
-    const scalar* beta,   // [hidden] or null
-    int hidden, float eps) {
-    standardize_row<WARPS, PER_THREAD>(values, hidden, eps);
+// A norm's weights for the columns of one thread of a group, in registers: asked for before the wait, and once for all
+// rows. What is null counts as zero.
+template <int WARPS, int PER_THREAD> struct NormWeights {
+    uint4 shift[PER_THREAD], gamma[PER_THREAD], beta[PER_THREAD];
+
+    __device__ __forceinline__ NormWeights(const scalar* bias, const scalar* gammas, const scalar* betas, int hidden) {
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        const int column = (threadIdx.x % (WARP * WARPS) + i * WARP * WARPS) * VECTOR;
-        if (column < hidden) {
-            multiply_vector(values[i], load_vector(gamma + column));
-            if (beta != nullptr) add_vector(values[i], load_vector(beta + column));
-            store_vector(out + column, pack_vector(values[i]));
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int column = (threadIdx.x % (WARP * WARPS) + i * WARP * WARPS) * VECTOR;
+            shift[i] = gamma[i] = beta[i] = make_uint4(0, 0, 0, 0);
+            if (column < hidden) {
+                if (bias != nullptr) shift[i] = load_vector(bias + column);
+                gamma[i] = load_vector(gammas + column);
+                if (betas != nullptr) beta[i] = load_vector(betas + column);
+            }
         }
     }
-}
+
+    // total = values + bias, then its LayerNorm, of one row. total may be null.
+    __device__ __forceinline__ void finish(scalar* out, scalar* total, float (&values)[PER_THREAD][VECTOR], int hidden,
+                                           float eps) const {
+        const int lane = threadIdx.x % (WARP * WARPS);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int column = (lane + i * WARP * WARPS) * VECTOR;
+            add_vector(values[i], shift[i]);
+            if (total != nullptr && column < hidden) store_vector(total + column, pack_vector(values[i]));
+        }
+        standardize_row<WARPS, PER_THREAD>(values, hidden, eps);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int column = (lane + i * WARP * WARPS) * VECTOR;
+            multiply_vector(values[i], gamma[i]);
+            add_vector(values[i], beta[i]);
+            if (column < hidden) store_vector(out + column, pack_vector(values[i]));
+        }
+    }
+};
 
 // Tensor cores
 

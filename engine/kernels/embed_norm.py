@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels.library import kernel, multiprocessors, pointer, pointer_or_null, row_geometry
 
 
 def embed_norm(
@@ -28,7 +28,7 @@ def embed_norm(
     """
     dtype = out.dtype
     rows, hidden = out.shape
-    geometry = row_geometry(rows, hidden)
+    geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
     args = (
         pointer("out", out, dtype, (rows, hidden)),
         pointer("token_ids", token_ids, torch.int32, (rows,)),

@@ -81,22 +81,30 @@ def block_shared_bytes(device: torch.device) -> int:
 
 
 class RowGeometry(NamedTuple):
-    """How kernels that hold a whole row in registers are launched."""
+    """How kernels that hold whole rows in registers, and walk over them, are launched."""
 
     entry: str  # suffix of the entry point: warps a row, and vectors of eight a thread
     grid: tuple[int, ...]
     block: tuple[int, ...]
 
 
+# Blocks that a multiprocessor holds, by warps a row and vectors a thread: as __launch_bounds__ in the sources.
+_BLOCKS_PER_PROCESSOR = {(1, 1): 8, (1, 2): 4, (1, 3): 3, (1, 4): 2, (8, 1): 4, (8, 2): 2, (8, 3): 1, (8, 4): 1}
+
+
 @lru_cache(maxsize=4096)
-def row_geometry(rows: int, hidden: int) -> RowGeometry:
-    """A warp a row while its registers suffice, else a block of eight warps. ValueError when neither holds a row."""
+def row_geometry(rows: int, hidden: int, processors: int) -> RowGeometry:
+    """A warp a row while its registers suffice, else a block of eight warps. ValueError when neither holds a row.
+
+    processors: multiprocessors of the device, all of which are filled once; the blocks walk over what is left.
+    """
     warps = 1 if hidden <= _WARP * _VECTORS_PER_THREAD * VECTOR else _WIDE_WARPS
     vectors = -(-hidden // (warps * _WARP * VECTOR))
     if hidden % VECTOR or not 1 <= vectors <= _VECTORS_PER_THREAD:
         raise ValueError(f"hidden size {hidden}: must be a positive multiple of {VECTOR}, at most {MAX_HIDDEN}")
     rows_per_block = 4 if warps == 1 else 1
-    return RowGeometry(f"w{warps}_v{vectors}", (-(-rows // rows_per_block),), (_WARP * warps * rows_per_block,))
+    blocks = min(-(-rows // rows_per_block), processors * _BLOCKS_PER_PROCESSOR[warps, vectors])
+    return RowGeometry(f"w{warps}_v{vectors}", (blocks,), (_WARP * warps * rows_per_block,))
 
 
 def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import VECTOR, kernel, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels.library import VECTOR, kernel, multiprocessors, pointer, pointer_or_null, row_geometry
 
 _FEW_ROWS = 2048  # up to here a block a row is sooner done
 _FEW_ENTRY, _FEW_THREADS = "w4_v1", 128
@@ -70,7 +70,7 @@ def _launch(
 ) -> None:
     """Of x or of parts; the other is None."""
     dtype, (rows, hidden) = out.dtype, out.shape
-    geometry = row_geometry(rows, hidden)
+    geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
     tensors = (
         pointer_or_null("bias", bias, dtype, (hidden,)),
         pointer_or_null("residual", residual, dtype, (rows, hidden)),

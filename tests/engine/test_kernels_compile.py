@@ -20,7 +20,12 @@ SOURCES = sorted(
 DTYPES = (torch.float16, torch.bfloat16)
 ARCHITECTURES = ("80", "89", "90")
 HOPPER = {"wide_product"}  # sources for sm_90a alone
-READ_WEIGHTS_FIRST = ("short_norm", "short_product")  # entries that may read before they wait: no kernel writes weights
+READ_WEIGHTS_FIRST = (
+    "residual_norm",
+    "embed_norm",
+    "short_norm",
+    "short_product",
+)  # entries that may read before they wait: no kernel writes weights
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
 
@@ -43,10 +48,10 @@ def test_compiles_without_spills(
 @pytest.mark.parametrize(
     ("source", "launched"),
     [
-        ("residual_norm", {f"residual_norm_{row_geometry(1, hidden).entry}" for hidden in HIDDEN_SIZES}),
+        ("residual_norm", {f"residual_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("residual_norm", {"short_norm_w4_v1"} | {f"short_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
-        ("embed_norm", {f"embed_norm_{row_geometry(1, hidden).entry}" for hidden in HIDDEN_SIZES}),
+        ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
         ("heads", {"gather_rows"} | {f"scores_{kind}" for kind in heads.SCORES}),
@@ -69,16 +74,23 @@ def test_what_pooling_takes_of_shared_memory_for_itself(tmp_path: Path) -> None:
 
 def test_rows_fit_their_threads() -> None:
     for hidden in range(8, 8193, 8):
-        geometry = row_geometry(5, hidden)
+        geometry = row_geometry(5, hidden, 132)
         warps, vectors = (int(part[1:]) for part in geometry.entry.split("_"))
         assert 8 * 32 * warps * (vectors - 1) < hidden <= 8 * 32 * warps * vectors
         assert geometry.grid[0] * geometry.block[0] // (32 * warps) >= 5
 
 
+def test_blocks_walk_over_the_rows_that_do_not_fit_at_once() -> None:
+    few, many = (row_geometry(rows, 768, 132) for rows in (1000, 1_000_000))
+    assert few.grid == (250,)
+    assert many == row_geometry(20_000, 768, 132)
+    assert many.grid == (132 * 3,)
+
+
 @pytest.mark.parametrize("hidden", [0, 4, 12, 8200])
 def test_hidden_sizes_without_a_kernel_are_refused(hidden: int) -> None:
     with pytest.raises(ValueError, match=f"hidden size {hidden}"):
-        row_geometry(5, hidden)
+        row_geometry(5, hidden, 132)
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
