@@ -6,10 +6,7 @@ from torch import Tensor
 
 from penstock.engine.kernels.library import VECTOR, kernel, multiprocessors, pointer, pointer_or_null, row_geometry
 
-_FEW_ROWS = 2048  # up to here a block a row is sooner done
-_FEW_ENTRY, _FEW_THREADS = "w4_v1", 128
-_FEW_HIDDEN = _FEW_THREADS * VECTOR
-_WIDE_THREADS = 256
+_NARROW, _NARROW_HIDDEN = ("w4_v1", 128), 128 * VECTOR  # entry and threads of split_norm for rows that so many hold
 
 
 def residual_norm(
@@ -71,23 +68,21 @@ def _launch(
     """Of x or of parts; the other is None."""
     dtype, (rows, hidden) = out.dtype, out.shape
     geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
+    outs = pointer("out", out, dtype, (rows, hidden)), pointer_or_null("total", total, dtype, (rows, hidden))
     tensors = (
         pointer_or_null("bias", bias, dtype, (hidden,)),
         pointer_or_null("residual", residual, dtype, (rows, hidden)),
         pointer("gamma", gamma, dtype, (hidden,)),
         pointer_or_null("beta", beta, dtype, (hidden,)),
     )
-    source = pointer_or_null("x", x, dtype, (rows, hidden))
-    outs = pointer("out", out, dtype, (rows, hidden)), pointer_or_null("total", total, dtype, (rows, hidden))
     scalars = np.int32(hidden), np.float32(eps)
-    if not rows:
-        return
-    if parts is not None or rows <= _FEW_ROWS:
-        splits = 0 if parts is None else len(parts)
-        addends = pointer_or_null("parts", parts, torch.float32, (splits, rows, hidden))
-        entry, threads = (_FEW_ENTRY, _FEW_THREADS) if hidden <= _FEW_HIDDEN else (geometry.entry, _WIDE_THREADS)
-        short = (*outs, source, addends, np.int32(splits), *tensors, *scalars)
-        kernel("residual_norm", f"short_norm_{entry}", dtype)((rows,), (threads,), short)
+    if parts is None:
+        args = (*outs, pointer_or_null("x", x, dtype, (rows, hidden)), *tensors, rows, *scalars)
+        name, grid, block = f"residual_norm_{geometry.entry}", geometry.grid, geometry.block
     else:
-        args = (*outs, source, *tensors, rows, *scalars)
-        kernel("residual_norm", f"residual_norm_{geometry.entry}", dtype)(geometry.grid, geometry.block, args)
+        addends = pointer("parts", parts, torch.float32, (len(parts), rows, hidden))
+        args = (*outs, addends, np.int32(len(parts)), *tensors, *scalars)
+        entry, threads = _NARROW if hidden <= _NARROW_HIDDEN else (geometry.entry, geometry.block[0])
+        name, grid, block = f"split_norm_{entry}", (rows,), (threads,)
+    if rows:
+        kernel("residual_norm", name, dtype)(grid, block, args)

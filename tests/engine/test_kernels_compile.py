@@ -23,7 +23,7 @@ HOPPER = {"wide_product"}  # sources for sm_90a alone
 READ_WEIGHTS_FIRST = (
     "residual_norm",
     "embed_norm",
-    "short_norm",
+    "split_norm",
     "short_product",
 )  # entries that may read before they wait: no kernel writes weights
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
@@ -49,7 +49,7 @@ def test_compiles_without_spills(
     ("source", "launched"),
     [
         ("residual_norm", {f"residual_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
-        ("residual_norm", {"short_norm_w4_v1"} | {f"short_norm_w8_v{vectors}" for vectors in range(1, 5)}),
+        ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),

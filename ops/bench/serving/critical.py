@@ -19,7 +19,7 @@ Row = dict[str, Any]
 def critical_point(run: Run, guess_per_s: float, slo_s: float) -> Row:
     """The highest rate that is kept up with, and the latencies at it, as JSON carries them.
 
-    A bisection of short runs may pass by chance what cannot last: longer ones, up or down from what it found, confirm it.
+    Short runs may pass by chance what cannot last: longer ones, up or down from what these found, confirm it.
     """
     tried: list[tuple[float, bool]] = []
 
