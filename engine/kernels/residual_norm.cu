@@ -8,8 +8,8 @@
 //   rows: the next row is on its way while this one is reduced. What is read once is kept out of L1.
 // Versions: 1. a warp for each row, no walk. Tried: prefetching gamma and beta to L1 in every row, which made 64 rows
 //   9 % faster and 17,000 rows 2.4 times slower on an H200. 2. a block a row with its weights in registers before the
-//   wait: 0.55 to 0.51 ms for a BERT-base of 500 rows. 3. this walk, which keeps that, and takes 7.2 for 7.6 us at 4,096
-//   rows.
+//   wait: 0.55 to 0.51 ms for a BERT-base of 500 rows. 3. this walk, which keeps that, and takes 7.2 for 7.6 us at
+//   4,096 rows.
 
 template <int PER_THREAD> struct Addends {
     uint4 own[PER_THREAD], other[PER_THREAD];
@@ -59,8 +59,8 @@ __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const 
     }
 }
 
-// The same for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], as short_product.cu
-// leaves them.
+// The same for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], as
+// short_product.cu leaves them.
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void split_norm(scalar* out, scalar* total, const float* parts, int splits,
                                            const scalar* bias, const scalar* residual, const scalar* gamma,

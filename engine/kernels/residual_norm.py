@@ -1,5 +1,7 @@
 """Bias, residual and LayerNorm in one pass: the launch."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -77,7 +79,7 @@ def _launch(
     )
     scalars = np.int32(hidden), np.float32(eps)
     if parts is None:
-        args = (*outs, pointer_or_null("x", x, dtype, (rows, hidden)), *tensors, rows, *scalars)
+        args: tuple[Any, ...] = (*outs, pointer_or_null("x", x, dtype, (rows, hidden)), *tensors, rows, *scalars)
         name, grid, block = f"residual_norm_{geometry.entry}", geometry.grid, geometry.block
     else:
         addends = pointer("parts", parts, torch.float32, (len(parts), rows, hidden))
