@@ -21,7 +21,7 @@ from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.settings import WorkerSettings, scheduler_settings
 
-SLO_S = 1.0
+SLO_S = 0.25
 
 
 class Unloaded(Stand):

@@ -196,7 +196,7 @@ def _kafka(part: Record) -> Grid:
             rows.append(
                 (
                     f"{row['system']}, {way}",
-                    _rate(found["offered_per_s"]) + ("" if found["was_sustained"] else " (late)"),
+                    _rate(found["rate_per_s"]) + ("" if found["was_sustained"] else " (late)"),
                     f"{found['rate_per_s'] / row['in_process']['rate_per_s']:.2f}",
                     f"{_ms(latency['avg'])} ({_ms(latency['min'])}, {_ms(latency['max'])})",
                     _ms(latency["p50"]),
