@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.types import Engine, ModelInfo, PackedBatch, PipelinedEngine, TaskOptions
+from penstock.engine.types import Engine, ModelInfo, PackedBatch, TaskOptions
 
 Lengths = tuple[int, ...]  # tokens of each sequence of a batch
 
@@ -23,7 +23,6 @@ _SHORTEST = 8  # the first level of lengths and of tokens
 _NUM_LENGTHS, _NUM_SIZES = 5, 7  # levels of the longest sequence, and of tokens or sequences
 _NUM_CHECKS = 10
 _MAX_ROUNDS = 5
-_WARM_UP_SHARE = 0.35  # of the budget; the first counted round takes about as long
 _QUARTILE = 0.25
 
 
@@ -49,16 +48,16 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     Blocks. Run it in a lane's stead, before the lanes start. `max_sequences` and `max_tokens` bound a batch, as the
     scheduler's caps do; a single sequence may have more tokens, up to the model's.
 
-    Every shape is first run uncounted, twice where the engine captures what comes again. What is left of the budget
-    goes to rounds over all of them, and at last over the smaller ones: whatever else holds up the processor for a
-    moment then falls on a few runs of many shapes, not on all runs of one. It can only add time, so the lower quartile
-    of a shape's runs is its time.
+    Every shape is first run uncounted, twice on a GPU, where the first two compile, load or capture. What is left of
+    the budget goes to rounds over all of them, and at last over the smaller ones: whatever else holds up the processor
+    for a moment then falls on a few runs of many shapes, not on all runs of one. It can only add time, so the lower
+    quartile of a shape's runs is its time.
     """
     started = time.perf_counter()
     plan = timing_plan(engine.info, max_sequences, max_tokens)
     checks = _random_batches(engine.info, max_sequences, max_tokens)
     chosen = sorted(dict.fromkeys(plan + checks), key=lambda lengths: _size(engine.info, lengths))
-    batches = _run_once(engine, chosen, budget_s * _WARM_UP_SHARE)
+    batches = _run_once(engine, chosen, budget_s, rounds=1)
     runs: list[list[float]] = [[] for _ in batches]
     for _ in range(_MAX_ROUNDS):
         for batch, seconds in zip(batches.values(), runs, strict=True):
@@ -78,7 +77,7 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
 def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 2.0) -> None:
     """What `measure` does on the way, for an engine whose times are known: shapes met, kernels compiled. Blocks."""
     plan = timing_plan(engine.info, max_sequences, max_tokens)
-    _run_once(engine, sorted(plan, key=lambda lengths: _size(engine.info, lengths)), budget_s)
+    _run_once(engine, sorted(plan, key=lambda lengths: _size(engine.info, lengths)), budget_s, rounds=0)
 
 
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
@@ -103,21 +102,26 @@ def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[L
     return tuple(plan)
 
 
-def _run_once(engine: Engine, plan: Sequence[Lengths], budget_s: float) -> dict[Lengths, PackedBatch]:
-    """Run batches in turn until the next would exceed the budget, by the pace of the last. Returns those that ran."""
+def _run_once(engine: Engine, plan: Sequence[Lengths], budget_s: float, *, rounds: int) -> dict[Lengths, PackedBatch]:
+    """Run batches in turn until the next would exceed the budget, by the pace of the last. Returns those that ran.
+
+    What `rounds` more over all of them will take stays free: much less than this, where a first run also compiles.
+    """
     started = time.perf_counter()
     ready: dict[Lengths, PackedBatch] = {}
-    pace_s = 0.0  # a token
+    pace_s = round_s = 0.0  # a token, and a batch of each shape that ran
     for lengths in plan:
         size = _size(engine.info, lengths)
-        if ready and time.perf_counter() - started + pace_s * size > budget_s:
+        next_s = pace_s * size
+        if ready and time.perf_counter() - started + next_s + rounds * (round_s + next_s) > budget_s:
             break
         batch = _batch(engine, lengths)
-        if not ready or isinstance(engine, PipelinedEngine):
+        if not ready or engine.info.device != "cpu":
             engine.run(batch)
         run_started = time.perf_counter()
         engine.run(batch)
-        pace_s = (time.perf_counter() - run_started) / size
+        run_s = time.perf_counter() - run_started
+        pace_s, round_s = run_s / size, round_s + run_s
         ready[lengths] = batch
     return ready
 

@@ -107,4 +107,6 @@ def _on_gpu(
     from penstock.engine.gpu.engine import GpuEngine
 
     encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
-    return GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
+    engine = GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
+    engine.warm_up()
+    return engine

@@ -20,6 +20,9 @@ from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
+# Tokens of a sequence, and sequences: products of few rows, of some and of many; attention of short and of long
+# sequences, few and many.
+_WARM_UPS = ((8, 4), (64, 5), (64, 20), (300, 1), (300, 11))
 # torch's allocator raises a type of its own; the driver, cuBLAS, cuDNN and torch's pinned memory have only words.
 _OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 
@@ -50,6 +53,19 @@ class GpuEngine:
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
         self._failure: str | None = None
         self._num_batches = 0
+
+    def warm_up(self) -> None:
+        """Run a batch for every kind of kernel, and with every head: what a kernel's first launch costs is paid here.
+
+        That is seconds where none was compiled on this machine before. Called at load, before the first batch. Raises
+        what `run` raises.
+        """
+        options = [TaskOptions(task) for task in sorted(self.info.tasks)]
+        for length, count in _WARM_UPS:
+            length = min(length, self.info.max_tokens)
+            ends = np.arange(count + 1, dtype=np.int32) * length
+            wanted = tuple(options[index % len(options)] for index in range(count))
+            self.run(PackedBatch(np.zeros(ends[-1], np.int32), ends, length, None, wanted))
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         """See `Engine.run`."""

@@ -144,3 +144,24 @@ def test_what_an_engine_captures_is_captured_before_it_is_timed(clock: Clock) ->
     engine = Capturing(clock, 1e-6)
     measured = measure(engine, max_sequences=1024, max_tokens=16_384)
     assert all(timing.seconds < 0.01 + engine.seconds(sum(timing.lengths)) for timing in measured.timings)
+
+
+class CompilingEngine(SlowEngine):
+    """A shape's first run takes a fifth of a second more, as on a GPU."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, 1e-7)
+        self._info = replace(self._info, device="GPU")
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        is_new = (len(batch.token_ids), batch.max_seqlen, len(batch.options)) not in self.seen
+        self.clock.now += 0.2 if is_new else 0.0
+        return super().run(batch)
+
+
+def test_the_budget_is_used_where_first_runs_are_slow_and_later_ones_quick(clock: Clock) -> None:
+    engine = CompilingEngine(clock)
+    calibration = measure(engine, max_sequences=256, max_tokens=16_384)
+    assert clock.now <= 10.5
+    assert {timing.lengths for timing in calibration.timings} == set(timing_plan(engine.info, 256, 16_384))
+    assert calibration.checks

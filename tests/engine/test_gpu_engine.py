@@ -87,6 +87,12 @@ def engine(cuda: FakeCuda, encoder: SmallEncoder) -> GpuEngine:
 BATCH = pack(random_sequences((3, 5)), TAGS)
 
 
+def test_warming_up_runs_few_and_many_tokens_within_the_models_limits(engine: GpuEngine, encoder: SmallEncoder) -> None:
+    engine.warm_up()
+    assert min(encoder.lengths) < 64
+    assert max(encoder.lengths) == 11 * INFO.max_tokens
+
+
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
 def test_memory_that_ran_out_in_any_words_is_one_error_and_the_engine_lives(
     cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError

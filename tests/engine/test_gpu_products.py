@@ -1,0 +1,68 @@
+"""Which products are ours: what the choice promises the launches, and that a kernel that cannot be compiled is done
+without."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.gpu import products
+from penstock.engine.gpu.products import MAX_ROWS, Products, most_parts, short_split, short_tile
+from penstock.engine.kernels import wide_product
+from penstock.engine.kernels.short_product import STAGE_DEPTH, TILES
+
+widths = st.integers(1, 1024).map(lambda eighth: 8 * eighth)
+
+
+@given(rows=st.integers(1, 600), width=widths, depth=widths)
+def test_parts_have_room_and_a_stage_each(rows: int, width: int, depth: int) -> None:
+    split = short_split(rows, width, depth)
+    if split is not None:
+        assert rows <= MAX_ROWS
+        assert split.tile in TILES
+        assert split.num_parts * rows * width <= most_parts(width)
+        assert 1 <= split.num_parts <= -(-depth // STAGE_DEPTH)
+
+
+@given(rows=st.integers(1, 600), width=widths, depth=widths)
+def test_products_of_few_rows_have_tiles(rows: int, width: int, depth: int) -> None:
+    tile = short_tile(rows, width, depth)
+    assert tile is None or (tile in TILES and rows <= MAX_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_plain", "expected"),
+    [
+        (32, False, "short"),
+        (128, False, "short"),
+        (512, False, "cublas"),
+        (1024, False, "wide"),
+        (1536, False, "cublas"),  # a round and a bit of tiles
+        (16_384, False, "wide"),
+        (1024, True, "cublas"),
+        (4096, True, "wide"),
+    ],
+)
+def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
+    width = 2304 if is_plain else 3072
+    is_wide = Products(torch.empty(0), wide_groups=132).is_wide(rows, width, 768, is_plain=is_plain)
+    is_short = not is_plain and short_tile(rows, width, 768) is not None
+    assert (is_short, is_wide) == (expected == "short", expected == "wide")
+    assert not Products(torch.empty(0), wide_groups=0).is_wide(rows, width, 768, is_plain=is_plain)
+
+
+def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: str, dtype: torch.dtype) -> None:
+        raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **more: empty(*size, **more))
+    monkeypatch.setattr(wide_product, "num_groups", lambda device: 132)
+    monkeypatch.setattr(wide_product, "prepare", refuse)
+    logged: list[str] = []
+    monkeypatch.setattr(products.log, "warning", lambda event, error: logged.append(f"{event}: {error}"))
+    made = Products.on(torch.device("cuda"), torch.float16, 768, {"gelu"})
+    assert made.wide_groups == 0
+    assert logged == ["wide_product_off: wide_product was not compiled: no compiler"]
