@@ -8,7 +8,7 @@ from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR, kernel, pointer
 
 KINDS = ("cls", "mean", "max", "last")
 L2_EPS = 1e-12  # torch.nn.functional.normalize's
-_WARP, _THREADS, _MAX_ACROSS = 32, 768, 128
+_WARP, _THREADS, _MAX_ACROSS = 32, 512, 128
 
 
 def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: bool) -> None:
@@ -34,5 +34,5 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
         np.float32(L2_EPS),
     )
     if count:
-        shared_bytes = 4 * (VECTOR * across * down + width)  # one row, beside 24 KiB of shares
+        shared_bytes = 4 * (VECTOR * across * down + width)  # one row, beside 16 KiB of shares
         kernel("pool", f"pool_{kind}", hidden.dtype)((count,), (across, down), args, shared_bytes)
