@@ -1,6 +1,5 @@
 """Hidden states of packed batches on a GPU: upload, forward, nothing waited for."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,14 +24,6 @@ from penstock.engine.weights import EncoderWeights
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
 
 log = structlog.get_logger("penstock.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Hidden states, and where the sequences lie in them. Both are overwritten by the next batch on the same stream."""
-
-    hidden: Tensor  # [rows, H], at least as many rows as the batch has tokens
-    inputs: Inputs
 
 
 class GpuEncoder:
@@ -76,12 +67,7 @@ class GpuEncoder:
 
     def run(self, batch: PackedBatch) -> Tensor:
         """Hidden states [T, H] of the batch's tokens, in its order; valid until the next run. Does not wait."""
-        return self.encode(batch).hidden[: len(batch.token_ids)]
-
-    def encode(self, batch: PackedBatch) -> Encoded:
-        """As `run`, with what the kernels after the forward need to know of the batch."""
-        inputs = self.upload(batch)
-        return Encoded(self.forward(inputs), inputs)
+        return self.forward(self.upload(batch))[: len(batch.token_ids)]
 
     def upload(self, batch: PackedBatch) -> Inputs:
         """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""

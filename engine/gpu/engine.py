@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import DeviceFailed
-from penstock.engine.gpu.encoder import Encoded, GpuEncoder
+from penstock.engine.gpu.encoder import GpuEncoder
+from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.memory import give_back
 from penstock.engine.heads import Head
 from penstock.engine.kernels.pool import pool
@@ -25,6 +26,14 @@ _TRIM_EVERY = 4096  # batches
 _WARM_UPS = ((8, 4), (64, 5), (64, 20), (300, 1), (300, 11))
 # torch's allocator raises a type of its own; the driver, cuBLAS, cuDNN and torch's pinned memory have only words.
 _OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Hidden states, and where the sequences lie in them. Both are overwritten by the next batch on the same stream."""
+
+    hidden: Tensor  # [rows, H], at least as many rows as the batch has tokens
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +108,21 @@ class GpuEngine:
         if self._num_batches % _TRIM_EVERY == 0:
             self._trim()
         started, ended = _event(), _event()
-        started.record()
-        encoded = self._encoder.encode(batch)
+        inputs = self._encoder.upload(batch)
+        started.record()  # not before: while nothing else is underway, the device waits for the host's description
+        encoded = _Encoded(self._encoder.forward(inputs), inputs)
         fetched = [self._fetch(encoded, batch, wanted) for wanted in dict.fromkeys(batch.options)]
         ended.record()
         return RunningBatch(self, batch, fetched, started, ended)
 
-    def _fetch(self, encoded: Encoded, batch: PackedBatch, wanted: TaskOptions) -> _Fetched:
+    def _fetch(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> _Fetched:
         rows = self._rows(encoded, batch, wanted)
         pinned = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
         pinned.copy_(rows, non_blocking=True)
         head = self._heads.get(wanted.task)
         return _Fetched(wanted, pinned, head is not None and head.reads == "tokens")
 
-    def _rows(self, encoded: Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
+    def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         """float32, one row a sequence, or with a head that reads tokens one a token."""
         if wanted.task == "embed":
             return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
@@ -127,14 +137,14 @@ class GpuEngine:
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
-    def _embeddings(self, encoded: Encoded, batch: PackedBatch, pooling: str | None, normalize: bool | None) -> Tensor:
+    def _embeddings(self, encoded: _Encoded, batch: PackedBatch, pooling: str | None, normalize: bool | None) -> Tensor:
         tail = self._tail
         normalize = tail.normalize if normalize is None else normalize
         rows = self._pooled(encoded, batch, pooling or tail.pooling, normalize=normalize and not tail.dense)
         return tail.after_pooling(rows, normalize) if tail.dense else rows
 
     @staticmethod
-    def _pooled(encoded: Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:
+    def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:
         hidden, num_sequences = encoded.hidden, len(batch.options)
         rows = torch.empty(num_sequences, hidden.shape[1], dtype=torch.float32, device=hidden.device)
         pool(rows, hidden, encoded.inputs.cu_seqlens[: num_sequences + 1], pooling, normalize=normalize)

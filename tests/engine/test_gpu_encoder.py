@@ -53,12 +53,13 @@ def test_a_batch_with_or_without_token_types_equals_transformers(saved: Any, tmp
     for given in (types, None):
         encoder._graphs = None if encoder._graphs is None else type(encoder._graphs)(encoder.device)  # none seen yet
         batch = pack(sequences, types=given)
-        encoded = encoder.encode(batch)
-        assert encoded.inputs.at_rest is graphs
-        assert len(encoded.hidden) == (160 if graphs else 146)
+        inputs = encoder.upload(batch)
+        hidden = encoder.forward(inputs)
+        assert inputs.at_rest is graphs
+        assert len(hidden) == (160 if graphs else 146)
         for index, (start, end) in enumerate(itertools.pairwise(batch.cu_seqlens)):
             expected = reference_hidden(saved, sequences[index], None if given is None else given[index])
-            np.testing.assert_allclose(encoded.hidden[start:end].numpy(), expected, atol=2e-5)
+            np.testing.assert_allclose(hidden[start:end].numpy(), expected, atol=2e-5)
         for workspace in (encoder._graph_workspace, encoder._workspace):
             for chunk in workspace.arena.buffers:
                 chunk.bytes.fill_(0xFF)
