@@ -65,8 +65,9 @@ class Planner:
         lanes: int,
         max_seconds: float = math.inf,
     ) -> tuple[list[Draft], list[Refusal]]:
-        """Batches in the order to run them, `lanes` at a time from `now` on, and the jobs that would be late in them.
+        """Batches in the order to run them, `lanes` at a time from `now` on; or only the jobs that would be late in them.
 
+        Those make room for others in the queue, so ask again without them: what is left of the batches is short of jobs.
         The window of jobs looked at bounds the time this takes. A partition that reorders the window gets no more of it
         than runs in the time of a batch, so that nobody's turn comes later than admission thought.
         """
@@ -75,16 +76,9 @@ class Planner:
             # The newest jobs stay, under their own triggers, to meet mates.
             lengths = [job.num_tokens for job in jobs]
             jobs = jobs[: full_batches_end(lengths, caps, padded=self._cost.padded) or None]
-        refused: list[Refusal] = []
-        while jobs:
-            drafts = self._drafts(jobs, partition, caps, lanes)
-            late = self._late(drafts, now, lanes)
-            if not late:
-                return drafts, refused
-            refused += late
-            gone = {refusal.id for refusal in late}
-            jobs = [job for job in jobs if job.id not in gone]
-        return [], refused
+        drafts = self._drafts(jobs, partition, caps, lanes)
+        late = self._late(drafts, now, lanes)
+        return ([], late) if late else (drafts, [])
 
     def fill_up(
         self, drafts: Sequence[Draft], bulk: JobQueue, now: float, *, lanes: int, growth_s: float

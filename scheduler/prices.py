@@ -45,11 +45,17 @@ class Prices:
             self._look_up()
 
     def learn(self, drafts: Sequence[Draft], *, are_full: bool) -> None:
-        """Note what was planned. Only batches that could take no more say what backlogs cost."""
-        if are_full and drafts and self._full_token_s > 0:
+        """Note what was planned. Batches that could take no more say what backlogs cost; others, that it is less.
+
+        Or a pace that is too high would refuse so much that no batch is ever full again.
+        """
+        if drafts and self._full_token_s > 0:
             tokens = sum([job.num_tokens for draft in drafts for job in draft.jobs])
             pace = sum([draft.seconds for draft in drafts]) / (tokens * self._full_token_s)
-            self._pace = pace if self._pace is None else self._pace + _WEIGHT * (pace - self._pace)
+            if self._pace is None:
+                self._pace = pace if are_full else None
+            elif are_full or pace < self._pace:
+                self._pace += _WEIGHT * (pace - self._pace)
         self._look_up()
 
     def longest_batch_s(self, slo_s: float) -> float:

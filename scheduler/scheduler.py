@@ -198,12 +198,13 @@ class Scheduler:
         return Trigger.BULK if self._bulk and not isinstance(decision, Trigger) else decision
 
     def _plan(self, trigger: Trigger, now: float, lanes: int) -> Plan:
-        """Batches that start at `now`. May hold refusals only; then it holds at least one."""
+        """Batches that start at `now`, or refusals only: at least one."""
         if not self._online:
             return self._plan_bulk(trigger, now, lanes)
         drafts, refused = self._planner.compose(self._online, self._partition, trigger, now, lanes=lanes)
-        num_seen = len(refused) + sum([len(draft.jobs) for draft in drafts])
-        are_all = num_seen == len(self._online)
+        if refused:
+            return self._release([], trigger, self._partition.name, refused)
+        are_all = sum([len(draft.jobs) for draft in drafts]) == len(self._online)
         self._prices.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
         if self._bulk and are_all:
@@ -211,7 +212,7 @@ class Scheduler:
             growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
             self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)
-        return self._release(drafts, trigger, self._partition.name, refused)
+        return self._release(drafts, trigger, self._partition.name, [])
 
     def _plan_bulk(self, trigger: Trigger, now: float, lanes: int) -> Plan:
         if trigger is Trigger.DRAIN or self._bulk_share.is_quiet(now):

@@ -105,6 +105,22 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
     assert after[len(after) // 2] == pytest.approx(before[len(before) // 2], rel=0.1)
 
 
+@pytest.mark.parametrize(("slo_s", "stall_s"), [(0.03, 0.015), (0.025, 0.02), (0.05, 0.04)])
+def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
+    """What was let in is late after a stall. The few that are not say nothing of what a backlog costs."""
+    chosen = SchedulerSettings(0.002, 1024, 16_384, slo_s)
+    cost = PackedCost(floor_s=0.0, alpha_s=4.8e-4, beta_s=3.3e-7, gamma_s=0.0)
+    capacity = saturation(cost, 51, chosen)
+    number = itertools.count()
+
+    def run_s(predicted_s: float) -> float:
+        batch = next(number)
+        return predicted_s + (stall_s if batch < 60 and batch % 10 == 0 else 0.0)
+
+    outcome = Simulation(chosen, cost, run_s=run_s).run(poisson(2 * capacity, 1.2))
+    assert sum(end > 0.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
