@@ -10,6 +10,7 @@ from penstock.scheduler.admission import AdmissionPolicy
 from penstock.scheduler.block import Waiting
 from penstock.scheduler.bulk import fill
 from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.lag import Lag
 from penstock.scheduler.order import Draft, OrderPolicy
 from penstock.scheduler.partition import Caps, PartitionPolicy, full_batches_end, share_out
 from penstock.scheduler.prices import Prices, price
@@ -29,6 +30,7 @@ class Planner:
         caps: Caps,
         order: OrderPolicy,
         admission: AdmissionPolicy,
+        lag: Lag,
         *,
         slo_s: float,
         window: int,
@@ -39,6 +41,7 @@ class Planner:
         self._caps = caps
         self._order = order
         self._admission = admission
+        self._lag = lag
         self._slo_s = slo_s
         self._window = max(window, caps.max_sequences)
 
@@ -65,9 +68,9 @@ class Planner:
         lanes: int,
         max_seconds: float = math.inf,
     ) -> tuple[list[Draft], list[Refusal]]:
-        """Batches in the order to run them, `lanes` at a time from `now` on; or only the jobs that would be late in them.
+        """Batches in the order to run them, `lanes` at a time from `now` on; else the jobs that would be late in them.
 
-        Those make room for others in the queue, so ask again without them: what is left of the batches is short of jobs.
+        Ask again without those: what is left of the batches is short of jobs, and others may wait to take their place.
         The window of jobs looked at bounds the time this takes. A partition that reorders the window gets no more of it
         than runs in the time of a batch, so that nobody's turn comes later than admission thought.
         """
@@ -159,7 +162,7 @@ class Planner:
 
     def _late(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[Refusal]:
         late = []
-        for draft, end in zip(drafts, self.ends(drafts, now, lanes), strict=True):
+        for draft, end in zip(drafts, self.ends(drafts, now + self._lag.usual_s, lanes), strict=True):
             if self._admission.is_late(min([job.deadline for job in draft.jobs]), now, end):
                 late += [
                     Refusal(job.id, Cause.QUEUED, end - job.deadline)

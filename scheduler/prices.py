@@ -11,6 +11,7 @@ from penstock.scheduler.types import Job
 # Of an SLO, for a batch: one may be running, one prepared, and the own one still ends in time, with a quarter to spare
 # for what comes before and after, and for wrong predictions.
 BATCH_SHARE = 1 / 4
+LAG_SHARE = 1 / 8  # of an SLO, at most, for batches that end later than predicted
 _SMALL = 1.25  # a batch that takes no more than this times the least there is holds what runs almost for nothing
 
 _MEMORY = 1024  # jobs from which the typical mix is known

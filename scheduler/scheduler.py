@@ -9,10 +9,11 @@ from penstock.scheduler.block import Waiting
 from penstock.scheduler.bulk import BulkShare
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.lag import Lag
 from penstock.scheduler.order import Draft, order_policy
 from penstock.scheduler.partition import Caps, partition_policy
 from penstock.scheduler.planner import Planner
-from penstock.scheduler.prices import BATCH_SHARE, Prices
+from penstock.scheduler.prices import BATCH_SHARE, LAG_SHARE, Prices
 from penstock.scheduler.queue import JobQueue
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.trigger import trigger_policy
@@ -38,8 +39,9 @@ class Scheduler:
         self._order = order_policy(settings.order)
         self._admission = admission_policy(settings.admission)
         self._prices = Prices(cost, self._caps, slo_s=slo_s)
+        self._lag = Lag(settings.num_lanes, slo_s)
         self._planner = Planner(
-            cost, self._prices, self._caps, self._order, self._admission, slo_s=slo_s, window=settings.window
+            cost, self._prices, self._caps, self._order, self._admission, self._lag, slo_s=slo_s, window=settings.window
         )
         self._bulk_share = BulkShare(settings)
         self._clock = SteadyClock()
@@ -93,7 +95,8 @@ class Scheduler:
             return []
         self._prices.observe(jobs)
         work_s = self._online.work_s
-        refused = [refusal for job in self._waiting(jobs, now) if (refusal := self._admit(job, now, now + busy_s))]
+        begin = now + busy_s * (1 + self._lag.share)
+        refused = [refusal for job in self._waiting(jobs, now) if (refusal := self._admit(job, now, begin))]
         if not all(job.bulk for job in jobs):
             self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
@@ -124,6 +127,12 @@ class Scheduler:
                 return Plan(plan.batches, plan.trigger, plan.partition, tuple(refused))
             decision = self._decide(now)
         return Wait(None if decision is None else self._clock.to_caller(decision), tuple(refused))
+
+    def ended(self, late_s: float, now: float) -> None:
+        """A batch ended, so much later (below 0: sooner) than predicted when a lane took it up. What is promised then
+        leaves room for that. A time that is no number is ignored.
+        """
+        self._lag.observe(late_s, self._clock.read(now))
 
     def drain(self, now: float) -> Plan | None:
         """Plan the jobs due first whatever the trigger policy says; None when none is queued. Call until None.
@@ -160,7 +169,8 @@ class Scheduler:
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
-        num_lanes, token_s = self._settings.num_lanes, self._prices.token_s
+        num_lanes, token_s = self._settings.num_lanes / (1 + self._lag.share), self._prices.token_s
+        lag_s = self._lag.batch_s
         launch_s, small_s = self._prices.launch_s, self._prices.small_s
         order_key, ahead_s = self._order.key, self._clock.ahead_s
         for number, job in enumerate(jobs, self._num_received):
@@ -171,7 +181,7 @@ class Scheduler:
             deadline = arrival + own_slo_s
             lane_s = job.num_tokens * token_s
             # Who comes later may join its batch, up to what a batch may take.
-            batch_s = max(launch_s + lane_s, own_slo_s * BATCH_SHARE, small_s)
+            batch_s = max(launch_s + lane_s, own_slo_s * BATCH_SHARE, small_s) + min(lag_s, own_slo_s * LAG_SHARE)
             latest_begin = deadline - batch_s if deadline < math.inf else math.inf
             key = order_key(deadline, arrival, number)
             yield Waiting(job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, latest_begin)

@@ -25,6 +25,10 @@ class Batch:
         """Predicted seconds until it is done, once a lane has it."""
         return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
 
+    def late_end_s(self, now: float) -> float:
+        """By how much later than predicted it ends, if it ends now; nan for one that no lane took up."""
+        return math.nan if self.started is None else now - self.started - self.predicted_s
+
     def late_s(self, row: Row) -> float:
         """By how much the row's deadline had passed when a lane took the batch up; not above 0: it had not."""
         return -math.inf if self.started is None else self.started - deadline_of(row)

@@ -78,7 +78,9 @@ class Simulation:
             moments += [wake_at] if wake_at is not None else []
             now = max(now, min(moments))
             while self._running and self._running[0][0] <= now:
-                self._finish(*heapq.heappop(self._running)[::2])
+                end, _, batch, predicted_end = heapq.heappop(self._running)
+                self.scheduler.ended(end - predicted_end, now)
+                self._finish(end, batch)
             if upcoming and upcoming[0] <= now:
                 self._add(list(upcoming[1]), now)
                 upcoming = next(coming, None)

@@ -117,8 +117,8 @@ def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
         batch = next(number)
         return predicted_s + (stall_s if batch < 60 and batch % 10 == 0 else 0.0)
 
-    outcome = Simulation(chosen, cost, run_s=run_s).run(poisson(2 * capacity, 1.2))
-    assert sum(end > 0.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
+    outcome = Simulation(chosen, cost, run_s=run_s).run(poisson(2 * capacity, 1.7))
+    assert sum(1.2 < end <= 1.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
 
 
 @settings(max_examples=150, deadline=None)

@@ -76,6 +76,8 @@ class Feed:
     def done(self, work: Work, now: float) -> Work | None:
         """A batch is done; the one that waited behind it, and starts now, or None."""
         self._running.remove(work)
+        if work.started is not None:
+            self.scheduler.ended(now - work.started - work.batch.predicted_s, now)
         if not self._ahead:
             return None
         following = self._ahead.popleft()

@@ -1,0 +1,52 @@
+"""Batches that end later than predicted: promises leave room for it, and no more than that."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler import Job, PackedCost, Scheduler, SchedulerSettings
+from tests.scheduler.simulation import GPU, Simulation, poisson, saturation
+
+LINEAR = PackedCost(0.0, 0.0, 1 / 1024, 0.0)
+
+
+def test_overload_is_answered_in_time_though_the_host_adds_to_every_batch() -> None:
+    """A fifth of what it was predicted to take: work that waits takes so much longer, and is let in accordingly."""
+    chosen = SchedulerSettings(0.002, 1024, 16_384, 0.05)
+    capacity = saturation(GPU, 51, chosen)
+    outcome = Simulation(chosen, run_s=lambda predicted_s: 1.2 * predicted_s).run(poisson(2 * capacity, 1.5))
+    settled = [(at, end, deadline) for at, end, deadline in outcome.answered if at > 0.5]
+    assert sum(end <= deadline for _, end, deadline in settled) >= 0.999 * len(settled)
+    assert len(settled) >= 0.95 * 1.0 * capacity / 1.2
+
+
+def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
+    """The SLO of 1 s leaves 3/4 s of waiting, as the own batch may take 1/4 s: less, by what batches lag."""
+    chosen = SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry")
+    scheduler = Scheduler(chosen, LINEAR)
+    assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75) == []
+    for count in range(1, 9):
+        scheduler.ended(1 / 64, 10.0 + 2 * count)  # one in two seconds: 1/64 of the lanes' time, in any one second
+    (refusal,) = scheduler.add([Job(1, 64, 30.0)], 30.0, busy_s=0.75)
+    assert refusal.late_s == pytest.approx(0.75 * (1 + 1 / 64) + 1 / 16 + 1 / 64 - 0.75)
+
+
+@given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))
+def test_an_idle_worker_lets_in_whoever_leaves_half_of_the_time(late_s: list[float]) -> None:
+    """Whatever batches did before: else nothing would run again, from which it is learned that they do better now."""
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    for count, late in enumerate(late_s):
+        scheduler.ended(late, 10.0 + count / 64)
+    assert scheduler.add([Job(0, 64, 20.0)], 20.0) == []
+
+
+def test_batches_that_end_as_predicted_are_forgotten_last() -> None:
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    for count in range(100):
+        scheduler.ended(0.2, 10.0 + count / 4)
+    assert scheduler.add([Job(0, 64, 40.0)], 40.0, busy_s=0.6)
+    for count in range(200):
+        scheduler.ended(math.nan if count % 4 == 0 else 0.0, 40.0 + count / 4)
+    assert scheduler.add([Job(1, 64, 100.0)], 100.0, busy_s=0.6) == []
