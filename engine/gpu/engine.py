@@ -21,9 +21,9 @@ from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
-# Tokens of a sequence, and sequences: products of few rows, of some and of many; attention of short and of long
-# sequences, few and many.
-_WARM_UPS = ((8, 4), (64, 5), (64, 20), (300, 1), (300, 11))
+# Most tokens of a sequence, and at least so many in all, for every kind of kernel: products of few rows, of some and of
+# many; attention of short sequences and of long ones, where those are few and where they fill the device.
+_WARM_UPS = ((8, 32), (64, 320), (64, 1280), (300, 2400), (300, 3300))
 # torch's allocator raises a type of its own; the driver, cuBLAS, cuDNN and torch's pinned memory have only words.
 _OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 
@@ -70,8 +70,9 @@ class GpuEngine:
         what `run` raises.
         """
         options = [TaskOptions(task) for task in sorted(self.info.tasks)]
-        for length, count in _WARM_UPS:
-            length = min(length, self.info.max_tokens)
+        for most, rows in _WARM_UPS:
+            length = min(most, self.info.max_tokens)
+            count = -(-rows // length)
             ends = np.arange(count + 1, dtype=np.int32) * length
             wanted = tuple(options[index % len(options)] for index in range(count))
             self.run(PackedBatch(np.zeros(ends[-1], np.int32), ends, length, None, wanted))

@@ -1,20 +1,20 @@
 """Which products of a forward are ours, and not cuBLAS's. The crossovers were measured on an H200.
 
-Few rows: microseconds a product in a CUDA graph of twelve, float16, BERT-base, weights from beyond the L2 cache: cuBLAS
-and a launch for what follows it, and ours.
+Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights from beyond the L2 cache: cuBLAS and a
+launch for what follows it, and ours (part `products` of ops/bench/results/nvidia-h200, which has more).
 
     rows                            32           64           128          256
-    to 3,072, bias and GELU         6.3   3.8    6.5   4.5    6.8   6.3    7.0   7.8
-    from 768, residual and norm     6.2   3.5    6.3   4.3    6.4   4.9    6.6   5.9
-    from 3,072, residual and norm   9.4   5.9    9.5   6.7    9.8   8.1   10.8  10.3
+    to 3,072, bias and GELU         8.7   4.5    7.6   4.9    7.6   5.7    7.7   no
+    from 768, residual and norm     7.1   5.1    7.4   4.9    6.3   4.9    6.3   6.4
+    from 3,072, residual and norm   9.6   5.5    9.5   6.7    9.8   8.7   10.7  10.5
 
 A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's. So are
-those that nothing follows: 3.6 and 4.5 for cuBLAS's 4.3 and 4.4, but a whole forward gains nothing.
+those that nothing follows: alone ours are quicker up to 32 rows, but a whole forward gains nothing.
 
 Many rows, to 3,072 with bias and GELU:
 
     rows                            1,024        1,536        2,048        4,096        16,384
-                                    14.0  13.8   18.5  19.1   22.7  19.9   42.5  35.1   185   143
+                                    14.8  14.1   19.2  no     23.4  20.1   44.5  36.1   185   153
 
 and to 2,304 with bias alone, which takes 1 to 5 % off a forward of 2,048 rows and more.
 """
@@ -30,7 +30,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import wide_product
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
 
-MAX_ROWS = 256
+MAX_ROWS = 224
 _ACTIVATED_PRODUCTS = 3.1e8  # multiplications, up to which a product of few rows is ours
 _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
@@ -61,13 +61,16 @@ class Products:
     def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, activations: set[str]) -> "Products":
         """For products that `activations` follow. Compiles what is slow to compile."""
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
-        groups = wide_product.num_groups(torch.cuda.current_device()) if device.type == "cuda" else 0
-        try:
-            for kind in activations if groups else ():
-                wide_product.prepare(kind, dtype)
-        except UnsupportedDevice as error:
-            log.warning("wide_product_off", error=str(error).partition("\n")[0])
-            groups = 0
+        if device.type != "cuda":
+            return cls(scratch, wide_groups=0)
+        with torch.cuda.device(device):
+            groups = wide_product.num_groups(torch.cuda.current_device())
+            try:
+                for kind in activations if groups else ():
+                    wide_product.prepare(kind, dtype)
+            except UnsupportedDevice as error:
+                log.warning("wide_product_off", error=str(error).partition("\n")[0])
+                groups = 0
         return cls(scratch, groups)
 
     def is_wide(self, rows: int, width: int, depth: int, *, is_plain: bool) -> bool:
@@ -92,7 +95,9 @@ def short_split(rows: int, width: int, depth: int) -> Split | None:
         return None
     tile = Tile(32, 32) if rows <= 32 or depth <= 1024 else Tile(64, 64)
     blocks = -(-rows // tile.rows) * -(-width // tile.columns)
-    return Split(tile, max(1, min(_MAX_SPLITS, _BLOCKS // blocks, -(-depth // STAGE_DEPTH))))
+    stages = -(-depth // STAGE_DEPTH)
+    stages_a_part = -(-stages // max(1, min(_MAX_SPLITS, _BLOCKS // blocks, stages)))
+    return Split(tile, -(-stages // stages_a_part))  # fewer, where the last ones would be left without a stage
 
 
 def most_parts(width: int) -> int:

@@ -5,7 +5,7 @@
 // Threads: (x, y): x is a column vector of eight, kept with its bias in registers for all the rows of the thread; rows
 //   are y, then a stride of the whole grid's rows. Four rows' loads are in flight before the first use.
 // Versions: 1. this: some 16 float instructions an element for the exact GELU, below what hides behind the bytes.
-//   To try: in the epilogue of a persistent GEMM, which saves the pass.
+//   In the epilogue of a product instead: short_product.cu, wide_product.cu.
 
 constexpr int ROWS_IN_FLIGHT = 4;
 

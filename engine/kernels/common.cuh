@@ -36,10 +36,10 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
 }
 
 // The first thing every kernel does: kernels are launched while the one before is still at work (launch.py), and may
-// neither read what it writes nor write what it reads before it has ended. Only weights may be asked for earlier. For the
-// same reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above the
-// wait. The kernel after may begin as soon as all blocks of this one have come here: then it waits in its turn, and as
-// this one ends only after its own wait, whoever waits for it has waited for all before it.
+// neither read what it writes nor write what it reads before it has ended. Only weights may be asked for earlier. For
+// the same reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above
+// the wait. The kernel after may begin as soon as all blocks of this one have come here: then it waits in its turn, and
+// as this one ends only after its own wait, whoever waits for it has waited for all before it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -69,11 +69,11 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
         embed_norm<WARPS, PER_THREAD>(out, token_ids, positions, token_types, words, position_table, type_table, \
                                       gamma, beta, rows, hidden, eps);                                           \
     }
-ENTRY(1, 1, 8)
+ENTRY(1, 1, 6)
 ENTRY(1, 2, 4)
 ENTRY(1, 3, 3)
 ENTRY(1, 4, 2)
-ENTRY(8, 1, 4)
+ENTRY(8, 1, 3)
 ENTRY(8, 2, 2)
 ENTRY(8, 3, 1)
 ENTRY(8, 4, 1)

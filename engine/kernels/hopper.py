@@ -18,7 +18,8 @@ _OPTIONS = (*OPTIONS, "-ftz=true", "-arch=sm_90a", "--device-as-default-executio
 def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str) -> Kernel:
     """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh, on the current device.
 
-    Compiled once a process, in about a second. Raises UnsupportedDevice where that is impossible.
+    Compiled once a process, in about a second. Raises UnsupportedDevice where that is impossible, ValueError for a
+    `dtype` without kernels.
     """
     return _kernel(source, entry, dtype, activation, torch.cuda.current_device())
 
@@ -27,14 +28,18 @@ def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str) 
 def _kernel(source: str, entry: str, dtype: torch.dtype, activation: str, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device) != CAPABILITY:
         raise UnsupportedDevice(f"{source} is for devices of compute capability {CAPABILITY}.")
+    text = f"#define ACTIVATION {activation}\n{source_text(source, dtype)}"
     try:
-        cubin = _compiled(f"#define ACTIVATION {activation}\n{source_text(source, dtype)}")
-    except Exception as error:  # of the compiler's binding, whose own types depend on CuPy's version
-        raise UnsupportedDevice(f"{source} was not compiled: {error}") from error
+        return _loaded(_compiled(text), entry, device)
+    except Exception as error:  # of CuPy's bindings, whose types depend on its version; or there is no place for a file
+        raise UnsupportedDevice(f"{source} was not compiled and loaded: {error}") from error
+
+
+def _loaded(cubin: bytes, entry: str, device: int) -> Kernel:
     with TemporaryDirectory() as folder:
-        path = Path(folder) / f"{source}.cubin"
+        path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        return Kernel(import_module("cupy").RawModule(path=str(path)).get_function(entry), device)
+        return Kernel(import_module("cupy").RawModule(path=str(path)).get_function(entry), device)  # reads it now
 
 
 def _compiled(text: str) -> bytes:

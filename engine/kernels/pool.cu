@@ -6,9 +6,9 @@
 //   four loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden
 //   alone, so a row's result does not depend on its batch mates.
 // Shared memory: float [8 * threads] for the shares, then float [hidden] for the pooled row.
-// Versions: 1. this, 10.9 us for 16,384 tokens of 2-100 on an H200, where a copy of as many bytes takes 11.5. Tried: 768
-//   threads, 10.6 with 40 registers, which spill on sm_80, and 12.6 with the 58 it would like; 1,024 threads, and eight
-//   loads in flight, which take less for 4,096 tokens and more for 16,384. To try, for few very long sequences: a
+// Versions: 1. this, 10.9 us for 16,384 tokens of 2-100 on an H200. Tried: 768 threads, 10.6 with 40 registers, which
+//   spill on sm_80, and 12.6 with the 58 it would like; 1,024 threads, and eight loads in flight, which take less for
+//   4,096 tokens and more for 16,384. To try, for few very long sequences: a
 //   cluster of blocks a sequence.
 
 constexpr int TOKENS_IN_FLIGHT = 4;

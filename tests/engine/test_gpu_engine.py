@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +15,15 @@ from torch import Tensor
 from penstock.engine import EngineLanes
 from penstock.engine import lanes as lanes_module
 from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
+from penstock.engine.gpu.products import MAX_ROWS, Products
 from penstock.engine.heads import Head
 from penstock.engine.kernels import launch as launching
 from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.weights import PlainAttention
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.dispatcher import Dispatcher
 from penstock.worker.inflight import InFlight, Row
@@ -56,9 +60,11 @@ class SmallEncoder:
         self.most_tokens = 1 << 20
         self.error: Exception | None = None
         self.lengths: list[int] = []  # tokens of each batch
+        self.longest: list[int] = []  # and of its longest sequence
 
     def upload(self, batch: PackedBatch) -> Tensor:
         self.lengths.append(len(batch.token_ids))
+        self.longest.append(batch.max_seqlen)
         if self.error is not None and len(batch.token_ids) > self.most_tokens:
             raise self.error
         return torch.from_numpy(batch.token_ids)
@@ -90,10 +96,24 @@ def engine(cuda: FakeCuda, encoder: SmallEncoder) -> GpuEngine:
 BATCH = pack(random_sequences((3, 5)), TAGS)
 
 
-def test_warming_up_runs_few_and_many_tokens_within_the_models_limits(engine: GpuEngine, encoder: SmallEncoder) -> None:
+@pytest.mark.parametrize("max_tokens", [64, 128, 256, 512])
+def test_warming_up_meets_every_kernel_that_a_batch_may_need(
+    cuda: FakeCuda, encoder: SmallEncoder, max_tokens: int
+) -> None:
+    def kernel(longest: int, rows: int) -> AttentionKernel:
+        return choose_kernel(PlainAttention(), 64, longest, rows, shared_bytes=227 << 10)
+
+    head, tail = Head((), "raw", INFO.labels, "tokens"), EmbeddingTail(pooling="cls", dense=(), normalize=False)
+    info = replace(INFO, max_tokens=max_tokens)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, encoder), tail, {"token_classify": head})
     engine.warm_up()
-    assert min(encoder.lengths) < 64
-    assert max(encoder.lengths) == 11 * INFO.max_tokens
+    met = {kernel(longest, rows) for longest, rows in zip(encoder.longest, encoder.lengths, strict=True)}
+    assert met == {kernel(longest, rows) for longest in range(1, max_tokens + 1) for rows in range(longest, 16_384, 97)}
+    assert max(encoder.longest) <= max_tokens
+    assert {rows <= MAX_ROWS for rows in encoder.lengths} == {True, False}
+    products = Products(torch.empty(0), wide_groups=132)
+    for is_plain, width in ((False, 3072), (True, 2304)):
+        assert any(products.is_wide(rows, width, 768, is_plain=is_plain) for rows in encoder.lengths)
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)

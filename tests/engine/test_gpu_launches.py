@@ -1,5 +1,6 @@
 """How kernels are launched: what they ask of the device, and what a grid can hold. The driver's part is played here."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.kernels import library, pool, short_attention
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels import hopper, library, pool, short_attention
 from penstock.engine.kernels.library import Kernel
 
 
@@ -81,3 +83,30 @@ def test_short_attention_refuses_more_ctas_than_a_grid_has(
     else:
         short_attention.short_attention(out, qkv, plan, 4, 0.125)
         assert launches[0][1] == (4, 65_535)
+
+
+class Nvrtc:
+    """CuPy's binding of the compiler; what it makes cannot be loaded."""
+
+    NVRTCError = RuntimeError
+    createProgram = compileProgram = destroyProgram = staticmethod(lambda *arguments: None)  # CuPy's names
+    getCUBIN = staticmethod(lambda program: b"no cubin")  # as above
+
+
+def test_a_hopper_kernel_that_is_not_loaded_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> Any:
+        assert Path(path).read_bytes() == b"no cubin\0"
+        raise RuntimeError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
+
+    modules = {
+        "cupy": SimpleNamespace(RawModule=refuse),
+        "cupy.cuda": SimpleNamespace(nvrtc=Nvrtc),
+        "cupy._core.core": SimpleNamespace(assemble_cupy_compiler_options=lambda options: options),
+    }
+    monkeypatch.setattr(hopper, "import_module", modules.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with pytest.raises(UnsupportedDevice, match="wide_product was not compiled and loaded: CUDA_ERROR_INVALID_IMAGE"):
+        hopper.hopper_kernel("wide_product", "wide_product", torch.float16, "Gelu")
+    with pytest.raises(ValueError, match="float32"):
+        hopper.hopper_kernel("wide_product", "wide_product", torch.float32, "Gelu")

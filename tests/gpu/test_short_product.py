@@ -36,7 +36,7 @@ def test_against_float64(rows: int, width: int, depth: int, tile: Tile, dtype: t
     assert_as_exact_as_torch(out[:rows], F.gelu(F.linear(x, weight, bias)), exact)
     assert (out[rows] == 7.0).all()
 
-    splits = min(3, -(-depth // 128))
+    splits = min(3, -(-depth // 128))  # of a depth of 768 the last of four would have none left
     parts = torch.full((splits, rows, width), torch.nan, device="cuda")
     split_product(parts, x, weight, tile)
     assert_as_exact_as_torch(parts.sum(0).to(dtype), F.linear(x, weight), x.double() @ weight.double().t())

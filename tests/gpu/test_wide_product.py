@@ -1,12 +1,15 @@
 """Products of many rows with the activation inside, on a GPU of compute capability 9.0."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from penstock.engine.kernels.activation import KINDS
+from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.kernels.wide_product import wide_product
-from tests.gpu.references import ACTIVATIONS, HALVES, assert_as_exact_as_torch, randn, replayed
+from tests.gpu.references import ACTIVATIONS, HALVES, assert_as_exact_as_torch, norm_parameters, randn, replayed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,6 +76,32 @@ def test_in_a_graph_many_times() -> None:
     assert torch.equal(out, expected)
 
 
+def test_between_other_kernels_nothing_is_read_too_soon() -> None:
+    """A chain as in a forward, replayed as a graph, beside the same with a wait after each step."""
+    rows, hidden, layers = 4096, 256, 6
+    up = [randn(1024, hidden, dtype=torch.float16, seed=20 + i, scale=hidden**-0.5) for i in range(layers)]
+    down = [randn(hidden, 1024, dtype=torch.float16, seed=40 + i, scale=0.03) for i in range(layers)]
+    _, gamma, beta = norm_parameters(hidden, torch.float16)
+    start = randn(rows, hidden, dtype=torch.float16, seed=19)
+    state, product, inner = torch.empty_like(start), torch.empty_like(start), start.new_empty(rows, 1024)
+
+    def chain(after_each: Callable[[], None]) -> None:
+        state.copy_(start)
+        for i in range(layers):
+            wide_product(inner, state, up[i], None, "gelu")
+            after_each()
+            torch.mm(inner, down[i].t(), out=product)
+            after_each()
+            residual_norm(state, product, None, state, gamma, beta, 1e-5)
+            after_each()
+
+    chain(torch.cuda.synchronize)
+    expected = state.clone()
+    for _ in range(20):
+        replayed(lambda: chain(lambda: None), lambda: state.zero_())
+        assert torch.equal(state, expected)
+
+
 def test_refusals() -> None:
     out, x, weight = (torch.zeros(size, dtype=torch.float16, device="cuda") for size in ((4, 16), (4, 12), (16, 12)))
     with pytest.raises(ValueError, match="multiples of 8"):
@@ -82,3 +111,5 @@ def test_refusals() -> None:
         wide_product(out, x, weight, None, "mish")
     with pytest.raises(ValueError, match="weight must be"):
         wide_product(out, x, weight[:8], None, "gelu")
+    with pytest.raises(ValueError, match="float32"):
+        wide_product(out.float(), x.float(), weight.float(), None, "gelu")
