@@ -31,6 +31,7 @@ class Prices:
         self._count = self._tokens = self._squares = 0.0  # of the jobs remembered
         self._full_token_s = 0.0  # a token in a full batch
         self._pace: float | None = None  # seconds planned for each second priced
+        self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # what a token adds to the work of one lane
         self.launch_s = 0.0  # what a batch takes beyond its tokens
         self.small_s = 0.0  # a batch so short that making it shorter gains nothing
@@ -73,7 +74,7 @@ class Prices:
         if full_s > max_seconds:
             full = max(single, full * max_seconds / full_s)
             full_s = self._typical_s(full)
-        self._full_token_s = full_s / (self._tokens * full)
+        self.full_s, self._full_token_s = full_s, full_s / (self._tokens * full)
         self.token_s = self._full_token_s * (1.0 if self._pace is None else self._pace)
         self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
 

@@ -39,7 +39,7 @@ class Scheduler:
         self._order = order_policy(settings.order)
         self._admission = admission_policy(settings.admission)
         self._prices = Prices(cost, self._caps, slo_s=slo_s)
-        self._lag = Lag(settings.num_lanes, slo_s)
+        self._lag = Lag(slo_s)
         self._planner = Planner(
             cost, self._prices, self._caps, self._order, self._admission, self._lag, slo_s=slo_s, window=settings.window
         )
@@ -95,7 +95,7 @@ class Scheduler:
             return []
         self._prices.observe(jobs)
         work_s = self._online.work_s
-        begin = now + busy_s * (1 + self._lag.share)
+        begin = now + busy_s * (1 + self._lag.share(self._prices.full_s))
         refused = [refusal for job in self._waiting(jobs, now) if (refusal := self._admit(job, now, begin))]
         if not all(job.bulk for job in jobs):
             self._bulk_share.online_came(self._online.work_s - work_s, now)
@@ -169,7 +169,8 @@ class Scheduler:
     def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
         """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
-        num_lanes, token_s = self._settings.num_lanes / (1 + self._lag.share), self._prices.token_s
+        slower = 1 + self._lag.share(self._prices.full_s)
+        num_lanes, token_s = self._settings.num_lanes / slower, self._prices.token_s
         lag_s = self._lag.batch_s
         launch_s, small_s = self._prices.launch_s, self._prices.small_s
         order_key, ahead_s = self._order.key, self._clock.ahead_s

@@ -28,9 +28,9 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
     scheduler = Scheduler(chosen, LINEAR)
     assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75) == []
     for count in range(1, 9):
-        scheduler.ended(1 / 64, 10.0 + 2 * count)  # one in two seconds: 1/64 of the lanes' time, in any one second
+        scheduler.ended(1 / 64, 10.0 + count)  # a sixteenth of what a full batch takes
     (refusal,) = scheduler.add([Job(1, 64, 30.0)], 30.0, busy_s=0.75)
-    assert refusal.late_s == pytest.approx(0.75 * (1 + 1 / 64) + 1 / 16 + 1 / 64 - 0.75)
+    assert refusal.late_s == pytest.approx(0.75 * (1 + 1 / 16) + 1 / 16 + 1 / 64 - 0.75)
 
 
 @given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))
