@@ -6,7 +6,7 @@ as there are. Only a loss joins them: what the lost worker had not answered goes
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.simulate import Noise, SimulatedWorker, noisy
+from penstock.ops.bench.serving.simulate import Noise, Overhead, SimulatedWorker, noisy
 from penstock.ops.bench.serving.stream import Stream
 from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
 
@@ -56,7 +56,7 @@ class Fleet:
     settings: SchedulerSettings
     cost: CostFunction  # as the scheduler knows it
     noise: Noise  # how real times scatter about it
-    overhead_s: float = 0.0  # of the host, for each batch
+    overhead: Overhead = field(default_factory=Overhead)
     num_partitions: int = 1024
     routing: Literal["key", "spread"] = "key"  # a key's partition is always the same, or any
     has_cache: bool = False  # a repeated key is answered by its worker at no cost, once the first is
@@ -115,7 +115,7 @@ class _Part(NamedTuple):
     settings: SchedulerSettings
     cost: CostFunction
     noise: Noise
-    overhead_s: float
+    overhead: Overhead
     seed: int
     until: float
 
@@ -218,7 +218,7 @@ class _Simulation:
         for worker, rows in zip(workers.tolist(), np.split(by_worker, begins[1:]), strict=True):
             stream = Stream(self._delivered[rows], self._lengths[rows])
             seed = self._seed * 1000 + worker
-            yield rows, _Part(stream, fleet.settings, fleet.cost, fleet.noise, fleet.overhead_s, seed, until)
+            yield rows, _Part(stream, fleet.settings, fleet.cost, fleet.noise, fleet.overhead, seed, until)
 
     def _map(self, parts: list[_Part]) -> Iterator[_Done]:
         is_short = sum(len(part.stream.arrival) for part in parts) < _WORTH_PROCESSES
@@ -230,7 +230,7 @@ class _Simulation:
 
 def _work(part: _Part) -> _Done:
     feed = Feed(Scheduler(part.settings, part.cost), part.settings.num_lanes)
-    worker = SimulatedWorker(part.stream, feed, noisy(part.cost, part.noise, part.seed, part.overhead_s))
+    worker = SimulatedWorker(part.stream, feed, noisy(part.cost, part.noise, part.seed, part.overhead))
     worker.run(part.until)
     outcome = worker.outcome()
     finish = np.where(outcome.finish <= part.until, outcome.finish, np.nan)

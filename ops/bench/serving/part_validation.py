@@ -12,6 +12,7 @@ from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)
+_LEARNT_LOADS = (0.65, 1.3)
 _TIMES = 3.0  # the usual length of a run
 _SCATTERS = 15  # simulated runs, whose median counts: in a run of a second or two the p99 is a handful of requests
 
@@ -21,8 +22,9 @@ def run(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
     lengths, slo_s = workload["lengths"], workload["slo_s"]
     saturation = saturation_of(workload)
     limits = stand.limits(slo_s)
-    # The simulator learns from one run and is held to others.
-    stand.learn("packed", stand.real(tei(limits), plan.load(lengths, 1.3 * saturation, slo_s), grace_s=0.0))
+    # The simulator learns from two runs and is held to others: one whose batches find lanes idle, one where they wait.
+    for load in _LEARNT_LOADS:
+        stand.learn("packed", stand.real(tei(limits), plan.load(lengths, load * saturation, slo_s), grace_s=0.0))
     rows = []
     for system in (default(limits), tei(limits)):
         for load in _LOADS:

@@ -14,7 +14,8 @@ from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.stream import Arrivals, Stream
 from penstock.scheduler import CostFunction, CostTable
 
-Seconds = Callable[[int, int, int, int], float]  # (tokens, squares, longest, count) of a batch -> s
+# (tokens, squares, longest, count) of a batch, and whether it found its lane idle -> s
+Seconds = Callable[[int, int, int, int, bool], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,21 @@ class Noise:
             yield from random.choice(self.ratios, 4096).tolist()
 
 
-def noisy(cost: CostFunction, noise: Noise, seed: int, overhead_s: float = 0.0) -> Seconds:
-    """Batches that take `cost` times a factor, and `overhead_s` of the host for each."""
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of the host, for each batch: from its start to its known end, beyond the device's time."""
+
+    idle_s: float = 0.0  # of one that found its lane idle: the device waits for all that the host does
+    behind_s: float = 0.0  # of one that waited behind another: most of it was done by then
+
+
+def noisy(cost: CostFunction, noise: Noise, seed: int, overhead: Overhead = Overhead()) -> Seconds:
+    """Batches that take `cost` times a factor, and the host's part."""
     factor = noise.draws(seed)
 
-    def seconds(tokens: int, squares: int, longest: int, count: int) -> float:
-        return float(cost.seconds(tokens, squares, longest, count)) * next(factor) + overhead_s
+    def seconds(tokens: int, squares: int, longest: int, count: int, is_idle: bool) -> float:
+        host_s = overhead.idle_s if is_idle else overhead.behind_s
+        return float(cost.seconds(tokens, squares, longest, count)) * next(factor) + host_s
 
     return seconds
 
@@ -86,7 +96,7 @@ class SimulatedWorker:
                 self._end(heapq.heappop(running)[2], now)
             while (work := feed.take(now)) is not None:
                 if work.started is not None:
-                    self._begin(work, now)
+                    self._begin(work, now, is_idle=True)
 
     def outcome(self) -> Outcome:
         """So far."""
@@ -101,12 +111,12 @@ class SimulatedWorker:
             self._busy_s,
         )
 
-    def _begin(self, work: Work, now: float) -> None:
+    def _begin(self, work: Work, now: float, *, is_idle: bool) -> None:
         ids, of = work.batch.ids, self._lengths
         lengths = [of[index] for index in ids]
         tokens, longest = sum(lengths), max(lengths)
         squares = sum([length * length for length in lengths])
-        seconds = self._seconds(tokens, squares, longest, len(ids))
+        seconds = self._seconds(tokens, squares, longest, len(ids), is_idle)
         start = self._start
         for index in ids:
             start[index] = now
@@ -124,7 +134,7 @@ class SimulatedWorker:
             finish[index] = now
         following = self._feed.done(work, now)
         if following is not None:
-            self._begin(following, now)
+            self._begin(following, now, is_idle=False)
 
 
 def simulate(stream: Stream, feed: Feed, seconds: Seconds, *, keep_batches: bool = True) -> Outcome:

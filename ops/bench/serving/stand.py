@@ -1,7 +1,8 @@
 """The test stand: one model on this machine, its engines, what each costs, and runs of any system on them."""
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.outcome import Outcome, p50_p95
+from penstock.ops.bench.serving.outcome import Outcome, Ran, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
-from penstock.ops.bench.serving.simulate import Noise, noisy, simulate
+from penstock.ops.bench.serving.simulate import Noise, Overhead, noisy, simulate
 from penstock.ops.bench.serving.stream import Stream
 from penstock.ops.bench.serving.systems import EngineKind, Limits, System
 from penstock.ops.bench.setup import shuffled_texts
@@ -72,7 +73,7 @@ class Stand:
         self.num_lanes = default_lanes(packed)
         self._known: dict[EngineKind, Known] = {}
         self._noise: dict[EngineKind, Noise] = {}
-        self._overhead_s: dict[EngineKind, float] = {}
+        self._overhead: dict[EngineKind, Overhead] = {}
         self._errors: dict[EngineKind, list[float]] = {}  # of every batch of every real run
 
     @classmethod
@@ -117,9 +118,9 @@ class Stand:
             return Noise.of_table(self.known(kind).cost.table)
         return self._noise[kind]
 
-    def overhead_s(self, kind: EngineKind) -> float:
-        """Of the host, for each batch, on average: from its start to its known end, beyond the device's time."""
-        return self._overhead_s.get(kind, 0.0)
+    def overhead(self, kind: EngineKind) -> Overhead:
+        """Of the host, on average."""
+        return self._overhead.get(kind, Overhead())
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         """Run a load in real time."""
@@ -137,7 +138,7 @@ class Stand:
     def simulated(self, system: System, load: Load, *, scatter: int = 0) -> Outcome:
         """The same load in the simulator; `scatter` is the seed of what its batches take."""
         table = self.table(system.engine)
-        seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead_s(system.engine))
+        seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead(system.engine))
         feed = Feed(Scheduler(system.settings, table), self.num_lanes)
         return simulate(self._stream(load), feed, seconds)
 
@@ -150,8 +151,20 @@ class Stand:
         table = self.table(kind)
         predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
         self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
-        host_s = sum(ran.finished - ran.started - ran.measured_s for ran in settled)
-        self._overhead_s[kind] = max(0.0, host_s / len(settled))
+        self._overhead[kind] = self._measured_overhead(outcome.batches, self.overhead(kind))
+
+    @staticmethod
+    def _measured_overhead(batches: Sequence[Ran], known: Overhead) -> Overhead:
+        """From a run's batches; as `known` where there are too few. Who waited began the moment that another ended."""
+        ends = {ran.finished for ran in batches}
+        host_s: dict[bool, list[float]] = {True: [], False: []}
+        for ran in batches:
+            host_s[ran.started not in ends].append(ran.finished - ran.started - ran.measured_s)
+        idle_s, behind_s = (
+            max(0.0, float(np.mean(host_s[is_idle]))) if len(host_s[is_idle]) >= _FEWEST_RATIOS else before
+            for is_idle, before in ((True, known.idle_s), (False, known.behind_s))
+        )
+        return Overhead(idle_s, behind_s)
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
@@ -185,7 +198,7 @@ class Stand:
                 "run_errors": list(p50_p95(self._errors.get(kind, ()))),
                 "table": self.table(kind).to_dict(),
                 "noise": np.percentile(self.noise(kind).ratios, range(0, 101, 2)).tolist(),
-                "overhead_s": self.overhead_s(kind),
+                "overhead": asdict(self.overhead(kind)),
             }
             for kind, known in self._known.items()
         }

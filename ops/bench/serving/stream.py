@@ -11,7 +11,7 @@ from penstock.ops.bench.serving.arrivals import Floats
 from penstock.scheduler import Job
 
 TOGETHER = 512  # most jobs in one call of `Scheduler.add`, which is time that nothing else happens in
-_BULK_TOGETHER = 64  # the same, of bulk: it can wait
+_BULK_TOGETHER = 64  # the same, of bulk while enough of it waits
 BULK_WAITING = 2048  # bulk is handed over up to here: a worker takes in a part of its topic too, and not all of it
 _CHUNK = 65_536  # requests that exist as Python objects at a time
 
@@ -77,12 +77,14 @@ class Arrivals:
             self.next_at = self._times[end]
         else:
             self._turn()
-        return jobs + self._more_bulk(num_waiting + len(jobs), min(_BULK_TOGETHER, TOGETHER - len(jobs)))
+        return jobs + self._more_bulk(num_waiting + len(jobs), TOGETHER - len(jobs))
 
     def _more_bulk(self, num_waiting: int, most: int) -> list[Job]:
         begin = self._num_bulk_taken
-        if begin == len(self._bulk) or num_waiting > BULK_WAITING - _BULK_TOGETHER:
+        if begin == len(self._bulk) or num_waiting > BULK_WAITING - TOGETHER:
             return []
+        if num_waiting > TOGETHER:
+            most = min(most, _BULK_TOGETHER)
         more = self._bulk[begin : begin + most]
         self._num_bulk_taken += len(more)
         return more

@@ -18,7 +18,7 @@ from penstock.ops.bench.report import show_grid
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.lengths import draw
 from penstock.ops.bench.serving.record import finite, require_plots, write
-from penstock.ops.bench.serving.simulate import Noise
+from penstock.ops.bench.serving.simulate import Noise, Overhead
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
@@ -62,7 +62,7 @@ class _Worker:
     what: str
     cost: CostFunction
     noise: Noise
-    overhead_s: float
+    overhead: Overhead
     num_lanes: int
     caps: tuple[int, int]
 
@@ -72,7 +72,7 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
     if output is not None:
         require_plots()
     console = Console(width=max(140, Console().width))
-    worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), 0.0, 1, _H200_CAPS)
+    worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), Overhead(), 1, _H200_CAPS)
     if result is not None:
         worker = _measured(json.loads(result.read_text(encoding="utf-8")))
     began = time.monotonic()
@@ -102,7 +102,7 @@ class _Sweep:
         self._say = say
         self._num_processes = len(os.sched_getaffinity(0))
         settings = SchedulerSettings(_MAX_WAIT_S, *worker.caps, slo_s=plan.slo_s, num_lanes=worker.num_lanes)
-        self._one = Fleet(1, settings, worker.cost, worker.noise, worker.overhead_s)
+        self._one = Fleet(1, settings, worker.cost, worker.noise, worker.overhead)
         self.saturation = self._saturation()
         say(f"{worker.what}: one worker answers {self.saturation:,.0f} req/s when saturated")
 
@@ -214,7 +214,7 @@ def _measured(record: Mapping[str, Any]) -> _Worker:
         f"{record['model']}, {record['dtype']}, {where}",
         CostTable.from_dict(engine["table"]),
         Noise(np.array(engine["noise"])),
-        engine["overhead_s"],
+        Overhead(**engine["overhead"]),
         record["num_lanes"],
         (record["max_batch_sequences"], record["max_batch_tokens"]),
     )
