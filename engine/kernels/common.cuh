@@ -175,6 +175,13 @@ __device__ __forceinline__ void multiply_vector(float (&values)[VECTOR], uint4 v
     for (int i = 0; i < VECTOR; ++i) values[i] *= factors[i];
 }
 
+// The kernels that walk over rows: warps a row, vectors of a thread, and the blocks that a multiprocessor holds, which
+// is library.py's table too.
+#define ROW_GEOMETRIES(ENTRY)                                   \
+    ENTRY(1, 1, 6) ENTRY(1, 2, 4) ENTRY(1, 3, 3) ENTRY(1, 4, 2) \
+    ENTRY(8, 1, 3) ENTRY(8, 2, 2) ENTRY(8, 3, 1) ENTRY(8, 4, 1)
+#define ROW_BOUNDS(WARPS, BLOCKS) __launch_bounds__(WARPS == 1 ? 128 : 256, BLOCKS)
+
 // A norm's weights for the columns of one thread of a group, in registers: asked for before the wait, and once for all
 // rows. What is null counts as zero.
 template <int WARPS, int PER_THREAD> struct NormWeights {

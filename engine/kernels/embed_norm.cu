@@ -61,7 +61,7 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
 }
 
 #define ENTRY(WARPS, PER_THREAD, BLOCKS)                                                                         \
-    extern "C" __global__ void __launch_bounds__(WARPS == 1 ? 128 : 256, BLOCKS)                                 \
+    extern "C" __global__ void ROW_BOUNDS(WARPS, BLOCKS)                                                         \
         embed_norm_w##WARPS##_v##PER_THREAD(                                                                     \
             scalar* out, const int* token_ids, const int* positions, const int* token_types,                     \
             const scalar* words, const scalar* position_table, const scalar* type_table, const scalar* gamma,    \
@@ -69,11 +69,4 @@ __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, co
         embed_norm<WARPS, PER_THREAD>(out, token_ids, positions, token_types, words, position_table, type_table, \
                                       gamma, beta, rows, hidden, eps);                                           \
     }
-ENTRY(1, 1, 6)
-ENTRY(1, 2, 4)
-ENTRY(1, 3, 3)
-ENTRY(1, 4, 2)
-ENTRY(8, 1, 3)
-ENTRY(8, 2, 2)
-ENTRY(8, 3, 1)
-ENTRY(8, 4, 1)
+ROW_GEOMETRIES(ENTRY)

@@ -88,7 +88,7 @@ class RowGeometry(NamedTuple):
     block: tuple[int, ...]
 
 
-# Blocks that a multiprocessor holds, by warps a row and vectors a thread: as __launch_bounds__ in the sources.
+# Blocks that a multiprocessor holds, by warps a row and vectors a thread: as ROW_GEOMETRIES in common.cuh.
 _BLOCKS_PER_PROCESSOR = {(1, 1): 6, (1, 2): 4, (1, 3): 3, (1, 4): 2, (8, 1): 3, (8, 2): 2, (8, 3): 1, (8, 4): 1}
 
 

@@ -84,23 +84,16 @@ __device__ __forceinline__ void split_norm(scalar* out, scalar* total, const flo
 }
 
 #define ENTRY(WARPS, PER_THREAD, BLOCKS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS == 1 ? 128 : 256, BLOCKS)                                      \
+    extern "C" __global__ void ROW_BOUNDS(WARPS, BLOCKS)                                                              \
         residual_norm_w##WARPS##_v##PER_THREAD(                                                                       \
             scalar* out, scalar* total, const scalar* x, const scalar* bias, const scalar* residual,                  \
             const scalar* gamma, const scalar* beta, long long rows, int hidden, float eps) {                         \
         residual_norm<WARPS, PER_THREAD>(out, total, x, bias, residual, gamma, beta, rows, hidden, eps);              \
     }
-ENTRY(1, 1, 6)
-ENTRY(1, 2, 4)
-ENTRY(1, 3, 3)
-ENTRY(1, 4, 2)
-ENTRY(8, 1, 3)
-ENTRY(8, 2, 2)
-ENTRY(8, 3, 1)
-ENTRY(8, 4, 1)
+ROW_GEOMETRIES(ENTRY)
 
 #define SPLIT_ENTRY(WARPS, PER_THREAD)                                                                                \
-    extern "C" __global__ void __launch_bounds__(WARP* WARPS, 2) split_norm_w##WARPS##_v##PER_THREAD(                    \
+    extern "C" __global__ void __launch_bounds__(WARP* WARPS, 2) split_norm_w##WARPS##_v##PER_THREAD(                 \
         scalar* out, scalar* total, const float* parts, int splits, const scalar* bias,                               \
         const scalar* residual, const scalar* gamma, const scalar* beta, int hidden, float eps) {                     \
         split_norm<WARPS, PER_THREAD>(out, total, parts, splits, bias, residual, gamma, beta, hidden, eps);           \

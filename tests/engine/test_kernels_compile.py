@@ -80,6 +80,16 @@ def test_rows_fit_their_threads() -> None:
         assert geometry.grid[0] * geometry.block[0] // (32 * warps) >= 5
 
 
+def test_grids_fill_the_device_with_as_many_blocks_as_the_kernels_are_compiled_for() -> None:
+    text = (resources.files("penstock.engine.kernels") / "common.cuh").read_text("utf-8")
+    compiled_for = {f"w{w}_v{v}": int(blocks) for w, v, blocks in re.findall(r"ENTRY\((\d), (\d), (\d)\)", text)}
+    launched = {}
+    for hidden in HIDDEN_SIZES:
+        geometry = row_geometry(1_000_000, hidden, 132)
+        launched[geometry.entry] = geometry.grid[0] / 132
+    assert launched == compiled_for
+
+
 def test_blocks_walk_over_the_rows_that_do_not_fit_at_once() -> None:
     few, many = (row_geometry(rows, 768, 132) for rows in (1000, 1_000_000))
     assert few.grid == (250,)
