@@ -24,6 +24,7 @@ Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 _OVER = 1e300  # seconds of a batch over a cap; an infinity would be outside what "nnan" allows (inf - inf)
 _ROUNDING = 1e-12  # relative
+_WIDTH = 64  # numbers, some vectors' worth
 # No NaN comes in, and no zero's sign matters: so the compiler may take minima eight at a time.
 _FAST = {"nnan", "nsz"}
 
@@ -108,20 +109,38 @@ def _price_packed(row: FloatArray, first: int, stop: int, queue: Queue, table: T
 
 
 @_part
-def _settle(row: FloatArray, first: int, stop: int, max_seconds: float, best: FloatArray, cut: IntArray) -> None:
-    """best[stop] and cut[stop] from the seconds of the batches first + k..stop, of which the last is always allowed."""
-    before = best[first:stop]
-    least = alone = before[-1] + row[-1]
+def _least(row: FloatArray, minima: FloatArray) -> float:
+    """The least of a row of one or more. `minima` [few] is overwritten: a running minimum of single numbers is a chain
+    that each must wait for, where one of vectors is not, so the row is first laid over itself in that width.
+    """
+    width = len(minima)
+    minima[:] = row[0]
+    for start in range(0, len(row), width):
+        part = row[start : start + width]
+        for k in range(len(part)):
+            minima[k] = min(minima[k], part[k])
+    least: float = minima[0]
+    for k in range(1, width):
+        least = min(least, minima[k])
+    return least
+
+
+@_part
+def _add_before(row: FloatArray, before: FloatArray, max_seconds: float) -> None:
+    """Seconds of last batches become totals with what is best before each. The shortest batch is always allowed."""
+    alone = before[-1] + row[-1]
     for k in range(len(row)):
-        total = before[k] + (row[k] if row[k] <= max_seconds else _OVER)
-        row[k] = total
-        least = min(least, total)
+        row[k] = before[k] + (row[k] if row[k] <= max_seconds else _OVER)
     row[-1] = alone
+
+
+@_part
+def _first(row: FloatArray, value: float) -> int:
+    """Where a value of the row comes first."""
     k = 0
-    while k < len(row) - 1 and row[k] != least:  # the first of equals, which is the largest batch
+    while k < len(row) - 1 and row[k] != value:
         k += 1
-    best[stop] = least
-    cut[stop] = first + k
+    return k
 
 
 @_entry
@@ -132,25 +151,46 @@ def settle_block(
 
     Column c of the row that ends at j is the batch j - width + c..j. Overwrites `prices`.
     """
+    minima = np.empty(_WIDTH)
     for index in range(len(prices)):
         stop = begin + index + 1
         first = low[stop - 1]
-        _settle(prices[index, prices.shape[1] - (stop - first) :], first, stop, max_seconds, best, cut)
+        row = prices[index, prices.shape[1] - (stop - first) :]
+        _add_before(row, best[first:stop], max_seconds)
+        best[stop] = _least(row, minima)
+        cut[stop] = first + _first(row, best[stop])
+
+
+@_part
+def _price(row: FloatArray, first: int, stop: int, queue: Queue, table: Table) -> None:
+    if table[1]:
+        _price_padded(row, queue[0][stop - 1], table)
+    else:
+        _price_packed(row, first, stop, queue, table)
 
 
 @_entry
 def cut_by_row(queue: Queue, low: IntArray, table: Table, max_seconds: float, best: FloatArray, cut: IntArray) -> None:
-    """The recurrence in O(nB), for any table. `best` [n + 1] must come as zeros."""
-    ascending = queue[0]
-    buffer = np.empty(len(ascending))
-    for stop in range(1, len(ascending) + 1):
+    """The recurrence in O(nB), for any table. `best` [n + 1] must come as zeros; of `cut`, what leads from the last to
+    the first is filled in: where a minimum lies is looked for on that way alone, of equals the first, which is the
+    largest batch.
+    """
+    num = len(queue[0])
+    buffer, minima = np.empty(num), np.empty(_WIDTH)
+    for stop in range(1, num + 1):
         first = low[stop - 1]
         row = buffer[: stop - first]
-        if table[1]:
-            _price_padded(row, ascending[stop - 1], table)
-        else:
-            _price_packed(row, first, stop, queue, table)
-        _settle(row, first, stop, max_seconds, best, cut)
+        _price(row, first, stop, queue, table)
+        _add_before(row, best[first:stop], max_seconds)
+        best[stop] = _least(row, minima)
+    stop = num
+    while stop > 0:
+        first = low[stop - 1]
+        row = buffer[: stop - first]
+        _price(row, first, stop, queue, table)
+        _add_before(row, best[first:stop], max_seconds)
+        cut[stop] = first + _first(row, best[stop])
+        stop = cut[stop]
 
 
 @_entry

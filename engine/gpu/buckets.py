@@ -1,20 +1,22 @@
 """The few shapes for which CUDA graphs are kept, and the one that a batch belongs to.
 
 Everything that a captured graph holds fast is in its shape: the number of rows, of sequence slots, and the longest
-sequence, which is a host integer inside the attention kernels' launches.
+sequence, which is a host integer inside the launches of those attention kernels that follow no plan.
 """
 
 from collections.abc import Callable
 
-from penstock.engine.gpu.choice import AttentionKernel
+from penstock.engine.gpu.choice import AttentionKernel, longest_planned
 from penstock.engine.gpu.inputs import Shape
 from penstock.engine.types import PackedBatch
 
-GRAPH_ROWS = 8192  # beyond it the device works longer on a batch than the host needs to launch its kernels
-GRAPH_SLOTS = 1024
+# Beyond them kernels are launched one by one, a hundred times that the interpreter may be lost to another thread: the
+# device is slower than that, but the event loop waits for the interpreter too.
+GRAPH_ROWS = 16_384
+GRAPH_SLOTS = 2048
 
 # Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
-_ROW_STEPS = ((512, 32), (1024, 64), (GRAPH_ROWS, 128))
+_ROW_STEPS = ((512, 32), (1024, 64), (8192, 128), (GRAPH_ROWS, 256))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 
 
@@ -30,10 +32,11 @@ def graph_shape(
     num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
         return None
-    max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), max(max_tokens, batch.max_seqlen))
-    rows = _rounded_rows(num_tokens)
-    needed = num_sequences + -(-(rows - num_tokens) // max_seqlen)
-    slots, kernel = max(_MIN_SLOTS, _power_of_two(needed)), choose(max_seqlen, rows)
+    longest, rows = max(max_tokens, batch.max_seqlen), _rounded_rows(num_tokens)
+    max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), longest)
+    kernel = choose(max_seqlen, rows)
+    max_seqlen = min(longest_planned(kernel) or max_seqlen, longest)
+    slots = max(_MIN_SLOTS, _power_of_two(num_sequences + -(-(rows - num_tokens) // max_seqlen)))
     if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
         return None
     return Shape(rows, slots, max_seqlen, has_types, kernel)

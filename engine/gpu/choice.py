@@ -97,6 +97,19 @@ def plan_capacity(kernel: AttentionKernel, rows: int, slots: int) -> int:
             return 0
 
 
+def longest_planned(kernel: AttentionKernel) -> int | None:
+    """Tokens of the longest sequence that a plan may hold: all that such a kernel's launch knows of lengths. None for a
+    kernel that follows no plan: its launch is for the longest of a batch.
+    """
+    match kernel:
+        case AttentionKernel.SHORT:
+            return short_attention.MAX_SEQLEN
+        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128:
+            return packed_attention.MAX_SEQLEN
+        case _:
+            return None
+
+
 def plan_items(kernel: AttentionKernel, cu_seqlens: Int32Array, capacity: int) -> Int32Array:
     """The plan [capacity, 2] of a batch."""
     match kernel:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.engine.gpu.buckets import GRAPH_ROWS  # above it every kernel is launched by the host
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
 from penstock.ops.bench.processes import calm_garbage_collection
 from penstock.ops.bench.serving.stand import Load, Stand
@@ -22,7 +23,6 @@ from penstock.ops.bench.serving.systems import default
 from penstock.scheduler import CostTable
 from penstock.worker.settings import WorkerSettings
 
-_GRAPH_TOKENS = 8192  # above it every kernel is launched by the host
 _LAUNCHES, _GRAPH_LAUNCHES = 95, 12
 _HELD_STEPS = 800  # of a Python loop, for each launch: some 20 us, with the interpreter held
 _RELEASED_BYTES = 16_384  # hashed for each launch: some 10 us, with the interpreter free
@@ -65,7 +65,7 @@ class PlayedEngine:
         if self._stall_every and self._num_batches % self._stall_every == 0:
             time.sleep(_STALL_S)
         tokens, lengths = len(batch.token_ids), np.diff(batch.cu_seqlens).astype(np.int64)
-        for _ in range(_LAUNCHES if tokens > _GRAPH_TOKENS else _GRAPH_LAUNCHES):
+        for _ in range(_LAUNCHES if tokens > GRAPH_ROWS else _GRAPH_LAUNCHES):
             _launch()
         squares = float((lengths * lengths).sum())
         device_s = float(self._table.seconds(float(tokens), squares, float(batch.max_seqlen), float(len(lengths))))
