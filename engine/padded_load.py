@@ -58,6 +58,10 @@ def load_padded(
 ) -> PaddedEngine:
     """The engine of a checkpoint that transformers has an encoder for. See `penstock.engine.load_engine`.
 
+    On a GPU it turns cuDNN's attention off, for the whole process: that makes a plan for each shape that it meets, in
+    each thread, and padded batches hardly ever have the shape of one before. Measured on an H200, BERT-base and some 14
+    sequences: 48 ms for a new shape with it, 5 to 8 ms without, and no difference for one that has been there before.
+
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
     _refuse(checkpoint)
@@ -65,6 +69,8 @@ def load_padded(
     precision = _precision(dtype, on_gpu=on_gpu)
     kind = "" if head is not None else _kind_of_head(checkpoint)
     model = _load(checkpoint, kind, getattr(torch, precision)).to("cuda" if on_gpu else "cpu")
+    if on_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)
     tail = embedding_tail(checkpoint)
     dim = tail.dense[-1].weight.shape[0] if tail.dense else int(model.config.hidden_size)
     heads: dict[str, Head] = {}

@@ -71,6 +71,17 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparedEngine(Engine, Protocol):
+    """An engine that can do before the first batch what the first ones would have to wait for."""
+
+    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+        """Make ready for batches up to these caps, the likeliest first, for about so many seconds. What there is no
+        time for is done when such a batch comes. Called by one thread, while nothing else runs. Raises what `run` does.
+        """
+        ...
+
+
 class Running(Protocol):
     """A batch that was started."""
 

@@ -217,9 +217,10 @@ class Scheduler:
             return self._release([], trigger, self._partition.name, refused)
         are_all = sum([len(draft.jobs) for draft in drafts]) == len(self._online)
         self._prices.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
-        self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
+        own_s = sum([draft.seconds for draft in drafts])
+        work_s = sum([job.work_s for draft in drafts for job in draft.jobs])
+        self._bulk_share.online_planned(work_s, now, batch_s=own_s / len(drafts), late_s=self._lag.usual_s)
         if self._bulk and are_all:
-            own_s = sum([draft.seconds for draft in drafts])
             growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
             self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)

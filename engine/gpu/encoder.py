@@ -62,6 +62,7 @@ class GpuEncoder:
         self._graph_workspace = Workspace(self._program, dtype, self.device)
         self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
         self._graph_views: dict[Shape, Inputs] = {}
+        self._prepared_rows: set[int] = set()
         self._workspace = Workspace(self._program, dtype, self.device)
         self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)
 
@@ -82,6 +83,16 @@ class GpuEncoder:
         if self._graphs is not None and inputs.at_rest:
             return self._graphs.run(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
         return self._launch(inputs, self._workspace)
+
+    def prepare(self, batch: PackedBatch) -> None:
+        """Capture the graph for batches of this one's shape, if they may have one: none of them waits for it then."""
+        inputs = self.upload(batch)
+        if self._graphs is None or not inputs.at_rest:
+            return
+        if inputs.shape.rows not in self._prepared_rows:  # cuBLAS has kernels of its own for each number of rows
+            self._prepared_rows.add(inputs.shape.rows)
+            self._launch(inputs, self._graph_workspace)
+        self._graphs.prepare(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
 
     def trim(self) -> None:
         """Give back memory that recent batches did not need. No work may be underway."""

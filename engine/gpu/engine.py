@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.memory import give_back
@@ -76,6 +78,20 @@ class GpuEngine:
             ends = np.arange(count + 1, dtype=np.int32) * length
             wanted = tuple(options[index % len(options)] for index in range(count))
             self.run(PackedBatch(np.zeros(ends[-1], np.int32), ends, length, None, wanted))
+
+    @torch.inference_mode()
+    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+        """See `PreparedEngine.prepare`: captures the graphs of likely batches, up to `max_tokens` in all."""
+        until = time.perf_counter() + budget_s
+        try:
+            with torch.cuda.stream(self._stream):
+                for lengths in likely_batches(max_tokens, self.info.max_tokens):
+                    if time.perf_counter() > until:
+                        break
+                    if len(lengths) <= max_sequences:
+                        self._encoder.prepare(_blank(lengths))
+        except RuntimeError as error:
+            self._raise(error)
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         """See `Engine.run`."""
@@ -207,6 +223,13 @@ class RunningBatch:
     def _by_sequence(self, fetched: _Fetched) -> Sequence[Float32Array]:
         rows: Float32Array = fetched.rows.numpy().copy()
         return np.split(rows, self._batch.cu_seqlens[1:-1]) if fetched.of_tokens else list(rows)
+
+
+def _blank(lengths: Sequence[int]) -> PackedBatch:
+    """Sequences of token 0, to embed."""
+    ends = np.cumsum((0, *lengths), dtype=np.int32)
+    options = (TaskOptions("embed"),) * len(lengths)
+    return PackedBatch(np.zeros(ends[-1], np.int32), ends, max(lengths), None, options)
 
 
 def _event() -> torch.cuda.Event:

@@ -1,4 +1,4 @@
-"""CUDA graphs of forward passes: captured when a shape comes again, replayed from then on."""
+"""CUDA graphs of forward passes: captured ahead or when a shape comes again, replayed from then on."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.engine.gpu.inputs import Shape
 from penstock.engine.gpu.memory import give_back
 
-_MAX_GRAPHS = 512
+_MAX_GRAPHS = 1024
 _MAX_HELD_BYTES = 1 << 30
 # What the driver keeps for a graph shows in the device's free memory alone, and so does what other processes do
 # meanwhile: no more than this is put down to one graph.
@@ -23,10 +23,10 @@ log = structlog.get_logger("penstock.engine")
 class Graphs:
     """Graphs by shape. All share one pool and run in the order of one stream, so they may overwrite each other.
 
-    A shape is captured when it comes for the second time. If its capture fails, that is logged once, and the shape is
-    launched kernel by kernel from then on. So is every new shape once there are too many graphs or they hold too much
-    memory, which is logged once too: a graph that made room for another would be captured anew when its own shape
-    returns, in the middle of requests, and captures are slower than any number of launches.
+    A shape is captured ahead, by `prepare`, or when it comes for the second time. If its capture fails, that is logged
+    once, and the shape is launched kernel by kernel from then on. So is every new shape once there are too many graphs
+    or they hold too much memory, which is logged once too: a graph that made room for another would be captured anew
+    when its own shape returns, in the middle of requests, and captures are slower than any number of launches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,6 +46,13 @@ class Graphs:
         """Device memory that captures have taken, failed ones too, beside the workspace. None of it is given back."""
         return self._held_bytes
 
+    def prepare(self, shape: Shape, work: Callable[[], Tensor]) -> None:
+        """Capture the shape, if it is not and may be. `work` as for `run`; what it launches has run before, for a
+        capture is no place to load a kernel.
+        """
+        if shape not in self._captured and self._may_capture(shape):
+            self._capture(shape, work)
+
     def run(self, shape: Shape, work: Callable[[], Tensor]) -> Tensor:
         """The result of `work`, from its graph where there is one.
 
@@ -61,10 +68,13 @@ class Graphs:
         return result
 
     def _is_due(self, shape: Shape) -> bool:
-        if self._is_full or shape in self._refused:
-            return False
         if shape not in self._seen:
             self._seen.add(shape)
+            return False
+        return self._may_capture(shape)
+
+    def _may_capture(self, shape: Shape) -> bool:
+        if self._is_full or shape in self._refused:
             return False
         self._is_full = len(self._captured) >= _MAX_GRAPHS or self._held_bytes >= _MAX_HELD_BYTES
         if self._is_full:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine import BatchOutput, NullEngine, PackedBatch, measure
+from penstock.engine import BatchOutput, NullEngine, PackedBatch, measure, warm_up
 from penstock.engine import calibration as room
 from penstock.engine.calibration import timing_plan
 
@@ -160,6 +160,33 @@ class CompilingEngine(SlowEngine):
         is_new = (len(batch.token_ids), batch.max_seqlen, len(batch.options)) not in self.seen
         self.clock.now += 0.2 if is_new else 0.0
         return super().run(batch)
+
+
+class PreparingEngine(SlowEngine):
+    """Takes as long to prepare as it is given."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, 1e-6)
+        self.prepared: list[tuple[int, int, float]] = []
+
+    def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
+        assert not self.seen
+        self.prepared.append((max_sequences, max_tokens, budget_s))
+        self.clock.now += budget_s
+
+
+def test_an_engine_that_can_is_prepared_first_within_a_part_of_the_budget(clock: Clock) -> None:
+    engine = PreparingEngine(clock)
+    measured = measure(engine, max_sequences=16, max_tokens=1024, budget_s=10.0)
+    assert engine.prepared == [(16, 1024, 3.0)]
+    assert len(measured.timings) > 20
+    assert clock.now <= 10.0
+
+
+def test_an_engine_whose_times_are_known_is_prepared_too(clock: Clock) -> None:
+    engine = PreparingEngine(clock)
+    warm_up(engine, max_sequences=16, max_tokens=1024, budget_s=2.0)
+    assert engine.prepared == [(16, 1024, 2.0)]
 
 
 def test_the_budget_is_used_where_first_runs_are_slow_and_later_ones_quick(clock: Clock) -> None:

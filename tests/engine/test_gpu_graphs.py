@@ -112,6 +112,27 @@ def test_a_shape_is_launched_once_then_captured_and_from_then_on_replayed(cuda: 
     assert [graph.num_replays for graph in cuda.graphs] == [5]
 
 
+def test_a_shape_that_was_prepared_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs) -> None:
+    work = Work()
+    for _ in range(2):
+        graphs.prepare(shape(32), work)
+    assert (work.num_launched, len(graphs)) == (1, 1)
+    run(graphs, 32, 3, work)
+    assert work.num_launched == 1
+    assert [graph.num_replays for graph in cuda.graphs] == [3]
+
+
+def test_a_shape_whose_preparation_fails_is_launched_and_not_tried_again(cuda: Cuda, graphs: Graphs) -> None:
+    cuda.error, work = RuntimeError("operation not permitted"), Work()
+    with capture_logs() as logs:
+        graphs.prepare(shape(32), work)
+        graphs.prepare(shape(32), work)
+        cuda.error = None
+        run(graphs, 32, 3, work)
+    assert [log["event"] for log in logs] == ["graph_not_captured"]
+    assert (work.num_launched, len(graphs), len(cuda.graphs)) == (4, 0, 1)
+
+
 def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs) -> None:
     cuda.error, work = RuntimeError("operation not permitted\nwhen a stream is capturing"), Work()
     with capture_logs() as logs:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
+from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape, likely_batches
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
 from penstock.engine.types import PackedBatch
@@ -69,6 +69,26 @@ def test_there_are_few_shapes() -> None:
     rng = np.random.default_rng(0)
     batches = [pack(random_sequences(rng.integers(2, 100, rng.integers(1, 75)).tolist())) for _ in range(2000)]
     assert len({shape_of(batch, 512) for batch in batches}) <= 100
+
+
+@pytest.mark.parametrize(("low", "high", "share"), [(2, 100, 0.98), (5, 500, 0.96), (2, 30, 0.85)])
+def test_most_batches_of_texts_are_of_a_likely_shape(low: int, high: int, share: float) -> None:
+    likely = {shape_of(pack(random_sequences(lengths)), 512) for lengths in likely_batches(GRAPH_ROWS, 512)}
+    assert len(likely) < 600
+    rng = np.random.default_rng(0)
+    most = np.log(GRAPH_ROWS * 2 / (low + high))
+    counts = np.exp(rng.uniform(0, most, 500)).astype(int)  # small batches as often as large ones
+    batches = [pack(random_sequences(rng.integers(low, high + 1, count).tolist())) for count in counts]
+    shapes = [shape for batch in batches if (shape := shape_of(batch, 512)) is not None]
+    assert np.mean([shape in likely for shape in shapes]) >= share
+
+
+@given(max_rows=st.integers(1, 2000), max_tokens=st.integers(1, 600))
+def test_likely_batches_keep_to_the_caps(max_rows: int, max_tokens: int) -> None:
+    for lengths in likely_batches(max_rows, max_tokens):
+        assert min(lengths) >= 1
+        assert max(lengths) <= max_tokens
+        assert sum(lengths) <= max_rows
 
 
 def test_a_batch_without_token_types_shares_the_graph_of_those_with_them() -> None:

@@ -66,6 +66,37 @@ def test_heads_give_the_cpus_scores(tmp_path: Path, save: Any) -> None:
         assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.02
 
 
+def test_what_was_prepared_is_replayed_from_the_first_batch_on(
+    both: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, cpu = both
+    gpu.prepare(max_sequences=64, max_tokens=2048, budget_s=30.0)
+    graphs = gpu._encoder._graphs
+    num_prepared = len(graphs)
+    assert num_prepared > 50
+    replays: list[object] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", _counted(torch.cuda.CUDAGraph.replay, replays))
+    for count in (1, 5, 30):
+        batch = pack(random_sequences(np.random.default_rng(count).integers(2, 100, count).tolist()))
+        assert largest_error(gpu.run(batch).rows, cpu.run(batch).rows) <= 0.01
+    assert len(replays) == 3
+    assert len(graphs) == num_prepared
+
+
+def _counted(replay: Any, replays: list[object]) -> Any:
+    def counted(graph: object) -> None:
+        replays.append(graph)
+        replay(graph)
+
+    return counted
+
+
+def test_preparing_ends_with_its_budget(both: tuple[Any, Any]) -> None:
+    gpu, _ = both
+    gpu.prepare(max_sequences=1024, max_tokens=16_384, budget_s=0.0)
+    assert len(gpu._encoder._graphs) <= 3  # the load's own warm-up, and one
+
+
 def test_an_unknown_task_is_an_error_and_the_engine_lives(both: tuple[Any, Any]) -> None:
     gpu, _ = both
     with pytest.raises(ValueError, match="task 'classify'"):

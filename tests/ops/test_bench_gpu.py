@@ -21,6 +21,7 @@ from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack,
 from penstock.ops.bench.gpu.floor import gemm_flops
 from penstock.ops.bench.gpu.parts import PARTS
 from penstock.ops.bench.gpu.report import main as report
+from penstock.ops.bench.gpu.sections import SECTIONS
 from penstock.ops.bench.gpu.tables import render
 from penstock.ops.bench.gpu.timing import DeadlinePassed, deadline
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
@@ -140,6 +141,11 @@ def test_the_report_of_a_file_has_verdicts_tables_plots_and_failures(tmp_path: P
     assert plots == dict.fromkeys(("grid.png", "backlog.png", "kernels.png"), b"\x89PNG")
 
 
+def test_a_family_that_is_off_is_said_to_be() -> None:
+    lines = SECTIONS["families"](RECORD["parts"]["families"]["result"]).splitlines()
+    assert [line.split(" | ")[-1] for line in lines if "base" in line] == ["yes |", "no |"]
+
+
 def test_a_part_that_failed_leaves_no_verdict() -> None:
     empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
     assert criteria({}) == []
@@ -209,6 +215,18 @@ def _kernel(tokens: int) -> dict[str, Any]:
     return {"kernel": name, "tokens": tokens, "bytes": 10**7, "share_of_copy": 0.8, **times}
 
 
+def _check(what: str, cosine_min: float, passed: bool) -> dict[str, Any]:
+    agreement = {"cosine_min": cosine_min, "cosine_mean": 1.0, "error": 0.002}
+    return {
+        "what": what,
+        "num_sequences": 64,
+        "ours": agreement,
+        "theirs": agreement,
+        "needed": 0.9999,
+        "passed": passed,
+    }
+
+
 RECORD: dict[str, Any] = {
     "command": "python -m penstock.ops.bench.gpu --output result.json",
     "started": "2026-01-01T00:00:00+00:00",
@@ -264,6 +282,14 @@ RECORD: dict[str, Any] = {
                         "byte_floor_us": 23.8,
                     }
                 ],
+            }
+        ),
+        "families": _part(
+            {
+                "rows": [
+                    {"name": "MPNet-base", "packs": 60, "checks": [_check("1 token", 0.99995, True)]},
+                    {"name": "ALBERT-base", "packs": 60, "checks": [_check("512 tokens", 0.9998, False)]},
+                ]
             }
         ),
         "deberta": _part(None, error="not finished after 90 s"),

@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.fleet import Fleet, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.lengths import DISTRIBUTIONS, draw
-from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
+from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.search import confirm, highest
-from penstock.ops.bench.serving.simulate import Noise, noisy, simulate
+from penstock.ops.bench.serving.simulate import simulate
 from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Arrivals, Stream
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
 
@@ -245,3 +248,31 @@ def test_a_rate_is_confirmed_by_few_runs_going_where_the_first_one_points() -> N
     assert down.rate == pytest.approx(93)
     assert down.was_sustained
     assert not confirm(trial, lambda rate: False, 100.0).was_sustained
+
+
+@given(fixed_ms=st.floats(0, 5), per_sequence_us=st.floats(0, 20), seed=st.integers(0, 99))
+def test_what_the_host_adds_is_learned_of_batches_apart_for_idle_lanes(
+    fixed_ms: float, per_sequence_us: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    batches, now = [], 0.0
+    for index in range(200):
+        count, device_s = int(rng.integers(1, 300)), 0.004
+        waited = index % 2 == 1
+        host_s = 0.0002 if waited else fixed_ms / 1e3 + per_sequence_us / 1e6 * count
+        held_up_s = 0.02 if index % 50 == 0 else 0.0
+        start = now if waited else now + 0.001
+        now = start + device_s + host_s + held_up_s
+        batches.append(Ran(start, now, count, 10 * count, 100 * count, 10, device_s, device_s, "lazy", "fifo"))
+    overhead = Overhead.from_dict(Overhead.of([batches]).to_dict())
+    assert overhead.idle.per_sequence_s == pytest.approx(per_sequence_us / 1e6, abs=1e-9)
+    assert np.median(overhead.idle.rest_s) == pytest.approx(fixed_ms / 1e3, abs=1e-6)
+    assert overhead.idle.rest_s.max() > 0.015  # what held some up is drawn too
+    assert overhead.behind.per_sequence_s == pytest.approx(0.0, abs=1e-9)
+    assert np.median(overhead.behind.rest_s) == pytest.approx(0.0002, abs=1e-6)
+
+
+def test_few_batches_teach_nothing() -> None:
+    batch = Ran(0.0, 1.0, 3, 30, 300, 10, 0.1, 0.1, "lazy", "fifo")
+    overhead = Overhead.of([[batch] * 5])
+    assert overhead.idle.rest_s.tolist() == overhead.behind.rest_s.tolist() == [0.0]

@@ -15,6 +15,7 @@ from penstock.ops.bench.serving.claims import claims
 from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.drive import packed_batch, random_ids
 from penstock.ops.bench.serving.feed import Feed
+from penstock.ops.bench.serving.noise import Noise, noisy
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.padding import padded, with_padding
 from penstock.ops.bench.serving.part_saturation import Row
@@ -22,7 +23,6 @@ from penstock.ops.bench.serving.plan import PARTS, RunPlan
 from penstock.ops.bench.serving.plots import draw
 from penstock.ops.bench.serving.record import write
 from penstock.ops.bench.serving.serve import measure, record_of
-from penstock.ops.bench.serving.simulate import Noise, noisy
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
 from penstock.ops.bench.serving.stand import Known, Load, Stand
 from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, simulate

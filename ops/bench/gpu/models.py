@@ -23,8 +23,8 @@ from penstock.ops.bench.gpu.torch_ops import Choices, TorchOps
 DTYPE = torch.float16
 MAX_POSITIONS = 1024  # ByteTransformer's grid goes up to it
 # Twice the usual: at 0.02 attention is nearly uniform, and no comparison of results would notice a wrong one.
-_INITIALIZER_RANGE = 0.04
-_DEBERTA_V3_BASE: dict[str, Any] = {
+INITIALIZER_RANGE = 0.04
+DEBERTA_V3_BASE: dict[str, Any] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
@@ -70,13 +70,13 @@ class Model:
 
 def bert_base(seed: int) -> Model:
     """BERT-base (12 layers of 768, 12 heads, erf GELU) with 1,024 positions."""
-    config = BertConfig(max_position_embeddings=MAX_POSITIONS, initializer_range=_INITIALIZER_RANGE)
+    config = BertConfig(max_position_embeddings=MAX_POSITIONS, initializer_range=INITIALIZER_RANGE)
     return _model(lambda: BertModel(config, add_pooling_layer=False), config.intermediate_size, seed)
 
 
 def deberta_v3_base(seed: int) -> Model:
     """DeBERTa-v3-base: the values of its published config.json."""
-    config = DebertaV2Config(**_DEBERTA_V3_BASE, initializer_range=_INITIALIZER_RANGE)
+    config = DebertaV2Config(**DEBERTA_V3_BASE, initializer_range=INITIALIZER_RANGE)
     return _model(lambda: DebertaV2Model(config), config.intermediate_size, seed)
 
 

@@ -25,6 +25,7 @@ PARTS: Mapping[str, Part] = {
     "fill": Part("part_grid", "run_fill", 15),
     "deberta": Part("part_deberta", "run", 30),
     "memory": Part("part_memory", "run", 20),
+    "families": Part("part_families", "run", 150),
     "compile": Part("part_compile", "run", 110),
 }
 STOPPED_AFTER = 3.0  # times the budget

@@ -17,7 +17,8 @@ from penstock.ops.bench.gpu.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.simulate import Noise, Overhead, SimulatedWorker, noisy
+from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
+from penstock.ops.bench.serving.simulate import SimulatedWorker
 from penstock.ops.bench.serving.stream import Stream
 from penstock.scheduler import CostFunction, Scheduler, SchedulerSettings
 
@@ -56,7 +57,7 @@ class Fleet:
     settings: SchedulerSettings
     cost: CostFunction  # as the scheduler knows it
     noise: Noise  # how real times scatter about it
-    overhead: Overhead = field(default_factory=Overhead)
+    overhead: Overhead = field(default_factory=Overhead.none)
     num_partitions: int = 1024
     routing: Literal["key", "spread"] = "key"  # a key's partition is always the same, or any
     has_cache: bool = False  # a repeated key is answered by its worker at no cost, once the first is

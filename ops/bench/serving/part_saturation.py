@@ -40,7 +40,7 @@ def run(stand: Stand, plan: RunPlan, lengths: str, say: Say, *, only_default: bo
 
 def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float, say: Say) -> Row:
     overload = _overload(stand, plan, system, lengths, slo_s)
-    stand.learn(system.engine, overload)
+    stand.learn(system.engine, [overload])
     saturation = overload.answered_per_s(_SINCE)
 
     def keeps_up(rate: float) -> bool:

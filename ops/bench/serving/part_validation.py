@@ -12,7 +12,7 @@ from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)
-_LEARNT_LOADS = (0.65, 1.3)
+_LEARNT_LOADS = (0.4, 0.65, 0.9, 1.3)
 _TIMES = 3.0  # the usual length of a run
 _SCATTERS = 15  # simulated runs, whose median counts: in a run of a second or two the p99 is a handful of requests
 
@@ -22,9 +22,10 @@ def run(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
     lengths, slo_s = workload["lengths"], workload["slo_s"]
     saturation = saturation_of(workload)
     limits = stand.limits(slo_s)
-    # The simulator learns from two runs and is held to others: one whose batches find lanes idle, one where they wait.
-    for load in _LEARNT_LOADS:
-        stand.learn("packed", stand.real(tei(limits), plan.load(lengths, load * saturation, slo_s), grace_s=0.0))
+    # The simulator learns from some runs and is held to others: batches that find lanes idle, small and large, and some
+    # that wait.
+    learnt = [plan.load(lengths, load * saturation, slo_s) for load in _LEARNT_LOADS]
+    stand.learn("packed", [stand.real(tei(limits), load, grace_s=0.0) for load in learnt])
     rows = []
     for system in (default(limits), tei(limits)):
         for load in _LOADS:

@@ -3,62 +3,13 @@
 import heapq
 import math
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.ops.bench.serving.arrivals import Floats
 from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
+from penstock.ops.bench.serving.noise import Seconds
 from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.stream import Arrivals, Stream
-from penstock.scheduler import CostFunction, CostTable
-
-# (tokens, squares, longest, count) of a batch, and whether it found its lane idle -> s
-Seconds = Callable[[int, int, int, int, bool], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """How measured times scatter about predicted ones: factors, drawn with replacement."""
-
-    ratios: Floats  # measured / predicted, one a batch seen; each > 0
-
-    @classmethod
-    def none(cls) -> "Noise":
-        """Every batch takes what was predicted."""
-        return cls(np.ones(1))
-
-    @classmethod
-    def of_table(cls, table: CostTable) -> "Noise":
-        """As the timings that a table was fitted to scatter about it; none where it carries none."""
-        ratios = [1 / (1 + residual.error) for residual in table.residuals()]
-        return cls(np.array(ratios)) if ratios else cls.none()
-
-    def draws(self, seed: int) -> Iterator[float]:
-        """Endless."""
-        random = np.random.default_rng(seed)
-        while True:
-            yield from random.choice(self.ratios, 4096).tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """Seconds of the host, for each batch: from its start to its known end, beyond the device's time."""
-
-    idle_s: float = 0.0  # of one that found its lane idle: the device waits for all that the host does
-    behind_s: float = 0.0  # of one that waited behind another: most of it was done by then
-
-
-def noisy(cost: CostFunction, noise: Noise, seed: int, overhead: Overhead = Overhead()) -> Seconds:
-    """Batches that take `cost` times a factor, and the host's part."""
-    factor = noise.draws(seed)
-
-    def seconds(tokens: int, squares: int, longest: int, count: int, is_idle: bool) -> float:
-        host_s = overhead.idle_s if is_idle else overhead.behind_s
-        return float(cost.seconds(tokens, squares, longest, count)) * next(factor) + host_s
-
-    return seconds
 
 
 class SimulatedWorker:

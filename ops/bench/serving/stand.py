@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.lengths import draw
-from penstock.ops.bench.serving.outcome import Outcome, Ran, p50_p95
+from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
+from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
-from penstock.ops.bench.serving.simulate import Noise, Overhead, noisy, simulate
+from penstock.ops.bench.serving.simulate import simulate
 from penstock.ops.bench.serving.stream import Stream
 from penstock.ops.bench.serving.systems import EngineKind, Limits, System
 from penstock.ops.bench.setup import shuffled_texts
@@ -119,8 +121,8 @@ class Stand:
         return self._noise[kind]
 
     def overhead(self, kind: EngineKind) -> Overhead:
-        """Of the host, on average."""
-        return self._overhead.get(kind, Overhead())
+        """Of the host: that of real runs, before the first none."""
+        return self._overhead.get(kind, Overhead.none())
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:
         """Run a load in real time."""
@@ -142,29 +144,19 @@ class Stand:
         feed = Feed(Scheduler(system.settings, table), self.num_lanes)
         return simulate(self._stream(load), feed, seconds)
 
-    def learn(self, kind: EngineKind, outcome: Outcome) -> None:
-        """Take the simulator's noise and overhead from the batches of a real run."""
-        begin, end = _SETTLED * outcome.span_s, outcome.span_s
-        settled = [ran for ran in outcome.batches if begin <= ran.started < end]
+    def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
+        """Take the simulator's noise and overhead from the batches of real runs."""
+        runs = [
+            [ran for ran in outcome.batches if _SETTLED * outcome.span_s <= ran.started < outcome.span_s]
+            for outcome in outcomes
+        ]
+        settled = list(chain.from_iterable(runs))
         if len(settled) < _FEWEST_RATIOS:
             return
         table = self.table(kind)
         predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
         self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
-        self._overhead[kind] = self._measured_overhead(outcome.batches, self.overhead(kind))
-
-    @staticmethod
-    def _measured_overhead(batches: Sequence[Ran], known: Overhead) -> Overhead:
-        """From a run's batches; as `known` where there are too few. Who waited began the moment that another ended."""
-        ends = {ran.finished for ran in batches}
-        host_s: dict[bool, list[float]] = {True: [], False: []}
-        for ran in batches:
-            host_s[ran.started not in ends].append(ran.finished - ran.started - ran.measured_s)
-        idle_s, behind_s = (
-            max(0.0, float(np.mean(host_s[is_idle]))) if len(host_s[is_idle]) >= _FEWEST_RATIOS else before
-            for is_idle, before in ((True, known.idle_s), (False, known.behind_s))
-        )
-        return Overhead(idle_s, behind_s)
+        self._overhead[kind] = Overhead.of(runs)
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""
@@ -197,8 +189,8 @@ class Stand:
                 "batches_run": len(self._errors.get(kind, ())),
                 "run_errors": list(p50_p95(self._errors.get(kind, ()))),
                 "table": self.table(kind).to_dict(),
-                "noise": np.percentile(self.noise(kind).ratios, range(0, 101, 2)).tolist(),
-                "overhead": asdict(self.overhead(kind)),
+                "noise": self.noise(kind).to_list(),
+                "overhead": self.overhead(kind).to_dict(),
             }
             for kind, known in self._known.items()
         }

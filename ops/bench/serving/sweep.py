@@ -17,8 +17,8 @@ from penstock.ops.bench.gpu.markdown import table
 from penstock.ops.bench.report import show_grid
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.noise import Noise, Overhead
 from penstock.ops.bench.serving.record import finite, require_plots, write
-from penstock.ops.bench.serving.simulate import Noise, Overhead
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
@@ -72,7 +72,7 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
     if output is not None:
         require_plots()
     console = Console(width=max(140, Console().width))
-    worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), Overhead(), 1, _H200_CAPS)
+    worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), Overhead.none(), 1, _H200_CAPS)
     if result is not None:
         worker = _measured(json.loads(result.read_text(encoding="utf-8")))
     began = time.monotonic()
@@ -214,7 +214,7 @@ def _measured(record: Mapping[str, Any]) -> _Worker:
         f"{record['model']}, {record['dtype']}, {where}",
         CostTable.from_dict(engine["table"]),
         Noise(np.array(engine["noise"])),
-        Overhead(**engine["overhead"]),
+        Overhead.from_dict(engine["overhead"]),
         record["num_lanes"],
         (record["max_batch_sequences"], record["max_batch_tokens"]),
     )
