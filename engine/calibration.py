@@ -23,7 +23,7 @@ _SHORTEST = 8  # the first level of lengths and of tokens
 _NUM_LENGTHS, _NUM_SIZES = 5, 7  # levels of the longest sequence, and of tokens or sequences
 _NUM_CHECKS = 10
 _MAX_ROUNDS = 5
-_PREPARING = 0.3  # of the budget, at most
+_PREPARING, _WARMING = 0.3, 0.7  # of the budget, at most, for what engines prepare
 _QUARTILE = 0.25
 
 
@@ -49,7 +49,8 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     Blocks. Run it in a lane's stead, before the lanes start. `max_sequences` and `max_tokens` bound a batch, as the
     scheduler's caps do; a single sequence may have more tokens, up to the model's.
 
-    Every shape is first run uncounted, twice on a GPU, where the first two compile, load or capture. What is left of
+    An engine that can be prepared is, first, for a third of the budget at most. Then every shape is run uncounted,
+    twice on a GPU, where the first two compile, load or capture. What is left of
     the budget goes to rounds over all of them, and at last over the smaller ones: whatever else holds up the processor
     for a moment then falls on a few runs of many shapes, not on all runs of one. It can only add time, so the lower
     quartile of a shape's runs is its time.
@@ -77,11 +78,12 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     )
 
 
-def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 2.0) -> None:
+def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 4.0) -> None:
     """What `measure` does on the way, for an engine whose times are known: shapes met, kernels compiled. Blocks."""
-    _prepare(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
-    plan = timing_plan(engine.info, max_sequences, max_tokens)
-    _run_once(engine, sorted(plan, key=lambda lengths: _size(engine.info, lengths)), budget_s, rounds=0)
+    started = time.perf_counter()
+    _prepare(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s * _WARMING)
+    plan = sorted(timing_plan(engine.info, max_sequences, max_tokens), key=lambda lengths: _size(engine.info, lengths))
+    _run_once(engine, plan, budget_s - (time.perf_counter() - started), rounds=0)
 
 
 def _prepare(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:

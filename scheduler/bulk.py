@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.scheduler.block import Waiting
 from penstock.scheduler.cost import CostFunction
+from penstock.scheduler.lag import Lag
 from penstock.scheduler.order import Draft
 from penstock.scheduler.partition import Caps
 from penstock.scheduler.settings import SchedulerSettings
@@ -20,29 +21,28 @@ class BulkShare:
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
     Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
     the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
-    as load nears 1. Seconds are predictions of the device. Where batches end later than predicted, by what the host
-    does for each of their sequences, what fills a batch takes longer by as much, and so does what gathers meanwhile.
+    as load nears 1. Load and what is filled are seconds as predicted. Where batches take longer (`Lag.slower`), for
+    what the host does for them, so does what fills them, and so does what gathers meanwhile: their room is divided by
+    that once for each.
     """
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, lag: Lag) -> None:
         self._slice_s = settings.bulk_slice_s
+        self._lag = lag
         self._quiet_s = settings.bulk_quiet_s
         self._load = 0.0  # seconds of online work that come in a second, as of `_came_at`
         self._came_at = -math.inf
         self._load_of_plan = 0.0  # the same, but only between the last two plans
         self._planned_at = -math.inf
         self._credit_s = 0.0
-        self._late_s = 0.0  # by which batches end later than predicted
-        self._slower = 1.0  # times as long as predicted, that online batches take
 
     def online_came(self, work_s: float, now: float) -> None:
         """Online jobs came that keep all lanes busy for `work_s`."""
         self._load = self._load_at(now) + work_s / _LOAD_WINDOW_S
         self._came_at = now
 
-    def online_planned(self, work_s: float, now: float, *, batch_s: float, late_s: float) -> None:
-        """So much had gathered since the last plan. It makes batches of `batch_s`; such end later by `late_s`."""
-        self._late_s, self._slower = late_s, 1 + (late_s / batch_s if batch_s > 0 else 0.0)
+    def online_planned(self, work_s: float, now: float) -> None:
+        """So much had gathered since the last plan."""
         elapsed_s = now - self._planned_at
         self._load_of_plan = min(1.0, work_s / elapsed_s) if elapsed_s > 0 else 1.0
         self._planned_at = now
@@ -54,7 +54,7 @@ class BulkShare:
     @property
     def alone_s(self) -> float:
         """Longest batch of bulk jobs alone, while online jobs come."""
-        return max(0.0, self._slice_s / 2 - self._late_s)
+        return self._slice_s / 2
 
     def growth_s(self, now: float) -> float:
         """How much longer the online batch that was planned last may run with bulk jobs in it.
@@ -63,7 +63,7 @@ class BulkShare:
         """
         # The average is steady, the last gap tells of a burst at once.
         load = max(self._load_at(now), self._load_of_plan)
-        share = max(0.0, 1 - load) / self._slower**2
+        share = max(0.0, 1 - load) / self._lag.slower**2
         self._credit_s = min(self._slice_s, self._credit_s + share * self._slice_s / 2)
         return self._credit_s
 

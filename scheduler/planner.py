@@ -93,7 +93,7 @@ class Planner:
         waiting = iter(bulk)
         first = max(0, len(drafts) - lanes)
         filled = list(drafts[:first])
-        for draft, end in list(zip(drafts, self.ends(drafts, now, lanes), strict=True))[first:]:
+        for draft, end in list(zip(drafts, self.ends(drafts, now + self._lag.usual_s, lanes), strict=True))[first:]:
             longer_s = min(growth_s, min([job.deadline for job in draft.jobs]) - end)
             guests: list[Waiting] = []
             # No more than could fit even if the batch itself took no time: a short batch has room that costs nothing.

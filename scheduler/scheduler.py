@@ -43,7 +43,7 @@ class Scheduler:
         self._planner = Planner(
             cost, self._prices, self._caps, self._order, self._admission, self._lag, slo_s=slo_s, window=settings.window
         )
-        self._bulk_share = BulkShare(settings)
+        self._bulk_share = BulkShare(settings, self._lag)
         self._clock = SteadyClock()
         self._online = JobQueue()
         self._bulk = JobQueue()
@@ -128,11 +128,11 @@ class Scheduler:
             decision = self._decide(now)
         return Wait(None if decision is None else self._clock.to_caller(decision), tuple(refused))
 
-    def ended(self, late_s: float, now: float) -> None:
-        """A batch ended, so much later (below 0: sooner) than predicted when a lane took it up. What is promised then
-        leaves room for that. A time that is no number is ignored.
+    def ended(self, predicted_s: float, late_s: float, now: float) -> None:
+        """A batch ended that was to take `predicted_s`, so much later (below 0: sooner) than predicted when a lane took
+        it up. What is promised then leaves room for that. Times that are no numbers are ignored.
         """
-        self._lag.observe(late_s, self._clock.read(now))
+        self._lag.observe(predicted_s, late_s, self._clock.read(now))
 
     def drain(self, now: float) -> Plan | None:
         """Plan the jobs due first whatever the trigger policy says; None when none is queued. Call until None.
@@ -217,10 +217,9 @@ class Scheduler:
             return self._release([], trigger, self._partition.name, refused)
         are_all = sum([len(draft.jobs) for draft in drafts]) == len(self._online)
         self._prices.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
-        own_s = sum([draft.seconds for draft in drafts])
-        work_s = sum([job.work_s for draft in drafts for job in draft.jobs])
-        self._bulk_share.online_planned(work_s, now, batch_s=own_s / len(drafts), late_s=self._lag.usual_s)
+        self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
         if self._bulk and are_all:
+            own_s = sum([draft.seconds for draft in drafts])
             growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
             self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from dataclasses import astuple, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from penstock.scheduler.cost_table import Residual, Sample
 BUDGET_S = 9.0  # ten seconds with what follows it
 _LEAST_S = 1e-9  # of a batch: an engine that does nothing says 0
 _FURTHEST = 20.0  # times that a prediction may be off the very timing it was fitted to, either way
+
+_CUPYS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # what compiles the kernels; torch's version names its CUDA
 
 log = structlog.get_logger("penstock.costs")
 
@@ -157,6 +159,7 @@ async def why_none(tables: CostTables, key: CostKey) -> str:
 def cost_key(info: ModelInfo, model: str) -> CostKey:
     """What this engine's times depend on. `model`: a path or id; under which name it is served does not matter."""
     computes = ["penstock", "torch", *(["transformers"] if info.padded else [])]
+    computes += [] if info.device == "cpu" or info.padded else filter(_is_installed, _CUPYS)
     return CostKey(
         device=processor_name() if info.device == "cpu" else info.device,
         model=default_name(model),
@@ -164,6 +167,13 @@ def cost_key(info: ModelInfo, model: str) -> CostKey:
         dtype=info.dtype,
         runtime=", ".join([*(f"{name} {version(name)}" for name in computes), "padded" if info.padded else "packed"]),
     )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def default_cost_path() -> Path:

@@ -292,7 +292,7 @@ class Dispatcher:
             return
         if error is None:
             now = self._clock()
-            self._scheduler.ended(batch.late_end_s(now), now)
+            self._scheduler.ended(batch.predicted_s, batch.late_end_s(now), now)
             self._settle(batch, done.result())
         elif len(batch.rows) > 1:
             self._split(batch, error)

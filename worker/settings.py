@@ -98,8 +98,9 @@ class WorkerSettings(KafkaSettings):
         2.0,
         gt=0,
         allow_inf_nan=False,
-        description="How much longer a batch may run for the sake of bulk requests, and how long a batch of bulk alone "
-        "while online requests come. More: faster bulk; less: lower online latency.",
+        description="How much longer online requests may wait, at the 99th percentile, for the sake of bulk ones: half "
+        "for a batch of bulk alone, or one sequence where that is longer; half for what fills up their own. More: "
+        "faster bulk; less: lower online latency.",
     )
     max_batch_sequences: int = Field(256, ge=1, description="Most sequences in a batch. Default on a GPU: 1024.")
     max_batch_tokens: int = Field(

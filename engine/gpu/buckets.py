@@ -18,8 +18,9 @@ GRAPH_SLOTS = 2048
 # Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
 _ROW_STEPS = ((512, 32), (1024, 64), (8192, 128), (GRAPH_ROWS, 256))
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
-# Tokens of texts, the usual and the longest, the most common first. Of random batches of 2-100 and of 5-500 tokens, 98
-# in a hundred are of the shapes that these make with all numbers of rows; of 2-30 tokens, 90.
+# Tokens of texts, the usual and the longest, the most common first. Of random batches of 2-100, 5-500 and 2-30 tokens
+# 99, 98 and 90 in a hundred are of the shapes that these make with all numbers of rows; where a launch is for the
+# longest of a batch (`longest_planned`), fewer of the last.
 _TYPICAL = ((64, 128), (128, 512), (32, 128), (256, 512), (16, 64))
 
 
@@ -46,8 +47,8 @@ def graph_shape(
 
 
 def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:
-    """Lengths of batches of up to `max_rows` tokens in all and `max_tokens` a sequence: one, some times two, for each
-    shape that most batches of texts are of.
+    """Lengths of batches of up to `max_rows` tokens in all and `max_tokens` a sequence, at least one for each shape
+    that most batches of texts are of; several of few rows share one.
     """
     for usual, longest in _TYPICAL:
         rows = 0

@@ -84,15 +84,22 @@ class GpuEncoder:
             return self._graphs.run(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
         return self._launch(inputs, self._workspace)
 
-    def prepare(self, batch: PackedBatch) -> None:
-        """Capture the graph for batches of this one's shape, if they may have one: none of them waits for it then."""
+    def prepare(self, batch: PackedBatch) -> bool:
+        """Capture the graph for batches of this one's shape, if they may have one: none of them waits for it then.
+
+        Kernels of ours have been loaded by a batch of each kind; cuBLAS has some of its own for each number of rows, so
+        each is launched once here. Returns whether there may be more graphs.
+        """
+        if self._graphs is None or self._graphs.is_prepared:
+            return False
         inputs = self.upload(batch)
-        if self._graphs is None or not inputs.at_rest:
-            return
-        if inputs.shape.rows not in self._prepared_rows:  # cuBLAS has kernels of its own for each number of rows
+        if not inputs.at_rest:
+            return self._graphs is not None
+        if inputs.shape.rows not in self._prepared_rows:
             self._prepared_rows.add(inputs.shape.rows)
             self._launch(inputs, self._graph_workspace)
         self._graphs.prepare(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
+        return True
 
     def trim(self) -> None:
         """Give back memory that recent batches did not need. No work may be underway."""

@@ -88,8 +88,8 @@ class GpuEngine:
                 for lengths in likely_batches(max_tokens, self.info.max_tokens):
                     if time.perf_counter() > until:
                         break
-                    if len(lengths) <= max_sequences:
-                        self._encoder.prepare(_blank(lengths))
+                    if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths)):
+                        break
         except RuntimeError as error:
             self._raise(error)
 

@@ -46,11 +46,16 @@ class Graphs:
         """Device memory that captures have taken, failed ones too, beside the workspace. None of it is given back."""
         return self._held_bytes
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there are as many as may be captured ahead: half, as what really comes is worth more than a guess."""
+        return 2 * len(self._captured) >= _MAX_GRAPHS or 2 * self._held_bytes >= _MAX_HELD_BYTES
+
     def prepare(self, shape: Shape, work: Callable[[], Tensor]) -> None:
-        """Capture the shape, if it is not and may be. `work` as for `run`; what it launches has run before, for a
-        capture is no place to load a kernel.
+        """Capture the shape, if it is not and may be. `work` as for `run`; the kernels that it launches are loaded, for
+        a capture is no place to load one.
         """
-        if shape not in self._captured and self._may_capture(shape):
+        if shape not in self._captured and not self.is_prepared and self._may_capture(shape):
             self._capture(shape, work)
 
     def run(self, shape: Shape, work: Callable[[], Tensor]) -> Tensor:
@@ -68,6 +73,8 @@ class Graphs:
         return result
 
     def _is_due(self, shape: Shape) -> bool:
+        if self._is_full or shape in self._refused:
+            return False
         if shape not in self._seen:
             self._seen.add(shape)
             return False

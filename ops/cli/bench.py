@@ -48,7 +48,9 @@ class ServeSettings(BaseSettings):
     seconds: float = Field(2.0, gt=0, description="Of each run, at least.")
     trials: int = Field(2, ge=1, description="Real runs that confirm a critical point.")
     output: Path | None = Field(
-        None, description="Result file (JSON); tables and plots lie beside it. Default: named after the machine."
+        None,
+        description="Result file (JSON); tables and plots lie beside it. Default: named after the machine where all "
+        "parts and lengths are run, else none.",
     )
 
     @field_validator("lengths")
@@ -104,7 +106,7 @@ class SimulateSettings(BaseSettings):
     @classmethod
     def _counts(cls, listed: str) -> str:
         if not _names(listed) or not all(name.isdigit() and 1 <= int(name) <= _MOST_WORKERS for name in _names(listed)):
-            raise ValueError(f"Expected whole numbers from 1 to {_MOST_WORKERS} with commas between them.")
+            raise ValueError(f"Expected whole numbers from 1 to {_MOST_WORKERS} with commas between them")
         return listed
 
     @field_validator("lengths")
@@ -174,5 +176,5 @@ def _names(listed: str) -> tuple[str, ...]:
 def _each_of(listed: str, known: tuple[str, ...], most: int | None = None) -> str:
     names = _names(listed)
     if not names or not set(names) <= set(known) or len(names) > (most or len(known)):
-        raise ValueError(f"Expected {'one' if most == 1 else 'some'} of {', '.join(known)}.")
+        raise ValueError(f"Expected {'one' if most == 1 else 'some'} of {', '.join(known)}")
     return listed

@@ -50,6 +50,9 @@ def calibrate(
     if plot is not None and find_spec("matplotlib") is None:
         fail("--plot draws with matplotlib, which is not installed: pip install 'penstock[bench]'")
         return EXIT_PROBLEM
+    if plot is not None and not plot.absolute().parent.is_dir():
+        fail(f"--plot {plot}: there is no directory {plot.absolute().parent}.")
+        return EXIT_PROBLEM
     return asyncio.run(_calibrate(settings, show, plot))
 
 

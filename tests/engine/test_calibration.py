@@ -186,7 +186,11 @@ def test_an_engine_that_can_is_prepared_first_within_a_part_of_the_budget(clock:
 def test_an_engine_whose_times_are_known_is_prepared_too(clock: Clock) -> None:
     engine = PreparingEngine(clock)
     warm_up(engine, max_sequences=16, max_tokens=1024, budget_s=2.0)
-    assert engine.prepared == [(16, 1024, 2.0)]
+    ((max_sequences, max_tokens, budget_s),) = engine.prepared
+    assert (max_sequences, max_tokens) == (16, 1024)
+    assert budget_s == pytest.approx(1.4)
+    assert engine.seen
+    assert clock.now <= 2.0
 
 
 def test_the_budget_is_used_where_first_runs_are_slow_and_later_ones_quick(clock: Clock) -> None:

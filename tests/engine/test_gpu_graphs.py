@@ -133,6 +133,17 @@ def test_a_shape_whose_preparation_fails_is_launched_and_not_tried_again(cuda: C
     assert (work.num_launched, len(graphs), len(cuda.graphs)) == (4, 0, 1)
 
 
+def test_half_of_the_room_is_left_for_shapes_that_come(
+    cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_GRAPHS", 4)
+    for rows in (32, 64, 96, 128):
+        graphs.prepare(shape(rows), Work())
+    assert (len(graphs), graphs.is_prepared) == (2, True)
+    run(graphs, 96, 2, Work())
+    assert len(graphs) == 3
+
+
 def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs) -> None:
     cuda.error, work = RuntimeError("operation not permitted\nwhen a stream is capturing"), Work()
     with capture_logs() as logs:

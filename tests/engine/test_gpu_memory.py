@@ -128,6 +128,27 @@ def test_without_memory_for_graphs_batches_are_launched_one_by_one(cuda: FakeCud
     assert [(upload.at_rest, upload.shape.rows) for upload in inputs] == [(False, 8)] * 3
 
 
+def test_preparing_launches_each_number_of_rows_once_and_captures_each_shape(
+    cuda: FakeCuda, weights: EncoderWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = GpuEncoder(weights, device=CPU)
+    launched, captured = [], []
+    monkeypatch.setattr(encoder, "_launch", lambda inputs, workspace: launched.append(inputs.shape.rows))
+    monkeypatch.setattr(encoder._graphs, "prepare", lambda shape, work: captured.append(shape))
+    for lengths in ((3, 5), (30,), (40,), (1,) * 30):
+        assert encoder.prepare(pack(random_sequences(lengths)))
+    assert launched == [32, 64]
+    assert [(shape.rows, shape.slots) for shape in captured] == [(32, 8), (32, 8), (64, 8), (32, 32)]
+
+
+def test_without_graphs_there_is_nothing_to_prepare(cuda: FakeCuda, weights: EncoderWeights) -> None:
+    batch = pack(random_sequences((3, 5)))
+    assert not GpuEncoder(weights, device=CPU, graphs=False).prepare(batch)
+    poor = GpuEncoder(weights, device=CPU)
+    cuda.most_bytes = 1 << 20
+    assert not poor.prepare(batch)  # no memory for them
+
+
 def test_with_memory_for_graphs_batches_lie_where_graphs_look(cuda: FakeCuda, weights: EncoderWeights) -> None:
     encoder = GpuEncoder(weights, device=CPU)
     batches = [pack(random_sequences((3, 5))), pack(random_sequences((4, 9), seed=1))]

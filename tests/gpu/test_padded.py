@@ -46,6 +46,7 @@ def test_a_shape_that_is_new_needs_no_plan_of_cudnns(bert: Path) -> None:
     attention = {event.key for event in profile.key_averages() if "attention" in event.key}
     assert attention
     assert not [name for name in attention if "cudnn" in name]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # torch
 
 
 def test_token_types_beyond_the_table_cost_their_batch_and_not_the_device(bert: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.engine.forward import forward
 from penstock.engine.gpu.kernels import prepare_for_gpu
 from penstock.ops.bench.gpu import lengths
-from penstock.ops.bench.gpu.__main__ import is_failed
+from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
 from penstock.ops.bench.gpu.arithmetic import criteria, geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
@@ -114,6 +114,10 @@ def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
         endless()
     with deadline(100):
         assert sum(range(10)) == 45
+
+
+def test_a_whole_run_has_time_for_every_part() -> None:
+    assert sum(part.budget_s for part in PARTS.values()) <= 0.9 * TIME_LIMIT_S
 
 
 def test_every_part_is_a_function_of_its_module() -> None:

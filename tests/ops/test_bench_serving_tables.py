@@ -19,13 +19,13 @@ from penstock.ops.bench.serving.noise import Noise, noisy
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.padding import padded, with_padding
 from penstock.ops.bench.serving.part_saturation import Row
-from penstock.ops.bench.serving.plan import PARTS, RunPlan
+from penstock.ops.bench.serving.plan import LENGTHS, PARTS, RunPlan
 from penstock.ops.bench.serving.plots import draw
 from penstock.ops.bench.serving.record import write
-from penstock.ops.bench.serving.serve import measure, record_of
+from penstock.ops.bench.serving.serve import RESULTS, measure, record_of
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
 from penstock.ops.bench.serving.stand import Known, Load, Stand
-from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, simulate
+from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, simulate
 from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
 from penstock.ops.bench.serving.systems import (
     PAPER_CHAIN,
@@ -278,6 +278,32 @@ def test_a_sweep_accounts_for_every_request_and_can_start_from_a_measurement(rec
     assert by_load[0]["paid_s_per_million"] > by_load[3]["paid_s_per_million"]
     assert output.with_suffix(".md").exists()
     assert output.with_suffix(".png").exists()
+
+
+@pytest.mark.parametrize("content", ["garbage", "{}", "[]", '{"engines": {"packed": {}}}', "null"])
+def test_a_file_without_measured_costs_is_refused_with_a_sentence(content: str, tmp_path: Path) -> None:
+    result = tmp_path / "serving.json"
+    result.write_text(content, encoding="utf-8")
+    with pytest.raises(UnusableResult, match=r"serving\.json is no result of penstock bench serve"):
+        simulate(SweepPlan(), result=result, output=None)
+
+
+def test_an_objective_that_nothing_meets_leaves_nothing_to_simulate() -> None:
+    with pytest.raises(UnusableResult, match=r"within 0\.001 ms"):
+        simulate(SweepPlan(parts=("load",), workers=(1,), num_requests=1000, slo_s=1e-6), result=None, output=None)
+
+
+@pytest.mark.parametrize("result", sorted(RESULTS.glob("serving-*.json")), ids=lambda path: path.name)
+def test_a_fleet_can_be_simulated_of_every_result_that_is_kept(result: Path) -> None:
+    assert simulate(SweepPlan(parts=("load",), workers=(1,), num_requests=1000), result=result, output=None) == 0
+
+
+@pytest.mark.parametrize(("parts", "lengths", "is_kept"), [(PARTS, LENGTHS, True), (("scheduler",), LENGTHS, False)])
+def test_only_a_whole_run_is_kept_where_nobody_says_where(
+    parts: tuple[str, ...], lengths: tuple[str, ...], is_kept: bool
+) -> None:
+    assert RunPlan(parts=parts, lengths=lengths).is_whole == is_kept
+    assert not RunPlan(parts=parts, lengths=("squad",)).is_whole
 
 
 def test_a_sweep_of_one_part_has_its_table_and_its_files(tmp_path: Path) -> None:

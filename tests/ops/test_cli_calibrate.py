@@ -94,6 +94,15 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     assert "matplotlib, which is not installed: pip install 'penstock[bench]'" in text
 
 
+def test_a_plot_into_a_directory_that_is_not_there_is_refused_before_anything_is_measured(
+    bert: Path, tmp_path: Path
+) -> None:
+    code, text = penstock("calibrate", "--model", str(bert), "--plot", str(tmp_path / "none" / "costs.png"))
+    assert code == 1
+    assert "there is no directory" in text
+    assert "measured" not in text
+
+
 def test_a_model_that_is_not_there_is_a_sentence() -> None:
     code, text = penstock("calibrate", "--model", "./nowhere")
     assert code == 1

@@ -79,7 +79,7 @@ class Simulation:
             now = max(now, min(moments))
             while self._running and self._running[0][0] <= now:
                 end, _, batch, predicted_end = heapq.heappop(self._running)
-                self.scheduler.ended(end - predicted_end, now)
+                self.scheduler.ended(batch.predicted_s, end - predicted_end, now)
                 self._finish(end, batch)
             if upcoming and upcoming[0] <= now:
                 self._add(list(upcoming[1]), now)

@@ -28,7 +28,7 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
     scheduler = Scheduler(chosen, LINEAR)
     assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75) == []
     for count in range(1, 9):
-        scheduler.ended(1 / 64, 10.0 + count)  # a sixteenth of what a full batch takes
+        scheduler.ended(1 / 4, 1 / 64, 10.0 + count)  # a sixteenth of what a full batch takes
     (refusal,) = scheduler.add([Job(1, 64, 30.0)], 30.0, busy_s=0.75)
     assert refusal.late_s == pytest.approx(0.75 * (1 + 1 / 16) + 1 / 16 + 1 / 64 - 0.75)
 
@@ -38,15 +38,15 @@ def test_an_idle_worker_lets_in_whoever_leaves_half_of_the_time(late_s: list[flo
     """Whatever batches did before: else nothing would run again, from which it is learned that they do better now."""
     scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
     for count, late in enumerate(late_s):
-        scheduler.ended(late, 10.0 + count / 64)
+        scheduler.ended(0.1, late, 10.0 + count / 64)
     assert scheduler.add([Job(0, 64, 20.0)], 20.0) == []
 
 
 def test_batches_that_end_as_predicted_are_forgotten_last() -> None:
     scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
     for count in range(100):
-        scheduler.ended(0.2, 10.0 + count / 4)
+        scheduler.ended(0.1, 0.2, 10.0 + count / 4)
     assert scheduler.add([Job(0, 64, 40.0)], 40.0, busy_s=0.6)
     for count in range(200):
-        scheduler.ended(math.nan if count % 4 == 0 else 0.0, 40.0 + count / 4)
+        scheduler.ended(0.1, math.nan if count % 4 == 0 else 0.0, 40.0 + count / 4)
     assert scheduler.add([Job(1, 64, 100.0)], 100.0, busy_s=0.6) == []

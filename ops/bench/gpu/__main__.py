@@ -15,7 +15,7 @@ from typing import Any
 from penstock.ops.bench.gpu.parts import DEVICE_IS_SICK, PARTS
 
 SEED = 2026
-TIME_LIMIT_S = 500.0
+TIME_LIMIT_S = 720.0
 _POLL_S = 2.0
 _GRACE_S = 20.0  # the worker stops itself at the limit, counted from when its imports are done
 

@@ -180,7 +180,16 @@ def _families(part: Result) -> str:
         met = "yes" if all(check["passed"] for check in checks) else "no"
         inputs = sum(check["num_sequences"] for check in checks if check["what"] not in ("batch mates", "vectors"))
         rows.append([row["name"], row["packs"], inputs, *cells, met])
-    columns = ["model", "random packs", "sequences", "smallest cosine", "largest error", "transformers fp16", "", "met"]
+    columns = [
+        "model",
+        "random packs",
+        "sequences",
+        "smallest cosine",
+        "largest error",
+        "transformers fp16",
+        "its error",
+        "met",
+    ]
     return (
         "## Every family at full size, random weights, fp16 against transformers in float32\n\n"
         "As `penstock parity` does: 1, 2, 127, 128, 129 and 512 tokens, random packs, each also with one alone "

@@ -77,7 +77,8 @@ class Feed:
         """A batch is done; the one that waited behind it, and starts now, or None."""
         self._running.remove(work)
         if work.started is not None:
-            self.scheduler.ended(now - work.started - work.batch.predicted_s, now)
+            predicted_s = work.batch.predicted_s
+            self.scheduler.ended(predicted_s, now - work.started - predicted_s, now)
         if not self._ahead:
             return None
         following = self._ahead.popleft()

@@ -17,7 +17,7 @@ _DRAWS = 4096  # at a time
 _FEWEST = 10  # batches to learn from
 _USUAL = 0.9  # quantile up to which batches tell what a sequence costs; beyond it something held them up
 _LEAST = 0.1  # of a batch's device time, that it takes at least
-_KEPT = np.arange(0, 101, 2)  # percentiles that a result file keeps
+_KEPT = np.arange(0.25, 100, 0.5)  # percentiles that a result file keeps: each stands for what is about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Noise:
 
     def to_list(self) -> list[float]:
         """For a result file: percentiles."""
-        return np.percentile(self.ratios, _KEPT).tolist()
+        kept: list[float] = np.percentile(self.ratios, _KEPT).tolist()
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ class HostTime:
         return cls(0.0, np.zeros(1))
 
     @classmethod
-    def of(cls, counts: Sequence[int], host_s: Sequence[float]) -> "HostTime":
-        """Learned of batches with so many sequences; none where they are few."""
+    def of(cls, counts: Sequence[int], host_s: Sequence[float], known: "HostTime") -> "HostTime":
+        """Learned of batches with so many sequences; `known` where they are few."""
         if len(counts) < _FEWEST:
-            return cls.none()
+            return known
         count, seconds = np.array(counts, np.float64), np.array(host_s)
         usual = seconds <= np.quantile(seconds, _USUAL)
         spread = float(np.var(count[usual]))
@@ -86,16 +87,19 @@ class Overhead:
         return cls(HostTime.none(), HostTime.none())
 
     @classmethod
-    def of(cls, runs: Sequence[Sequence[Ran]]) -> "Overhead":
-        """Learned of the batches of real runs. Who waited began at the moment at which another ended."""
+    def of(cls, runs: Sequence[tuple[Sequence[Ran], float, float]], known: "Overhead") -> "Overhead":
+        """Learned of real runs: all batches of each, and from when to when they count. Who waited began at the moment
+        at which another ended. What is `known` stays where there are few.
+        """
         seen: dict[bool, tuple[list[int], list[float]]] = {True: ([], []), False: ([], [])}
-        for batches in runs:
+        for batches, begin, end in runs:
             ends = {ran.finished for ran in batches}
             for ran in batches:
-                counts, host_s = seen[ran.started not in ends]
-                counts.append(ran.count)
-                host_s.append(ran.finished - ran.started - ran.measured_s)
-        return cls(HostTime.of(*seen[True]), HostTime.of(*seen[False]))
+                if begin <= ran.started < end:
+                    counts, host_s = seen[ran.started not in ends]
+                    counts.append(ran.count)
+                    host_s.append(ran.finished - ran.started - ran.measured_s)
+        return cls(HostTime.of(*seen[True], known.idle), HostTime.of(*seen[False], known.behind))
 
     def to_dict(self) -> dict[str, Any]:
         """For a result file."""
@@ -107,10 +111,10 @@ class Overhead:
 
 
 def noisy(cost: CostFunction, noise: Noise, seed: int, overhead: Overhead | None = None) -> Seconds:
-    """Batches that take `cost` times a factor, and the host's part."""
-    host = overhead or Overhead.none()
-    factor = _draws(noise.ratios, seed)
-    rests = {True: _draws(host.idle.rest_s, seed + 1), False: _draws(host.behind.rest_s, seed + 2)}
+    """Batches that take `cost` times a factor, and the host's part; None: it has none."""
+    host = Overhead.none() if overhead is None else overhead
+    factor = _draws(noise.ratios, (seed, 0))
+    rests = {True: _draws(host.idle.rest_s, (seed, 1)), False: _draws(host.behind.rest_s, (seed, 2))}
 
     def seconds(tokens: int, squares: int, longest: int, count: int, is_idle: bool) -> float:
         device_s = float(cost.seconds(tokens, squares, longest, count)) * next(factor)
@@ -120,7 +124,7 @@ def noisy(cost: CostFunction, noise: Noise, seed: int, overhead: Overhead | None
     return seconds
 
 
-def _draws(values: Floats, seed: int) -> Iterator[float]:
+def _draws(values: Floats, seed: tuple[int, int]) -> Iterator[float]:
     """Endless, with replacement."""
     random = np.random.default_rng(seed)
     while True:

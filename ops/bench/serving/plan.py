@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from penstock.ops.bench.serving.stand import Load, Stand
 
 PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
+LENGTHS = ("2-100", "5-500")
 KAFKA = "kafka"  # a part that is run when it is asked for: it needs a broker
 _LEAST_SLO_S = 0.05
 _SLO_OF_LONGEST = 5  # times the longest request alone, where that is more: a CPU's
@@ -19,13 +20,18 @@ class RunPlan:
     """Options of the benchmark."""
 
     parts: tuple[str, ...] = PARTS
-    lengths: tuple[str, ...] = ("2-100", "5-500")
+    lengths: tuple[str, ...] = LENGTHS  # the first is also that of the parts about objectives
     slo_s: float | None = None  # None: 50 ms, or what the longest request needs
     seconds: float = 2.0  # of each real run, at least
     saturated_answers: int = 600  # of a run that saturation is taken from, where _LONGER is enough for them
     most_trials: int = 2  # real runs that confirm a critical point
     simulated: tuple[int, int] = (1_500, 15_000)  # least and most requests in one simulated run
     bootstrap_servers: str | None = None  # of KAFKA; None: a broker of its own
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has every part that needs no broker, with the usual lengths."""
+        return set(PARTS) <= set(self.parts) and self.lengths == LENGTHS
 
     def slo_of(self, stand: Stand, lengths: str) -> float:
         """The objective that systems are held to with these lengths."""

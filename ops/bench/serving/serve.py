@@ -38,7 +38,9 @@ _NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "val
 
 
 def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
-    """Run `plan` on this machine. `output`: the JSON file; the tables and plots lie beside it under the same name."""
+    """Run `plan` on this machine. `output`: the JSON file; tables and plots lie beside it under the same name. None: a
+    whole plan's results lie among the benchmark's own, others are shown and not kept.
+    """
     require_plots()
     from penstock.ops.bench.serving.plots import draw
 
@@ -54,9 +56,12 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
         show_grid(console, grid)
     if asked := claims(record):
         show_claims(console, asked)
-    path = output or RESULTS / f"serving-{_slug(record['machine'])}.json"
+    path = output or (RESULTS / f"serving-{_slug(record['machine'])}.json" if plan.is_whole else None)
+    if path is None:
+        console.print("Not kept, for these are not all parts and lengths. --output FILE keeps them.")
+        return 0
     draw(record, write(record, render(record), path))
-    console.print(f"Written: {path}, and the tables and plots beside it")
+    console.print(f"Written: {path}, and tables beside it; plots where a part has one")
     return 0
 
 

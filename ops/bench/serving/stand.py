@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +145,14 @@ class Stand:
 
     def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
         """Take the simulator's noise and overhead from the batches of real runs."""
-        runs = [
-            [ran for ran in outcome.batches if _SETTLED * outcome.span_s <= ran.started < outcome.span_s]
-            for outcome in outcomes
-        ]
-        settled = list(chain.from_iterable(runs))
+        runs = [(outcome.batches, _SETTLED * outcome.span_s, outcome.span_s) for outcome in outcomes]
+        settled = [ran for batches, begin, end in runs for ran in batches if begin <= ran.started < end]
         if len(settled) < _FEWEST_RATIOS:
             return
         table = self.table(kind)
         predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
         self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
-        self._overhead[kind] = Overhead.of(runs)
+        self._overhead[kind] = Overhead.of(runs, self.overhead(kind))
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
         """Requests a second by the cost alone, in batches of `batch` in the order of arrival."""

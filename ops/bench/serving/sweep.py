@@ -55,6 +55,10 @@ class SweepPlan:
     seed: int = 0
 
 
+class UnusableResult(Exception):
+    """A file that holds no measured costs, or a fleet that answers nobody. The message says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Worker:
     """One worker's machine, as a result file describes it."""
@@ -68,13 +72,16 @@ class _Worker:
 
 
 def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> int:
-    """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the JSON file to keep."""
+    """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the JSON file to keep.
+
+    Raises UnusableResult, PlotsUnavailable.
+    """
     if output is not None:
         require_plots()
     console = Console(width=max(140, Console().width))
     worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), Overhead.none(), 1, _H200_CAPS)
     if result is not None:
-        worker = _measured(json.loads(result.read_text(encoding="utf-8")))
+        worker = _measured(result)
     began = time.monotonic()
     sweep = _Sweep(plan, worker, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
     record = finite(
@@ -104,6 +111,10 @@ class _Sweep:
         settings = SchedulerSettings(_MAX_WAIT_S, *worker.caps, slo_s=plan.slo_s, num_lanes=worker.num_lanes)
         self._one = Fleet(1, settings, worker.cost, worker.noise, worker.overhead)
         self.saturation = self._saturation()
+        if not self.saturation > 0:
+            raise UnusableResult(
+                f"Not one request is answered within {plan.slo_s * 1e3:g} ms: there is no load to simulate."
+            )
         say(f"{worker.what}: one worker answers {self.saturation:,.0f} req/s when saturated")
 
     def run(self) -> dict[str, list[Row]]:
@@ -205,8 +216,15 @@ def _figures(outcome: FleetOutcome) -> Row:
     }
 
 
-def _measured(record: Mapping[str, Any]) -> _Worker:
-    """Raises CorruptTable for a cost that cannot be true."""
+def _measured(result: Path) -> _Worker:
+    """Raises UnusableResult."""
+    try:
+        return _worker_of(json.loads(result.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # CorruptTable is a ValueError, as is no JSON
+        raise UnusableResult(f"{result} is no result of penstock bench serve: {error!r:.200}") from error
+
+
+def _worker_of(record: Mapping[str, Any]) -> _Worker:
     engine = record["engines"]["packed"]
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
