@@ -144,14 +144,16 @@ class Stand:
         return simulate(self._stream(load), feed, seconds)
 
     def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
-        """Take the simulator's noise and overhead from the batches of real runs."""
+        """Take the simulator's noise and overhead from the batches of real runs.
+
+        Scatter is about what was predicted when each batch was planned: the cost follows a device that grows slower or
+        faster, and what it has become since is the table's part, not the scatter's.
+        """
         runs = [(outcome.batches, _SETTLED * outcome.span_s, outcome.span_s) for outcome in outcomes]
         settled = [ran for batches, begin, end in runs for ran in batches if begin <= ran.started < end]
         if len(settled) < _FEWEST_RATIOS:
             return
-        table = self.table(kind)
-        predicted = [float(table.seconds(ran.tokens, ran.squares, ran.longest, ran.count)) for ran in settled]
-        self._noise[kind] = Noise(np.array([ran.measured_s for ran in settled]) / np.array(predicted))
+        self._noise[kind] = Noise(np.array([ran.measured_s / ran.predicted_s for ran in settled]))
         self._overhead[kind] = Overhead.of(runs, self.overhead(kind))
 
     def capacity_per_s(self, kind: EngineKind, lengths: str, batch: int) -> float:
