@@ -87,16 +87,17 @@ def load(settings: WorkerSettings) -> Engine:
 def _cost(engine: Engine, settings: WorkerSettings) -> LearnedCost:
     """The cost model to start with; the engine is warm afterwards."""
     is_null = settings.model == NULL_MODEL
-    return asyncio.run(
-        cost_for(
-            engine,
-            None if is_null else settings.cost_path or default_cost_path(),
-            model=settings.model,
-            max_sequences=settings.max_batch_sequences,
-            max_tokens=settings.max_batch_tokens,
-            budget_s=_NULL_BUDGET_S if is_null else BUDGET_S,
-        )
+    costs = cost_for(
+        engine,
+        None if is_null else settings.cost_path or default_cost_path(),
+        model=settings.model,
+        max_sequences=settings.max_batch_sequences,
+        max_tokens=settings.max_batch_tokens,
+        budget_s=_NULL_BUDGET_S if is_null else BUDGET_S,
     )
+    # Not asyncio.run, whose handler of Ctrl-C waits for the loop, which the timings hold for seconds.
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(costs)
 
 
 async def _run(settings: WorkerSettings, engine: Engine, cost: LearnedCost) -> int:

@@ -1,6 +1,7 @@
 """`penstock calibrate`: how long batches take here, measured, kept and shown."""
 
 import asyncio
+import contextlib
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,7 +54,9 @@ def calibrate(
     if plot is not None and not plot.absolute().parent.is_dir():
         fail(f"--plot {plot}: there is no directory {plot.absolute().parent}.")
         return EXIT_PROBLEM
-    return asyncio.run(_calibrate(settings, show, plot))
+    # Not asyncio.run, whose handler of Ctrl-C waits for the loop, which the timings hold for seconds.
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(_calibrate(settings, show, plot))
 
 
 async def _calibrate(settings: BaseSettings, show: bool, plot: Path | None) -> int:

@@ -1,17 +1,21 @@
 """`penstock calibrate`: what it measures, keeps, shows and draws."""
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.cache import CostKey
+from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.ops.cli.calibrate import CalibrateSettings
 from penstock.ops.cli.calibrate_screen import law, show_costs
 from penstock.ops.cli.options import env_name, option_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.cost_table import Sample
+from penstock.worker import process
 from penstock.worker.costs import MeasuredCosts
+from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -101,6 +105,28 @@ def test_a_plot_into_a_directory_that_is_not_there_is_refused_before_anything_is
     assert code == 1
     assert "there is no directory" in text
     assert "measured" not in text
+
+
+class CutShort(NullEngine):
+    """Ctrl-C, in the midst of a batch."""
+
+    went_on = False
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        signal.raise_signal(signal.SIGINT)
+        self.went_on = True
+        return super().run(batch)
+
+
+def test_ctrl_c_ends_the_timings_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, path = CutShort(4), tmp_path / "costs.sqlite"
+    monkeypatch.setattr(process, "load", lambda settings: engine)
+    code, _ = penstock("calibrate", "--model", "any", "--cost-path", str(path))
+    assert code == 130
+    assert not engine.went_on
+    with pytest.raises(KeyboardInterrupt):
+        process.serve(WorkerSettings.model_validate({"model": "any", "cost_path": path}))
+    assert not engine.went_on
 
 
 def test_a_model_that_is_not_there_is_a_sentence() -> None:
