@@ -36,7 +36,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench
 
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json
+	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json --commit $$(git rev-parse HEAD)
 
 bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve

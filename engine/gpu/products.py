@@ -4,9 +4,9 @@ Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights fr
 launch for what follows it, and ours (part `products` of ops/bench/results/nvidia-h200, which has more).
 
     rows                            32           64           128          256
-    to 3,072, bias and GELU         8.7   4.5    7.6   4.9    7.6   5.7    7.7   no
-    from 768, residual and norm     7.1   5.1    7.4   4.9    6.3   4.9    6.3   6.4
-    from 3,072, residual and norm   9.6   5.5    9.5   6.7    9.8   8.7   10.7  10.5
+    to 3,072, bias and GELU         7.8   4.6    7.9   4.9    7.9   5.7    7.7   no
+    from 768, residual and norm     7.1   4.5    6.4   4.4    6.5   5.0    6.8   no
+    from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
 A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's. So are
 those that nothing follows: alone ours are quicker up to 32 rows, but a whole forward gains nothing.
@@ -14,7 +14,7 @@ those that nothing follows: alone ours are quicker up to 32 rows, but a whole fo
 Many rows, to 3,072 with bias and GELU:
 
     rows                            1,024        1,536        2,048        4,096        16,384
-                                    14.8  14.1   19.2  no     23.4  20.1   44.5  36.1   185   153
+                                    14.9  14.3   19.3  no     23.6  20.1   46.0  36.7   184   151
 
 and to 2,304 with bias alone, which takes 1 to 5 % off a forward of 2,048 rows and more.
 """

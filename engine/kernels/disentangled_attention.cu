@@ -31,7 +31,7 @@
 // Registers and shared memory (ptxas 12.9, both types, no spills; three CTAs an SM, which is 48 KiB each at D = 64):
 //     D = 64: c2p_p2c 168, c2p 138, p2c 166; D = 32: 138, 96, 122 (sm_90; sm_80 at most as many).
 //
-// Version ladder. Measured inside DeBERTa-v3-base alone: 7.0 to 16 times as fast as transformers' forward on an H200
+// Version ladder. Measured inside DeBERTa-v3-base alone: at least 7 times as fast as transformers' forward on an H200
 // (ops/bench/results/nvidia-h200); this kernel was not timed by itself, nor against what was not built.
 //     v1  this file. Not built: (a) c2p and p2c by two batched GEMMs into a workspace and a gathering kernel: 2 * R *
 //         2 * span values a head written and read again; (b) C and P skewed through shared memory: 56 instead of 16

@@ -2,7 +2,7 @@
 
 For what a fast device does to the host's side, where there is no such device. Goodput and the two classes, as printed:
 
-    python -m penstock.ops.bench.serving.played ops/bench/results/serving-nvidia-h200-objectives.json
+    python -m penstock.ops.bench.serving.played ops/bench/results/serving-nvidia-h200.json
 """
 
 import argparse
