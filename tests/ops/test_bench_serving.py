@@ -274,6 +274,14 @@ def test_what_the_host_adds_is_learned_of_batches_apart_for_idle_lanes(
     assert np.median(overhead.behind.rest_s) == pytest.approx(0.0002, abs=1e-6)
 
 
+def test_of_full_batches_alone_no_less_than_nothing_is_learned_of_small_ones() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(310, 331, 500).tolist()
+    host = HostTime.of(counts, [1e-4 + 2e-5 * (count - 320) for count in counts], HostTime.none())
+    assert host.per_sequence_s == pytest.approx(1e-4 / 320, rel=0.1)
+    assert np.median(host.rest_s) == pytest.approx(0.0, abs=2e-5)
+
+
 def test_few_batches_teach_nothing() -> None:
     batch = Ran(0.0, 1.0, 3, 30, 300, 10, 0.1, 0.1, "lazy", "fifo")
     known = Overhead(HostTime(1e-6, np.array([2e-3])), HostTime.none())

@@ -63,7 +63,8 @@ class HostTime:
         usual = seconds <= np.quantile(seconds, _USUAL)
         spread = float(np.var(count[usual]))
         slope = float(np.cov(count[usual], seconds[usual], bias=True)[0, 1]) / spread if spread > 0 else 0.0
-        slope = max(0.0, slope)
+        # No more than all of it: of full batches alone a line may say anything of small ones, even less than nothing.
+        slope = max(0.0, min(slope, float(np.median(seconds[usual]) / np.median(count[usual]))))
         return cls(slope, seconds - slope * count)
 
     def to_dict(self) -> dict[str, Any]:

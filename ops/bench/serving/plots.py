@@ -60,7 +60,7 @@ def _throughput(axes: Axes, workload: Record) -> None:
             axes.plot(*zip(*marks, strict=True), marker="o", linestyle="", color=colours[name])
     axes.set(xlabel="arrivals a second", ylabel="answers a second", ylim=(0, None), xlim=(0, None))
     axes.set_title(f"Throughput, {workload['lengths']} tokens (lines: simulated, marks: real)", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=4)
 
 
 def _latency(axes: Axes, workload: Record) -> None:
@@ -80,7 +80,7 @@ def _latency(axes: Axes, workload: Record) -> None:
     axes.axvline(workload["slo_s"] * 1e3, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="latency, ms", ylabel="share of the requests", ylim=(0, 1))
     axes.set_title(f"Latency at the critical points, {workload['lengths']} tokens (grey: the SLO)", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=4)
 
 
 def _goodput(axes: Axes, part: Record) -> None:
@@ -98,7 +98,7 @@ def _goodput(axes: Axes, part: Record) -> None:
             )
     axes.set(xlabel="load, of saturation", ylabel="answered in time, of saturation", ylim=(0, None))
     axes.set_title(f"Goodput, {part['lengths']} tokens", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=4)
 
 
 def _bursts(axes: Axes, part: Record) -> None:
@@ -115,7 +115,7 @@ def _bursts(axes: Axes, part: Record) -> None:
     axes.set_xticks([place + 0.2 for place in range(len(loads))], [f"{load:g} of saturation" for load in loads])
     axes.set(ylabel="answered in time, of what came", ylim=(0, 1.05))
     axes.set_title(f"Bursts of five times the mean rate, {part['lengths']} tokens", fontsize=10)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=4)
 
 
 def _colours(names: list[str]) -> dict[str, Any]:
