@@ -49,11 +49,10 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     Blocks. Run it in a lane's stead, before the lanes start. `max_sequences` and `max_tokens` bound a batch, as the
     scheduler's caps do; a single sequence may have more tokens, up to the model's.
 
-    An engine that can be prepared is, first, for a third of the budget at most. Then every shape is run uncounted,
-    twice on a GPU, where the first two compile, load or capture. What is left of
-    the budget goes to rounds over all of them, and at last over the smaller ones: whatever else holds up the processor
-    for a moment then falls on a few runs of many shapes, not on all runs of one. It can only add time, so the lower
-    quartile of a shape's runs is its time.
+    An engine that can be prepared is, first, for three tenths of the budget at most. Then every shape is run uncounted,
+    twice on a GPU, where the first two compile, load or capture. What is left of the budget goes to rounds over all of
+    them, and at last over the smaller ones: whatever else holds up the processor for a moment then falls on a few runs
+    of many shapes, not on all runs of one. It can only add time, so the lower quartile of a shape's runs is its time.
     """
     started = time.perf_counter()
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}

@@ -163,6 +163,7 @@ def settle_block(
 
 @_part
 def _price(row: FloatArray, first: int, stop: int, queue: Queue, table: Table) -> None:
+    """row[k] = seconds of the batch first + k..stop, whatever the table's kind."""
     if table[1]:
         _price_padded(row, queue[0][stop - 1], table)
     else:

@@ -39,10 +39,9 @@ class Lag:
         self._late_s.append(late_s)
         self._predicted_s.append(predicted_s)
         self._means_s.append(sum([late for _, late in self._window]) / len(self._window))
-        self._mean_s = _quantile(self._means_s, _HIGH)
-        self.batch_s = _quantile(self._late_s, _HIGH)
-        self.usual_s = _quantile(self._late_s, 0.5)
-        usual_predicted_s = _quantile(self._predicted_s, 0.5)
+        (self._mean_s,) = _quantiles(self._means_s, _HIGH)
+        self.usual_s, self.batch_s = _quantiles(self._late_s, 0.5, _HIGH)
+        (usual_predicted_s,) = _quantiles(self._predicted_s, 0.5)
         self.slower = 1 + (self.usual_s / usual_predicted_s if usual_predicted_s > 0 else 0.0)
 
     def share(self, full_s: float) -> float:
@@ -50,7 +49,7 @@ class Lag:
         return min(_MOST, self._mean_s / full_s) if full_s > 0 else 0.0
 
 
-def _quantile(values: deque[float], share: float) -> float:
-    """At least 0."""
+def _quantiles(values: deque[float], *shares: float) -> list[float]:
+    """Each at least 0."""
     ordered = sorted(values)
-    return max(0.0, ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+    return [max(0.0, ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in shares]

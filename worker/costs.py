@@ -159,7 +159,8 @@ async def why_none(tables: CostTables, key: CostKey) -> str:
 def cost_key(info: ModelInfo, model: str) -> CostKey:
     """What this engine's times depend on. `model`: a path or id; under which name it is served does not matter."""
     computes = ["penstock", "torch", *(["transformers"] if info.padded else [])]
-    computes += [] if info.device == "cpu" or info.padded else filter(_is_installed, _CUPYS)
+    if info.device != "cpu" and not info.padded:
+        computes += filter(_is_installed, _CUPYS)
     return CostKey(
         device=processor_name() if info.device == "cpu" else info.device,
         model=default_name(model),

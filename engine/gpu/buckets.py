@@ -4,7 +4,9 @@ Everything that a captured graph holds fast is in its shape: the number of rows,
 sequence, which is a host integer inside the launches of those attention kernels that follow no plan.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 from penstock.engine.gpu.choice import AttentionKernel, longest_planned
 from penstock.engine.gpu.inputs import Shape
@@ -15,8 +17,13 @@ from penstock.engine.types import PackedBatch
 GRAPH_ROWS = 16_384
 GRAPH_SLOTS = 2048
 
-# Rows up to a bound are rounded to a multiple of the step: finer where a row costs more of the whole.
-_ROW_STEPS = ((512, 32), (1024, 64), (8192, 128), (GRAPH_ROWS, 256))
+# Numbers of rows, to the next of which a batch is rounded up: closer where a row costs more of the whole.
+_ROWS: tuple[int, ...] = (
+    *range(32, 512, 32),
+    *range(512, 1024, 64),
+    *range(1024, 8192, 128),
+    *range(8192, GRAPH_ROWS + 1, 256),
+)
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
 # Tokens of texts, the usual and the longest, the most common first. Of random batches of 2-100, 5-500 and 2-30 tokens
 # 99, 98 and 90 in a hundred are of the shapes that these make with all numbers of rows; where a launch is for the
@@ -51,8 +58,7 @@ def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:
     that most batches of texts are of; several of few rows share one.
     """
     for usual, longest in _TYPICAL:
-        rows = 0
-        while (rows := _rounded_rows(rows + 1)) <= min(max_rows, GRAPH_ROWS):
+        for rows in takewhile(lambda rows: rows <= max_rows, _ROWS):
             first = min(longest, max_tokens, rows)
             each = min(usual, first)
             count, rest = divmod(rows - first, each)
@@ -60,8 +66,7 @@ def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:
 
 
 def _rounded_rows(num_tokens: int) -> int:
-    step = next((step for bound, step in _ROW_STEPS if num_tokens <= bound), _ROW_STEPS[-1][1])
-    return -(-num_tokens // step) * step
+    return _ROWS[bisect_left(_ROWS, num_tokens)]
 
 
 def _power_of_two(count: int) -> int:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from penstock.engine.pooling import EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
+_EMBED = (TaskOptions("embed"),)
 # Most tokens of a sequence, and at least so many in all, for every kind of kernel: products of few rows, of some and of
 # many; attention of short sequences and of long ones, where those are few and where they fill the device.
 _WARM_UPS = ((8, 32), (64, 320), (64, 1280), (300, 2400), (300, 3300))
@@ -74,10 +76,7 @@ class GpuEngine:
         options = [TaskOptions(task) for task in sorted(self.info.tasks)]
         for most, rows in _WARM_UPS:
             length = min(most, self.info.max_tokens)
-            count = -(-rows // length)
-            ends = np.arange(count + 1, dtype=np.int32) * length
-            wanted = tuple(options[index % len(options)] for index in range(count))
-            self.run(PackedBatch(np.zeros(ends[-1], np.int32), ends, length, None, wanted))
+            self.run(_blank([length] * -(-rows // length), options))
 
     @torch.inference_mode()
     def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
@@ -88,7 +87,7 @@ class GpuEngine:
                 for lengths in likely_batches(max_tokens, self.info.max_tokens):
                     if time.perf_counter() > until:
                         break
-                    if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths)):
+                    if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths, _EMBED)):
                         break
         except RuntimeError as error:
             self._raise(error)
@@ -225,11 +224,11 @@ class RunningBatch:
         return np.split(rows, self._batch.cu_seqlens[1:-1]) if fetched.of_tokens else list(rows)
 
 
-def _blank(lengths: Sequence[int]) -> PackedBatch:
-    """Sequences of token 0, to embed."""
+def _blank(lengths: Sequence[int], options: Sequence[TaskOptions]) -> PackedBatch:
+    """Sequences of token 0, with each of the options in turn."""
     ends = np.cumsum((0, *lengths), dtype=np.int32)
-    options = (TaskOptions("embed"),) * len(lengths)
-    return PackedBatch(np.zeros(ends[-1], np.int32), ends, max(lengths), None, options)
+    wanted = tuple(islice(cycle(options), len(lengths)))
+    return PackedBatch(np.zeros(ends[-1], np.int32), ends, max(lengths), None, wanted)
 
 
 def _event() -> torch.cuda.Event:

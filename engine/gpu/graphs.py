@@ -73,12 +73,10 @@ class Graphs:
         return result
 
     def _is_due(self, shape: Shape) -> bool:
-        if self._is_full or shape in self._refused:
-            return False
-        if shape not in self._seen:
-            self._seen.add(shape)
-            return False
-        return self._may_capture(shape)
+        if shape in self._seen:
+            return self._may_capture(shape)
+        self._seen.add(shape)
+        return False
 
     def _may_capture(self, shape: Shape) -> bool:
         if self._is_full or shape in self._refused:

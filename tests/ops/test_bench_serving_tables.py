@@ -35,6 +35,7 @@ from penstock.ops.bench.serving.systems import (
     System,
     all_systems,
     default,
+    on_packed,
     tei,
 )
 from penstock.ops.bench.serving.tables import grids
@@ -119,6 +120,16 @@ def test_the_simulator_is_right_about_real_runs_that_it_has_learned_from(stand: 
     assert len(judged) == 2
     verdicts = [claim.criterion.verdict for claim in judged if claim.criterion is not None]
     assert ("missed" not in verdicts) == is_right
+
+
+def test_a_cost_that_moves_after_a_run_is_no_scatter_of_that_run() -> None:
+    """The table follows the device; what batches scattered about is what was predicted of them then."""
+    stand = Learning()
+    system = on_packed(stand.limits(0.2))[0]
+    outcome = OnPaper.driven(stand, system, Load("2-100", 50.0, 4.0), grace_s=0.0)
+    stand.known("packed").cost.scale = 1.3
+    stand.learn("packed", [outcome])
+    np.testing.assert_allclose(stand.noise("packed").ratios, 1.0)
 
 
 def test_on_a_gpu_the_gains_are_judged_and_on_a_cpu_only_that_of_the_dp_on_a_padded_engine(record: Row) -> None:
