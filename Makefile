@@ -33,7 +33,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench
+	$(BIN)/python -m penstock.ops.bench.pipeline
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json --commit $$(git rev-parse HEAD)

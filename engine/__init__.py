@@ -6,10 +6,10 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
-    from penstock.engine.checkpoint import resolve_model
     from penstock.engine.device import processor_name
     from penstock.engine.lanes import EngineLanes
-    from penstock.engine.load import default_name, load_engine
+    from penstock.engine.loading import default_name, load_engine
+    from penstock.engine.model.checkpoint import resolve_model
     from penstock.engine.null import NullEngine
     from penstock.engine.packed_model import PackedModel, from_torch
 
@@ -21,11 +21,11 @@ _LAZY = {
     "PackedModel": "packed_model",
     "Timing": "calibration",
     "from_torch": "packed_model",
-    "default_name": "load",
-    "load_engine": "load",
+    "default_name": "loading",
+    "load_engine": "loading",
     "measure": "calibration",
     "processor_name": "device",
-    "resolve_model": "checkpoint",
+    "resolve_model": "model.checkpoint",
     "warm_up": "calibration",
 }
 

@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.weights import EncoderWeights
+from penstock.engine.model.weights import EncoderWeights
 
 log = structlog.get_logger("penstock.engine")
 

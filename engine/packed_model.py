@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.checkpoint import memory_checkpoint
-from penstock.engine.cpu_ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
+from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
 from penstock.engine.families import family_of
-from penstock.engine.layout import sort_by_length
+from penstock.engine.model.checkpoint import memory_checkpoint
+from penstock.engine.model.layout import sort_by_length
+from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import Int32Array, PackedBatch
-from penstock.engine.weights import EncoderWeights
 
 Encode = Callable[[PackedBatch], Tensor]  # hidden states [T, H] in the order of the batch's tokens; ignores its options
 

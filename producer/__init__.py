@@ -18,10 +18,10 @@ from penstock.producer.errors import (
 
 if TYPE_CHECKING:
     from penstock.producer.client import Client
-    from penstock.producer.messages import Classification, Options, Ranked, TokenClass
+    from penstock.producer.wire.messages import Classification, Options, Ranked, TokenClass
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
-_LAZY = {"Client": "client"} | dict.fromkeys(("Classification", "Options", "Ranked", "TokenClass"), "messages")
+_LAZY = {"Client": "client"} | dict.fromkeys(("Classification", "Options", "Ranked", "TokenClass"), "wire.messages")
 
 __all__ = [
     "BackendError",

@@ -16,9 +16,11 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.exchange import Exchange
-from penstock.producer.gather import Gatherer
-from penstock.producer.messages import (
+from penstock.producer.settings import ClientSettings
+from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.transport.exchange import Exchange
+from penstock.producer.transport.gather import Gatherer
+from penstock.producer.wire.messages import (
     Classification,
     Options,
     Ranked,
@@ -32,11 +34,9 @@ from penstock.producer.messages import (
     concatenate_tokens,
     join_tokens,
 )
-from penstock.producer.options import check_options, check_task, check_timeout_s, recheck_options
-from penstock.producer.sequences import check
-from penstock.producer.settings import ClientSettings
-from penstock.producer.tokenization import Encoded, Tokenizer
-from penstock.producer.topics import bulk_topic, request_topic
+from penstock.producer.wire.options import check_options, check_task, check_timeout_s, recheck_options
+from penstock.producer.wire.sequences import check
+from penstock.producer.wire.topics import bulk_topic, request_topic
 
 __all__ = ["Client", "Row"]
 

@@ -5,7 +5,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from penstock.producer.topics import REPLY_TOPIC, check_request_topic, check_served_name, check_topic, served_name_of
+from penstock.producer.wire.topics import (
+    REPLY_TOPIC,
+    check_request_topic,
+    check_served_name,
+    check_topic,
+    served_name_of,
+)
 
 RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
 

@@ -1,13 +1,13 @@
 """Pure, synchronous scheduling: jobs in, plans out, `now` as an argument. numpy only."""
 
-from penstock.scheduler.cost import CostFunction, PackedCost, PaddedCost
-from penstock.scheduler.cost_fit import fit_cost_table
-from penstock.scheduler.cost_table import CorruptTable, CostTable, cached_cost
-from penstock.scheduler.learning import LearnedCost
-from penstock.scheduler.partition import Caps, Partition, PartitionPolicy, partition_policy
+from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
+from penstock.scheduler.costs.fit import fit_cost_table
+from penstock.scheduler.costs.learned import LearnedCost
+from penstock.scheduler.costs.table import CorruptTable, CostTable, cached_cost
+from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy, partition_policy
+from penstock.scheduler.policies.trigger import Hungry, Lazy, TriggerPolicy
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings
-from penstock.scheduler.trigger import Hungry, Lazy, TriggerPolicy
 from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
 
 __all__ = [

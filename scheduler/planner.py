@@ -6,15 +6,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from penstock.scheduler.admission import AdmissionPolicy
-from penstock.scheduler.block import Waiting
-from penstock.scheduler.bulk import fill
-from penstock.scheduler.cost import CostFunction
-from penstock.scheduler.lag import Lag
-from penstock.scheduler.order import Draft, OrderPolicy
-from penstock.scheduler.partition import Caps, PartitionPolicy, full_batches_end, share_out
-from penstock.scheduler.prices import Prices, price
-from penstock.scheduler.queue import JobQueue
+from penstock.scheduler.costs.cost import CostFunction
+from penstock.scheduler.policies.admission import AdmissionPolicy
+from penstock.scheduler.policies.bulk_share import fill
+from penstock.scheduler.policies.order import Draft, OrderPolicy
+from penstock.scheduler.policies.partition import Caps, PartitionPolicy, full_batches_end, share_out
+from penstock.scheduler.queueing.block import Waiting
+from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.lateness import Lag
+from penstock.scheduler.queueing.work_estimator import Prices, price
 from penstock.scheduler.types import Cause, Refusal, Trigger
 
 _WHOLE = ("dp", "sorted")  # partitions that cover all they are given, and not only the batches that run now

@@ -4,19 +4,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, takewhile
 
-from penstock.scheduler.admission import admission_policy
-from penstock.scheduler.block import Waiting
-from penstock.scheduler.bulk import BulkShare
-from penstock.scheduler.clock import SteadyClock
-from penstock.scheduler.cost import CostFunction
-from penstock.scheduler.lag import Lag
-from penstock.scheduler.order import Draft, order_policy
-from penstock.scheduler.partition import Caps, partition_policy
+from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.planner import Planner
-from penstock.scheduler.prices import BATCH_SHARE, LAG_SHARE, Prices
-from penstock.scheduler.queue import JobQueue
+from penstock.scheduler.policies.admission import admission_policy
+from penstock.scheduler.policies.bulk_share import BulkShare
+from penstock.scheduler.policies.order import Draft, order_policy
+from penstock.scheduler.policies.partition import Caps, partition_policy
+from penstock.scheduler.policies.trigger import trigger_policy
+from penstock.scheduler.queueing.block import Waiting
+from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.lateness import Lag
+from penstock.scheduler.queueing.steady_clock import SteadyClock
+from penstock.scheduler.queueing.work_estimator import BATCH_SHARE, LAG_SHARE, Prices
 from penstock.scheduler.settings import SchedulerSettings
-from penstock.scheduler.trigger import trigger_policy
 from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
 
 

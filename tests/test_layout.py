@@ -148,7 +148,7 @@ def test_the_wheel_holds_every_file_of_every_room(wheel: Path) -> None:
     wanted -= {"penstock/ops/constraints.txt"}  # for a checkout only
     assert wanted - packed == set()
     assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
-    assert {"penstock/producer/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
+    assert {"penstock/producer/wire/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
 
 
 def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from penstock.cache import ResponseCache
 from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, resolve_model
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
-from penstock.worker.costs import BUDGET_S, cost_for, default_cost_path
-from penstock.worker.logs import configure_logs
+from penstock.worker.batching.startup_costs import BUDGET_S, cost_for, default_cost_path
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.worker import Worker
 
 NULL_MODEL = "null"

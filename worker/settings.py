@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic
-from penstock.producer.topics import REPLY_TOPIC_PATTERN, check_served_name
+from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, check_served_name
 from penstock.scheduler import SchedulerSettings
 
 

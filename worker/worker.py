@@ -13,29 +13,29 @@ from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine, Float32Array
 from penstock.producer.errors import PenstockError
-from penstock.producer.headers import ReplyAddress
-from penstock.producer.kafka import ensure_topics
-from penstock.producer.outbox import Outbox
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.producer.transport.connection import ensure_topics
+from penstock.producer.transport.outbox import Outbox
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 from penstock.scheduler import LearnedCost, Scheduler
-from penstock.worker.admission import Admission
-from penstock.worker.batch import BatchStats
-from penstock.worker.commits import LAST_COMMIT_S, Commits
-from penstock.worker.consumer import Consumer
-from penstock.worker.delivery import Delivery
-from penstock.worker.dispatcher import Dispatcher
-from penstock.worker.held import Held
-from penstock.worker.inflight import KafkaRecord, Row
-from penstock.worker.intake import Intake
-from penstock.worker.load import TICK_S, Load, why_late
-from penstock.worker.metrics import Metrics
-from penstock.worker.misses import cause_of
-from penstock.worker.offsets import OffsetTracker
-from penstock.worker.polled import Polled
-from penstock.worker.replies import make_reply
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.deadline_errors import cause_of
+from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.kafka.backpressure import Held
+from penstock.worker.kafka.commits import LAST_COMMIT_S, Commits
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.fetch_buffer import Polled
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.replies.cache_writer import WriteBack
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.preparation import Admission
+from penstock.worker.requests.record import KafkaRecord, Row
+from penstock.worker.requests.validation import Intake
 from penstock.worker.settings import WorkerSettings, scheduler_settings
-from penstock.worker.writeback import WriteBack
+from penstock.worker.telemetry.load_monitor import TICK_S, Load, why_late
+from penstock.worker.telemetry.metrics import Metrics
 
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _POLL_MS = 200

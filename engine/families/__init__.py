@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families import (
     albert,
@@ -16,7 +15,8 @@ from penstock.engine.families import (
     readers,
     roberta,
 )
-from penstock.engine.weights import Dense, EncoderWeights, Norm
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, EncoderWeights, Norm
 
 Classifier = Callable[[Checkpoint], tuple[Dense | Norm, ...]]  # the layers from hidden states to logits
 

@@ -1,8 +1,8 @@
 """ALBERT (Lan et al. 2020): narrow embeddings with a projection, and layers that share their weights in groups."""
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
-from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
 
 _PREFIXES = ("", "albert.")
 _PROBE = "embeddings.word_embeddings.weight"

@@ -1,8 +1,8 @@
 """BERT and MiniLM (Devlin et al. 2019). RoBERTa and ELECTRA share the layer names, and so this reader."""
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
-from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
 
 _PREFIXES = ("", "bert.")
 _PROBE = "embeddings.word_embeddings.weight"

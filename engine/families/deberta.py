@@ -3,11 +3,11 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
-from penstock.engine.relative import relative_rows, relative_span
-from penstock.engine.weights import (
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.relative import relative_rows, relative_span
+from penstock.engine.model.weights import (
     Attention,
     Convolution,
     Dense,

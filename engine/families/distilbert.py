@@ -1,8 +1,8 @@
 """DistilBERT (Sanh et al. 2019): BERT's layers under other names, no token types, no pooler."""
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, require_int
-from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"

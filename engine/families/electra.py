@@ -1,9 +1,9 @@
 """ELECTRA's discriminator (Clark et al. 2020): BERT's layers on embeddings that may be narrower, another head."""
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.bert import read_encoder
 from penstock.engine.families.readers import read_dense
-from penstock.engine.weights import Dense, EncoderWeights
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, EncoderWeights
 
 _PREFIXES = ("", "electra.")
 _PROBE = "embeddings.word_embeddings.weight"

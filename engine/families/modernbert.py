@@ -2,11 +2,11 @@
 
 import torch
 
-from penstock.engine.checkpoint import Checkpoint, Config
+from penstock.engine.cpu.linear import require_activation
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.families.readers import read_dense, read_norm, require_int
-from penstock.engine.linear import require_activation
-from penstock.engine.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
+from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, Norm, RotaryAttention
 
 _PREFIXES = ("", "model.")
 _PROBE = "embeddings.tok_embeddings.weight"

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
-from penstock.engine.weights import BiasedAttention, Dense, Embeddings, Encoder, EncoderWeights, Layer
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import BiasedAttention, Dense, Embeddings, Encoder, EncoderWeights, Layer
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"

@@ -2,9 +2,9 @@
 
 import torch
 
-from penstock.engine.checkpoint import Checkpoint, Config, Tensors
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.weights import Dense, Norm
+from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors
+from penstock.engine.model.weights import Dense, Norm
 
 
 def fuse_qkv(weights: Tensors, query: str, key: str, value: str, hidden: int) -> Dense:

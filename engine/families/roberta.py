@@ -1,9 +1,9 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT (Liu et al. 2019): BERT's layers, positions from padding_idx + 1, another head."""
 
-from penstock.engine.checkpoint import Checkpoint
 from penstock.engine.families.bert import read_encoder
 from penstock.engine.families.readers import read_dense
-from penstock.engine.weights import Dense, EncoderWeights
+from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.weights import Dense, EncoderWeights
 
 _PREFIXES = ("", "roberta.")
 _PROBE = "embeddings.word_embeddings.weight"

@@ -13,8 +13,8 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import packed_attention
 from penstock.engine.kernels.short_attention import MAX_SEQLEN, short_attention
-from penstock.engine.relative import relative_rows
-from penstock.engine.weights import (
+from penstock.engine.model.relative import relative_rows
+from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
     DisentangledAttention,

@@ -15,14 +15,14 @@ import numpy as np
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import disentangled_attention, packed_attention, short_attention
-from penstock.engine.types import Int32Array
-from penstock.engine.weights import (
+from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
     DisentangledAttention,
     PlainAttention,
     RotaryAttention,
 )
+from penstock.engine.types import Int32Array
 
 # A warp for sixteen queries is quickest for the shortest sequences, and where few warps are all there is to do.
 _SHORT_TOKENS, _SHORT_ROWS = 64, 2048

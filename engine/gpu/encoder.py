@@ -17,9 +17,9 @@ from penstock.engine.gpu.memory import Workspace
 from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.kernels.library import block_shared_bytes
-from penstock.engine.program import record
+from penstock.engine.model.program import record
+from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import PackedBatch
-from penstock.engine.weights import EncoderWeights
 
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
 

@@ -18,9 +18,9 @@ from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.memory import give_back
-from penstock.engine.heads import Head
 from penstock.engine.kernels.pool import pool
-from penstock.engine.pooling import EmbeddingTail
+from penstock.engine.model.heads import Head
+from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches

@@ -20,7 +20,7 @@ from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum, split_norm
 from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.kernels.wide_product import wide_product
-from penstock.engine.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
+from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
 

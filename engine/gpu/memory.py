@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.memory import Arena, Plan, Planner
-from penstock.engine.program import Program
+from penstock.engine.model.program import Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class ServeSettings(BaseSettings):
     @field_validator("lengths")
     @classmethod
     def _known_lengths(cls, listed: str) -> str:
-        from penstock.ops.bench.serving.lengths import DISTRIBUTIONS
+        from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
 
         return _each_of(listed, (*DISTRIBUTIONS, "banking77"))
 
@@ -112,7 +112,7 @@ class SimulateSettings(BaseSettings):
     @field_validator("lengths")
     @classmethod
     def _known_lengths(cls, name: str) -> str:
-        from penstock.ops.bench.serving.lengths import DISTRIBUTIONS
+        from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
 
         return _each_of(name, tuple(DISTRIBUTIONS), most=1)
 
@@ -129,8 +129,8 @@ def serve(settings: ServeSettings) -> int:
     model's errors, and the simulator beside real runs. Needs no Kafka, except
     for --kafka. Some ten minutes on two cores.
     """
+    from penstock.ops.bench.serving.command import serve as run
     from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-    from penstock.ops.bench.serving.serve import serve as run
 
     parts = _names(settings.parts)
     plan = RunPlan(

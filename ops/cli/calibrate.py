@@ -62,7 +62,7 @@ def calibrate(
 async def _calibrate(settings: BaseSettings, show: bool, plot: Path | None) -> int:
     from penstock.cache import CostTables
     from penstock.ops.cli.calibrate_screen import show_costs
-    from penstock.worker.costs import cost_key, default_cost_path, kept_costs, measure_costs, why_none
+    from penstock.worker.batching.startup_costs import cost_key, default_cost_path, kept_costs, measure_costs, why_none
     from penstock.worker.process import load, suited
 
     narrate_logs(bootstrap_servers="")

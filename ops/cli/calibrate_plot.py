@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from penstock.cache import CostKey
 from penstock.ops.cli.calibrate_screen import law
-from penstock.scheduler.cost_table import Residual
-from penstock.worker.costs import MeasuredCosts
+from penstock.scheduler.costs.table import Residual
+from penstock.worker.batching.startup_costs import MeasuredCosts
 
 
 def draw(key: CostKey, costs: MeasuredCosts, path: Path) -> None:

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from penstock.cache import CostKey
 from penstock.scheduler import CostTable
-from penstock.scheduler.cost_table import Residual
-from penstock.worker.costs import MeasuredCosts
+from penstock.scheduler.costs.table import Residual
+from penstock.worker.batching.startup_costs import MeasuredCosts
 
 _WELL, _FAIRLY = 0.1, 0.2  # errors up to which a prediction is good, and of use
 

@@ -8,7 +8,7 @@ import typer
 from penstock.ops.cli.job_settings import ClassifySettings
 from penstock.ops.cli.jobs import INPUT_HELP, OUTPUT_HELP, TEXT_HELP, run_job
 from penstock.ops.cli.options import takes
-from penstock.producer.messages import Options
+from penstock.producer.wire.messages import Options
 
 
 @takes(ClassifySettings)

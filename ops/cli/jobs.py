@@ -14,14 +14,14 @@ from penstock.ops.cli.job_settings import JobSettings
 from penstock.ops.cli.progress import JobScreen, rate
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
 from penstock.producer.errors import PenstockError
-from penstock.producer.messages import Classification, Options, Vector
-from penstock.producer.sequences import check
 from penstock.producer.settings import ClientSettings
+from penstock.producer.wire.messages import Classification, Options, Vector
+from penstock.producer.wire.sequences import check
 
 if TYPE_CHECKING:
-    from penstock.producer.bulk import BulkResult
     from penstock.producer.client import Client
-    from penstock.producer.tables import Reader, Writer
+    from penstock.producer.files.file_job import BulkResult
+    from penstock.producer.files.tables import Reader, Writer
 
 INPUT_HELP = "File to read: .csv, .jsonl or .parquet."
 OUTPUT_HELP = "File to write: .csv, .jsonl or .parquet."
@@ -100,7 +100,7 @@ def _for_person(row: Vector | Classification) -> Table | str:
 
 def _file(task: str, settings: JobSettings, options: Options, source: Path, target: Path) -> int:
     """Read, send, write. Bad files are found before Kafka is asked for anything."""
-    from penstock.producer.tables import TableError, count_rows, open_reader, open_writer
+    from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
 
     if target.exists() and not settings.overwrite:
         fail(f"{target} exists already. Choose another name, or give --overwrite.")
@@ -126,7 +126,7 @@ def _file(task: str, settings: JobSettings, options: Options, source: Path, targ
 async def _all_rows(
     task: str, settings: JobSettings, options: Options, reader: "Reader", writer: "Writer", total: int | None
 ) -> "BulkResult":
-    from penstock.producer.bulk import run_bulk
+    from penstock.producer.files.file_job import run_bulk
 
     async with _client(settings, bulk=True) as client:
         with JobScreen(total, _stalled(settings)) as screen:

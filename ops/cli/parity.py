@@ -17,8 +17,8 @@ from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say, stderr
 
 if TYPE_CHECKING:
-    from penstock.ops.parity import Agreement, Check
-    from penstock.ops.parity_sides import Runtime
+    from penstock.ops.parity.compare import Agreement, Check
+    from penstock.ops.parity.sides import Runtime
 
 _PACKS = {"cuda": 1000, "cpu": 20}
 
@@ -77,7 +77,7 @@ def parity(
     Exit code 0: all passed. 1: a line missed, or the checkpoint cannot be run.
     """
     _quieten_transformers()
-    from penstock.engine.checkpoint import resolve_model
+    from penstock.engine.model.checkpoint import resolve_model
 
     say("Loading the checkpoint here and in transformers ...", style="dim")
     directory = resolve_model(model)
@@ -88,8 +88,8 @@ def parity(
 def _compare(settings: ParitySettings, model: str, directory: Path, reference: Path) -> int:
     import torch
 
-    from penstock.ops.parity import Comparison
-    from penstock.ops.parity_sides import Runtime, Transformers, require_original
+    from penstock.ops.parity.compare import Comparison
+    from penstock.ops.parity.sides import Runtime, Transformers, require_original
 
     runtime = Runtime(directory, settings.dtype, settings.device)
     exact = Transformers(reference, runtime.task, torch.float32, runtime.device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from penstock.producer.topics import REPLY_TOPIC, request_topic
+from penstock.producer.wire.topics import REPLY_TOPIC, request_topic
 
 if TYPE_CHECKING:
     from penstock.ops.cli.check import CheckSettings
@@ -72,7 +72,7 @@ def _topic_name(settings: "CheckSettings") -> str | None:
         return request_topic(settings.served_name)
     if settings.model is None:
         return None
-    from penstock.engine.load import default_name
+    from penstock.engine.loading import default_name
 
     return request_topic(default_name(settings.model))
 

@@ -14,7 +14,7 @@ STALLED_AFTER_S = 10.0
 
 
 class Done(Protocol):
-    """What a job reports; `penstock.producer.bulk.BulkResult` is one."""
+    """What a job reports; `penstock.producer.files.file_job.BulkResult` is one."""
 
     @property
     def rows(self) -> int: ...

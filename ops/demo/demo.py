@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from penstock.ops.demo.banking77 import HEAD, Message, read_messages
-from penstock.ops.demo.load import Pass, send_all
+from penstock.ops.demo.closed_loop import Pass, send_all
 from penstock.ops.demo.model import SERVED_NAME, ModelUnavailable, model_directory
 from penstock.ops.demo.screen import (
     MIN_ACCURACY,
@@ -30,7 +30,7 @@ from penstock.ops.demo.worker_log import read_batches, read_dtype
 from penstock.ops.demo.worker_process import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import BrokerError, MockBroker
 from penstock.producer import Client, Expired, PenstockError
-from penstock.producer.messages import Request
+from penstock.producer.wire.messages import Request
 
 NUM_ALONE = 100
 IN_FLIGHT = 64

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
-from penstock.engine.cpu import CpuEngine
+from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.types import Float32Array, Int32Array
 
 VOCAB = 120

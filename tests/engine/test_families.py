@@ -10,10 +10,10 @@ import torch
 from structlog.testing import capture_logs
 
 from penstock.engine import TaskOptions, from_torch, load_engine
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
-from penstock.engine.program import record
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.program import record
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,

@@ -11,7 +11,7 @@ import transformers
 
 from penstock.engine import PackedBatch, PackedModel, from_torch
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
-from penstock.engine.weights import EncoderWeights
+from penstock.engine.model.weights import EncoderWeights
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend, rotated
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.kernels import prepare_for_gpu
-from penstock.engine.weights import EncoderWeights, RotaryAttention
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.weights import EncoderWeights, RotaryAttention
 from tests.engine.helpers import pack, random_sequences, save_encoder
 
 CPU = torch.device("cpu")

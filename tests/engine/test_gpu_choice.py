@@ -5,7 +5,7 @@ import torch
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
-from penstock.engine.weights import (
+from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
     DisentangledAttention,

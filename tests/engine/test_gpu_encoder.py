@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder, kernels
 from penstock.engine.gpu.inputs import Inputs
+from penstock.engine.model.checkpoint import read_checkpoint
 from tests.engine import test_gpu_steps as played
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.helpers import pack, random_sequences, reference_hidden, save_encoder

@@ -19,14 +19,14 @@ from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
 from penstock.engine.gpu.products import MAX_ROWS, Products
-from penstock.engine.heads import Head
 from penstock.engine.kernels import launch as launching
-from penstock.engine.pooling import EmbeddingTail
+from penstock.engine.model.heads import Head
+from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
-from penstock.engine.weights import PlainAttention
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.dispatcher import Dispatcher
-from penstock.worker.inflight import InFlight, Row
+from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.record import InFlight, Row
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 

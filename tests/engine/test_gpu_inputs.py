@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape, likely_batches
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
+from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import PackedBatch
-from penstock.engine.weights import PlainAttention
 from tests.engine.helpers import pack, random_sequences
 
 plain = partial(choose_kernel, PlainAttention(), 64, shared_bytes=227 << 10)

@@ -10,14 +10,14 @@ import torch
 from structlog.testing import capture_logs
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.buckets import GRAPH_ROWS
 from penstock.engine.gpu.kernels import prepare_for_gpu
 from penstock.engine.gpu.memory import Workspace
-from penstock.engine.program import Program, record
-from penstock.engine.weights import EncoderWeights
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.program import Program, record
+from penstock.engine.model.weights import EncoderWeights
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.helpers import pack, random_sequences, save_encoder
 

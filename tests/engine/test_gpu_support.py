@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.errors import EngineError, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
-from penstock.engine.weights import EncoderWeights
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.weights import EncoderWeights
 from tests.engine.helpers import FAMILIES, save_encoder
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.layout import rounded, sort_by_length
+from penstock.engine.model.layout import rounded, sort_by_length
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))

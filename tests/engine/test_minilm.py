@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from penstock.engine import load_engine
-from penstock.engine.checkpoint import revision_of
+from penstock.engine.model.checkpoint import revision_of
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.helpers import pack
 

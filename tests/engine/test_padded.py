@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
 from penstock.engine import TaskOptions, load_engine
-from penstock.engine.cpu import CpuEngine
+from penstock.engine.cpu.engine import CpuEngine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
-from penstock.engine.padded import PaddedEngine
+from penstock.engine.padded.engine import PaddedEngine
 from tests.engine.helpers import (
     MAX_TOKENS,
     PAD,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine import TaskOptions
-from penstock.engine.cpu import CpuEngine
+from penstock.engine.cpu.engine import CpuEngine
 from tests.engine.helpers import (
     FAMILIES,
     MAX_TOKENS,

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.engine.checkpoint import read_checkpoint
-from penstock.engine.cpu_ops import CpuOps, encode_on_cpu
+from penstock.engine.cpu.linear import Linear, make_linear
+from penstock.engine.cpu.ops import CpuOps, encode_on_cpu
 from penstock.engine.families import family_of
-from penstock.engine.layout import sort_by_length
-from penstock.engine.linear import Linear, make_linear
 from penstock.engine.memory import Planner
 from penstock.engine.memory.check import check_no_overlap
-from penstock.engine.program import Program, record
-from penstock.engine.weights import Dense, Encoder, Norm
+from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.layout import sort_by_length
+from penstock.engine.model.program import Program, record
+from penstock.engine.model.weights import Dense, Encoder, Norm
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32

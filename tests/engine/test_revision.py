@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.checkpoint import revision_of
+from penstock.engine.model.checkpoint import revision_of
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from penstock.engine import TaskOptions
-from penstock.engine.checkpoint import read_checkpoint
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.graphs import Graphs
+from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, reference_hidden, save_encoder
 

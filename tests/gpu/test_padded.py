@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.engine import TaskOptions, load_engine, measure
-from penstock.engine.padded import PaddedEngine
+from penstock.engine.padded.engine import PaddedEngine
 from tests.engine.helpers import cpu_engine, pack, random_sequences, save_classifier
 
 pytestmark = pytest.mark.gpu

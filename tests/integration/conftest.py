@@ -20,10 +20,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.ops.demo.model import model_directory
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
-from penstock.producer.messages import Request, join_tokens
-from penstock.producer.topics import request_topic
-from penstock.producer.wire import encode_request
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.topics import request_topic
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]

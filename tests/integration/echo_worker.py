@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
-from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
 

@@ -9,10 +9,10 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.headers import CLASS, REPLY_TOPIC
-from penstock.producer.messages import Request, join_tokens
-from penstock.producer.wire import encode_request
-from penstock.worker.consumer import Consumer
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.worker.kafka.consumer import Consumer
 
 NUM_BULK, NUM_ONLINE = 600, 12
 

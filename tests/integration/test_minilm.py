@@ -13,7 +13,7 @@ from penstock.engine.types import Float32Array
 from penstock.ops.demo.banking77 import HEAD, read_messages
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.messages import Request
+from penstock.producer.wire.messages import Request
 
 
 def reference(model: Path, texts: list[str]) -> Float32Array:

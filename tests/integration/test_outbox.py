@@ -6,7 +6,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.transport.outbox import Outbox, OutRecord
 
 
 async def test_a_partition_goes_on_after_records_that_are_too_large_for_it(kafka: KafkaBroker) -> None:

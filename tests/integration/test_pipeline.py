@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, BadTokenId, Client, PenstockError, TooLong
-from penstock.producer.messages import Options, Reply, Request, join_tokens
+from penstock.producer.wire.messages import Options, Reply, Request, join_tokens
 
 POISON = 30_000  # the echo engine fails on it
 MAX_TOKENS, VOCABULARY = 512, 30_522

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-PAGE = Path(__file__).parents[2] / "producer" / "WIRE.md"
+PAGE = Path(__file__).parents[2] / "producer" / "wire" / "WIRE.md"
 
 
 async def test_the_pages_own_client_works(

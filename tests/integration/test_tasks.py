@@ -13,7 +13,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
-from penstock.producer.messages import Options, Request
+from penstock.producer.wire.messages import Options, Request
 from tests.engine.helpers import MAX_TOKENS, VOCAB, save_classifier, save_tagger, write_json
 
 Unique = Callable[[str], str]

@@ -9,9 +9,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.worker import lenient
-from penstock.worker.consumer import Consumer
-from penstock.worker.inflight import KafkaRecord
+from penstock.worker.kafka import header_names as lenient
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.requests.record import KafkaRecord
 
 BROKEN = b"broken"
 

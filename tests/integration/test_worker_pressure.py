@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.messages import Request, join_tokens
+from penstock.producer.wire.messages import Request, join_tokens
 
 RECORDS, ROWS = 24, 1000  # eight bytes a row: eight or nine records are one slice of the admission
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.messages import Request, join_tokens
+from penstock.producer.wire.messages import Request, join_tokens
 
 DRAIN_S, LEAVE_S = 1.0, 5.0
 EXIT_S = 2.0  # of the process: the batch that is running, the interpreter's end, on a busy machine

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.ops.bench.__main__ import PARTS, to_json
-from penstock.ops.bench.claims import Claim, Criterion, Grid, PartResult
-from penstock.ops.bench.engine_alone import EngineAlone, fifo_batches, pack
-from penstock.ops.bench.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
-from penstock.ops.bench.load import Recorder, bulk_calls, closed_loop, make_items, poisson
-from penstock.ops.bench.load_spec import LoadResult, LoadSpec, percentiles_ms
-from penstock.ops.bench.machine import describe_machine, slug
-from penstock.ops.bench.part_engine import cosine, fastest
-from penstock.ops.bench.part_null import largest_change
-from penstock.ops.bench.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
-from penstock.ops.bench.report import show_claims, show_grid
-from penstock.ops.bench.sampler import Sampler, Samples, Stack, read_samples
-from penstock.ops.bench.setup import shuffled_texts
-from penstock.ops.bench.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
+from penstock.ops.bench.common.claims import Claim, Criterion, Grid, PartResult
+from penstock.ops.bench.common.machine import describe_machine, slug
+from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
+from penstock.ops.bench.common.report import show_claims, show_grid
+from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samples
+from penstock.ops.bench.common.setup import shuffled_texts
+from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
+from penstock.ops.bench.pipeline.__main__ import PARTS, to_json
+from penstock.ops.bench.pipeline.engine_alone import EngineAlone, fifo_batches, pack
+from penstock.ops.bench.pipeline.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
+from penstock.ops.bench.pipeline.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
+from penstock.ops.bench.pipeline.load_spec import LoadResult, LoadSpec, percentiles_ms
+from penstock.ops.bench.pipeline.part_engine import cosine, fastest
+from penstock.ops.bench.pipeline.part_null import largest_change
 from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Encoded
 from penstock.worker import WorkerSettings
@@ -196,9 +196,11 @@ def test_memory_change_is_the_farthest_sample_in_either_direction() -> None:
 
 
 def test_the_innermost_known_module_is_the_stage() -> None:
-    stack = ("numpy.core:sum", "penstock.producer.wire:encode", "penstock.worker.worker:_admit")
+    stack = ("numpy.core:sum", "penstock.producer.wire.codec:encode", "penstock.worker.worker:_admit")
     assert stage_of(stack) == "encode and decode values"
-    assert stage_of(("aiokafka.producer.producer:send", "penstock.producer.outbox:put")) == "aiokafka producer"
+    assert (
+        stage_of(("aiokafka.producer.producer:send", "penstock.producer.transport.outbox:put")) == "aiokafka producer"
+    )
     assert stage_of(("penstock.producer.wireless:x",)) == "other producer code"
     assert stage_of(("somewhere:x",)) == OTHER
     assert function_of(stack) == "numpy.core:sum"
@@ -260,5 +262,7 @@ def test_the_machine_is_described_in_json() -> None:
 def test_every_part_exists() -> None:
     for place in PARTS.values():
         module, function = place.split(":")
-        source = Path(__file__).parents[2].joinpath("ops", "bench", f"{module}.py").read_text(encoding="utf-8")
+        source = (
+            Path(__file__).parents[2].joinpath("ops", "bench", "pipeline", f"{module}.py").read_text(encoding="utf-8")
+        )
         assert f"def {function}(setup: Setup) -> PartResult:" in source

@@ -11,21 +11,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.forward import forward
 from penstock.engine.gpu.kernels import prepare_for_gpu
-from penstock.ops.bench.gpu import lengths
+from penstock.engine.model.forward import forward
+from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
 from penstock.ops.bench.gpu.arithmetic import criteria, geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
+from penstock.ops.bench.gpu.part_runner import finite
 from penstock.ops.bench.gpu.parts import PARTS
 from penstock.ops.bench.gpu.report import main as report
 from penstock.ops.bench.gpu.sections import SECTIONS
 from penstock.ops.bench.gpu.tables import render
 from penstock.ops.bench.gpu.timing import DeadlinePassed, deadline
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
-from penstock.ops.bench.gpu.worker import finite
 
 
 def test_lengths_are_the_same_for_the_same_seed_and_have_not_changed() -> None:
@@ -121,7 +121,7 @@ def test_a_whole_run_has_time_for_every_part() -> None:
 
 
 def test_every_part_is_a_function_of_its_module() -> None:
-    folder = Path(lengths.__file__).parent
+    folder = Path(lengths.__file__).parent.parent / "gpu"
     for part in PARTS.values():
         assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
 from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.fleet import Fleet, Loss, Traffic, simulate_fleet
-from penstock.ops.bench.serving.lengths import DISTRIBUTIONS, draw
+from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS, draw
 from penstock.ops.bench.serving.noise import HostTime, Noise, Overhead, noisy
 from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.search import confirm, highest

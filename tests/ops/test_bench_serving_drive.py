@@ -13,7 +13,7 @@ from penstock.engine.errors import EngineError
 from penstock.ops.bench.serving.arrivals import poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.feed import Feed
-from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.engine import NullEngine
 from penstock.ops.bench.serving import critical, part_kafka
+from penstock.ops.bench.serving.command import measure
 from penstock.ops.bench.serving.critical import critical_point
+from penstock.ops.bench.serving.harness import Known, Stand
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-from penstock.ops.bench.serving.serve import measure
-from penstock.ops.bench.serving.stand import Known, Stand
 from penstock.ops.bench.serving.systems import EngineKind, all_systems, no_batch
 from penstock.ops.bench.serving.tables import grids
 from penstock.ops.kafka import MockBroker

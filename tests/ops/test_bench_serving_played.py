@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.engine.types import PackedBatch, PipelinedEngine, TaskOptions
-from penstock.ops.bench.serving.played import PlayedEngine
+from penstock.ops.bench.serving.emulated_device import PlayedEngine
 from penstock.scheduler import CostTable, PackedCost
 
 

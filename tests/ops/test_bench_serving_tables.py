@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine
-from penstock.ops.bench.claims import Criterion
-from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.common.claims import Criterion
+from penstock.ops.bench.serving.command import RESULTS, measure, record_of
 from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.drive import packed_batch, random_ids
 from penstock.ops.bench.serving.feed import Feed
+from penstock.ops.bench.serving.harness import Known, Load, Stand
 from penstock.ops.bench.serving.noise import Noise, noisy
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.padding import padded, with_padding
@@ -22,9 +23,7 @@ from penstock.ops.bench.serving.part_saturation import Row
 from penstock.ops.bench.serving.plan import LENGTHS, PARTS, RunPlan
 from penstock.ops.bench.serving.plots import draw
 from penstock.ops.bench.serving.record import write
-from penstock.ops.bench.serving.serve import RESULTS, measure, record_of
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
-from penstock.ops.bench.serving.stand import Known, Load, Stand
 from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, simulate
 from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
 from penstock.ops.bench.serving.systems import (
@@ -39,6 +38,7 @@ from penstock.ops.bench.serving.systems import (
     tei,
 )
 from penstock.ops.bench.serving.tables import grids
+from penstock.ops.bench.serving.targets import claims
 from penstock.ops.cli.main import app
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost, Scheduler, SchedulerSettings
 from penstock.worker.settings import WorkerSettings

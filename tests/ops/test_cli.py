@@ -23,8 +23,8 @@ from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import env_name, option_name
 from penstock.ops.kafka import MockBroker
-from penstock.producer import kafka
 from penstock.producer.errors import Overloaded
+from penstock.producer.transport import connection as kafka
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 

@@ -12,9 +12,9 @@ from penstock.ops.cli.calibrate import CalibrateSettings
 from penstock.ops.cli.calibrate_screen import law, show_costs
 from penstock.ops.cli.options import env_name, option_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
-from penstock.scheduler.cost_table import Sample
+from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
-from penstock.worker.costs import MeasuredCosts
+from penstock.worker.batching.startup_costs import MeasuredCosts
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.test_cli import no_settings_from_outside, penstock

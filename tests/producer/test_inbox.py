@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 
 from penstock.ops.kafka import MockBroker
 from penstock.producer import BackendError, Expired, ShuttingDown
-from penstock.producer import inbox as module
-from penstock.producer.headers import CORRELATION_ID
-from penstock.producer.inbox import Inbox
-from penstock.producer.messages import ErrorReply, Reply
-from penstock.producer.wire import decode_reply, encode_reply
+from penstock.producer.transport import inbox as module
+from penstock.producer.transport.inbox import Inbox
+from penstock.producer.wire.codec import decode_reply, encode_reply
+from penstock.producer.wire.headers import CORRELATION_ID
+from penstock.producer.wire.messages import ErrorReply, Reply
 
 
 @dataclass

@@ -16,8 +16,8 @@ from aiokafka.errors import (
 )
 from structlog.testing import capture_logs
 
-from penstock.producer import outbox as module
-from penstock.producer.outbox import Outbox, OutRecord
+from penstock.producer.transport import outbox as module
+from penstock.producer.transport.outbox import Outbox, OutRecord
 
 
 class Batch:

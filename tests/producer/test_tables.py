@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BackendError, PenstockError
-from penstock.producer.messages import Classification
-from penstock.producer.table_reader import BLOCK_ROWS, MAX_LINE_BYTES
-from penstock.producer.table_writer import Result
-from penstock.producer.tables import TableError, count_rows, open_reader, open_writer
+from penstock.producer.files.table_reader import BLOCK_ROWS, MAX_LINE_BYTES
+from penstock.producer.files.table_writer import Result
+from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
+from penstock.producer.wire.messages import Classification
 
 
 def read_texts(path: Path, column: str = "text") -> list[str | PenstockError]:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.producer import messages, wire
 from penstock.producer.errors import (
     BackendError,
     EmptyInput,
@@ -22,8 +21,17 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.headers import content_key
-from penstock.producer.messages import (
+from penstock.producer.wire import codec as wire
+from penstock.producer.wire import messages
+from penstock.producer.wire.codec import (
+    decode_reply,
+    decode_request,
+    encode_error,
+    encode_reply,
+    encode_request,
+)
+from penstock.producer.wire.headers import content_key
+from penstock.producer.wire.messages import (
     DTYPES,
     POOLINGS,
     TASKS,
@@ -35,7 +43,6 @@ from penstock.producer.messages import (
     TokenTable,
     join_tokens,
 )
-from penstock.producer.wire import decode_reply, decode_request, encode_error, encode_reply, encode_request
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()

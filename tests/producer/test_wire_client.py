@@ -11,11 +11,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import MockBroker
-from penstock.producer import wire
 from penstock.producer.errors import PenstockError, TooLong
-from penstock.producer.headers import parse_address, parse_deadline_ms
-from penstock.producer.messages import Reply, Request
-from penstock.producer.wire import decode_request, encode_error, encode_reply
+from penstock.producer.wire import codec as wire
+from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
+from penstock.producer.wire.headers import parse_address, parse_deadline_ms
+from penstock.producer.wire.messages import Reply, Request
 
 VECTORS = np.array([[0.5, -1.0, 2.0], [1.0, 0.0, 0.25]], dtype=np.float32)
 

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
-from penstock.scheduler.admission import InTime
-from penstock.scheduler.block import Waiting
-from penstock.scheduler.queue import JobQueue
+from penstock.scheduler.policies.admission import InTime
+from penstock.scheduler.queueing.block import Waiting
+from penstock.scheduler.queueing.job_queue import JobQueue
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import penstock.scheduler
 from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost, cached_cost
-from penstock.scheduler.cost import Value
-from penstock.scheduler.dp import cheapest_cuts, load_kernels, obeys_quadrangle
+from penstock.scheduler.costs.cost import Value
+from penstock.scheduler.policies.dp import cheapest_cuts, load_kernels, obeys_quadrangle
 
 Prices = npt.NDArray[np.float64]
 LONGEST = 12

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettings
-from penstock.scheduler.block import Waiting
-from penstock.scheduler.order import Draft, order_policy
+from penstock.scheduler.policies.order import Draft, order_policy
+from penstock.scheduler.queueing.block import Waiting
 from penstock.scheduler.settings import OrderName
 
 ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # whatever is in the batch

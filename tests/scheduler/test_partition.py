@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Caps, CostFunction, CostTable, PackedCost, PaddedCost, Partition, partition_policy
-from penstock.scheduler.partition import full_batches_end, share_out
+from penstock.scheduler.policies.partition import full_batches_end, share_out
 
 NAMES = ["dp", "fifo", "sorted", "naive", "none"]
 NO_CAP = 10**9

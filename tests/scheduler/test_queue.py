@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.scheduler.block import MAX_BLOCK, Waiting
-from penstock.scheduler.clock import SteadyClock
-from penstock.scheduler.queue import JobQueue
+from penstock.scheduler.queueing.block import MAX_BLOCK, Waiting
+from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.steady_clock import SteadyClock
 
 
 def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> Waiting:

@@ -25,7 +25,7 @@ from penstock.scheduler import (
     Trigger,
     Wait,
 )
-from penstock.scheduler.cost import Value
+from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.headers import ReplyAddress, request_headers
-from penstock.producer.messages import Options, Request, join_tokens
-from penstock.worker.inflight import InFlight, Row, rows_of
+from penstock.producer.wire.headers import ReplyAddress, request_headers
+from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.worker.requests.record import InFlight, Row, rows_of
 
 REQUEST_TOPIC = "penstock.requests.tiny"
 

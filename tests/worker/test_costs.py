@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from penstock.cache import CostTables
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.scheduler import CorruptTable, LearnedCost
-from penstock.worker.costs import MeasuredCosts, cost_for, cost_key, default_cost_path, kept_costs
+from penstock.worker.batching.startup_costs import MeasuredCosts, cost_for, cost_key, default_cost_path, kept_costs
 
 MODEL = "some/null"
 CAPS: dict[str, Any] = {"max_sequences": 64, "max_tokens": 512}
@@ -116,7 +116,7 @@ async def test_a_table_is_kept_where_there_was_no_time_to_reach_the_caps(tmp_pat
 async def test_a_table_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await start(tmp_path / "costs")
     runtime = cost_key(Engine().info, MODEL).runtime
-    monkeypatch.setattr("penstock.worker.costs.version", lambda package: "99.0")
+    monkeypatch.setattr("penstock.worker.batching.startup_costs.version", lambda package: "99.0")
     _, _, logs = await start(tmp_path / "costs")
     assert logs[0]["reason"] == f"there is one for runtime {runtime}"
 

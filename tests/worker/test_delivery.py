@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded
-from penstock.producer.headers import ReplyAddress
-from penstock.producer.outbox import OutRecord
-from penstock.worker import dead_letters
-from penstock.worker.dead_letters import reply_key
-from penstock.worker.delivery import Delivery
-from penstock.worker.held import Held
-from penstock.worker.inflight import Row
-from penstock.worker.offsets import OffsetTracker
-from penstock.worker.replies import make_reply
+from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.worker.kafka.backpressure import Held
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.replies import dead_letters
+from penstock.worker.replies.dead_letters import reply_key
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.record import Row
 
 ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
 DEAD_LETTERS = "penstock.requests.tiny.dead-letter"

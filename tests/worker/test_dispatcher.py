@@ -16,10 +16,10 @@ from penstock.engine import EngineLanes
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
 from penstock.producer.errors import BackendError, Overloaded, PenstockError
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.batch import BatchStats, Sums, health_probe, pack
-from penstock.worker.dispatcher import Dispatcher
-from penstock.worker.inflight import Row
-from penstock.worker.misses import ArrivedLate, LateInQueue
+from penstock.worker.batching.batch import BatchStats, Sums, health_probe, pack
+from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
+from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.record import Row
 
 MakeRows = Callable[..., list[Row]]
 POISON = 66

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.worker.flights import Flights, urgency
-from penstock.worker.inflight import Row
+from penstock.worker.batching.single_flight import Flights, urgency
+from penstock.worker.requests.record import Row
 
 MakeRows = Callable[..., list[Row]]
 

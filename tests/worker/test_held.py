@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.held import Held
+from penstock.worker.kafka.backpressure import Held
 
 MIB = 1024 * 1024
 BULK = "requests.bulk"

@@ -20,15 +20,15 @@ from penstock.producer.errors import (
     UnknownModel,
     UnsupportedTask,
 )
-from penstock.producer.headers import ReplyAddress, request_headers
-from penstock.producer.messages import Options, Request, join_tokens
-from penstock.producer.topics import REPLY_TOPIC_PATTERN
-from penstock.producer.wire import encode_reply, encode_request
-from penstock.worker.inflight import rows_of
-from penstock.worker.intake import Intake
-from penstock.worker.lenient import UNREADABLE
-from penstock.worker.misses import ArrivedLate
-from penstock.worker.replies import make_reply
+from penstock.producer.wire.codec import encode_reply, encode_request
+from penstock.producer.wire.headers import ReplyAddress, request_headers
+from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN
+from penstock.worker.batching.deadline_errors import ArrivedLate
+from penstock.worker.kafka.header_names import UNREADABLE
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.record import rows_of
+from penstock.worker.requests.validation import Intake
 
 ADDRESS = ReplyAddress("penstock.replies", 0, b"id", None)
 

@@ -6,7 +6,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.lenient import UNREADABLE, LenientRecords
+from penstock.worker.kafka.header_names import UNREADABLE, LenientRecords
 
 GZIP = 1
 

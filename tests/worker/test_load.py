@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.scheduler import Cause, CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.inflight import Row
-from penstock.worker.load import PREDICTED_WRONG, Load, why_late
-from penstock.worker.metrics import Metrics
+from penstock.worker.requests.record import Row
+from penstock.worker.telemetry.load_monitor import PREDICTED_WRONG, Load, why_late
+from penstock.worker.telemetry.metrics import Metrics
 
 SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
 

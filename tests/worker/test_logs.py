@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock.worker.logs import OncePerWhile, configure_logs
+from penstock.worker.telemetry.logs import OncePerWhile, configure_logs
 
 
 def record(name: str, message: str) -> logging.LogRecord:
@@ -17,7 +17,7 @@ def record(name: str, message: str) -> logging.LogRecord:
 
 def test_a_library_that_repeats_itself_is_heard_once_per_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("penstock.worker.logs.time.monotonic", lambda: now)
+    monkeypatch.setattr("penstock.worker.telemetry.logs.time.monotonic", lambda: now)
     once = OncePerWhile(5.0)
     assert once.filter(record("aiokafka", "unable to connect"))
     now = 1004.9

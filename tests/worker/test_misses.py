@@ -4,7 +4,7 @@ import pytest
 
 from penstock.producer.errors import BackendError, Expired, Overloaded
 from penstock.scheduler import Cause
-from penstock.worker.misses import cause_of, refusal_error
+from penstock.worker.batching.deadline_errors import cause_of, refusal_error
 
 
 @pytest.mark.parametrize(

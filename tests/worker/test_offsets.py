@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.worker.offsets import OffsetTracker
+from penstock.worker.kafka.offsets import OffsetTracker
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 

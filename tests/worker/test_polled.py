@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.polled import Polled
+from penstock.worker.kafka.fetch_buffer import Polled
 
 MakeRecord = Callable[..., Any]
 BULK = "requests.bulk"

@@ -11,8 +11,9 @@ from aiokafka.errors import CorruptRecordException
 
 from penstock.engine import EngineLanes, NullEngine
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings, consumer
-from penstock.worker.inflight import KafkaRecord
+from penstock.worker import WorkerSettings
+from penstock.worker.kafka import consumer
+from penstock.worker.requests.record import KafkaRecord
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.messages import Options
-from penstock.producer.wire import decode_reply, encode_reply
-from penstock.worker.inflight import Row
-from penstock.worker.replies import make_reply
+from penstock.producer.wire.codec import decode_reply, encode_reply
+from penstock.producer.wire.messages import Options
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.record import Row
 
 MakeRows = Callable[..., list[Row]]
 

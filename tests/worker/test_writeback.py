@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.cache import ResponseCache
-from penstock.worker import writeback
-from penstock.worker.writeback import WriteBack
+from penstock.worker.replies import cache_writer as writeback
+from penstock.worker.replies.cache_writer import WriteBack
 
 
 async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

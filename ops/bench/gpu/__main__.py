@@ -48,7 +48,7 @@ def measure(parts: list[str], folder: Path, header: dict[str, Any], chosen: argp
     ends = time.monotonic() + chosen.time_limit_s
     while missing := [name for name in parts if not (folder / f"{name}.json").exists()]:
         seconds_left = ends - time.monotonic()
-        command = [sys.executable, "-m", "penstock.ops.bench.gpu.worker", str(folder), str(chosen.seed)]
+        command = [sys.executable, "-m", "penstock.ops.bench.gpu.part_runner", str(folder), str(chosen.seed)]
         worker = subprocess.Popen([*command, str(seconds_left), *missing])
         code = _wait(worker, seconds_left + _GRACE_S, lambda: collect(parts, folder, header, chosen.output))
         undone = [name for name in parts if not (folder / f"{name}.json").exists()]

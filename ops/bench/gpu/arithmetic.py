@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.claims import Criterion
+from penstock.ops.bench.common.claims import Criterion
 
 FLOOR = "floor"
 OURS = "ours"

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.engine import PackedBatch, TaskOptions
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.common.lengths import Lengths
 
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")

@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.kernels import GpuDense
-from penstock.engine.weights import Encoder
+from penstock.engine.model.weights import Encoder
 from penstock.ops.bench.gpu.floor import GemmFloor
 from penstock.ops.bench.gpu.models import Model, NestedEncoder, bert_base
 from penstock.ops.bench.gpu.timing import REPEATS, WARM_UPS, DeadlinePassed, Recorder, Work, interleaved_ms

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
-from penstock.engine.forward import forward
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.kernels import GpuDense, prepare_for_gpu
+from penstock.engine.model.forward import forward
+from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Int32Array, PackedBatch
-from penstock.engine.weights import Encoder, EncoderWeights
 from penstock.ops.bench.gpu.batches import pack, pad
 from penstock.ops.bench.gpu.timing import Recorder, Work
 from penstock.ops.bench.gpu.torch_ops import Choices, TorchOps

@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.forward import forward
+from penstock.engine.model.forward import forward
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from penstock.engine.forward import forward
+from penstock.engine.model.forward import forward
 from penstock.engine.types import Int32Array
+from penstock.ops.bench.common.lengths import Lengths, squad, uniform
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.lengths import Lengths, squad, uniform
 from penstock.ops.bench.gpu.models import padded_inputs, torch_ops
 from penstock.ops.bench.gpu.timing import Work, wall_s
 from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH

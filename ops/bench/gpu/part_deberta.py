@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from penstock.ops.bench.common.lengths import around_mean
 from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.lengths import around_mean
 from penstock.ops.bench.gpu.models import deberta_v3_base, transformers_work
 from penstock.ops.bench.gpu.part_parity import errors
 

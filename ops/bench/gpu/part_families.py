@@ -11,8 +11,8 @@ import transformers
 
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import DEBERTA_V3_BASE, INITIALIZER_RANGE
-from penstock.ops.parity import Comparison
-from penstock.ops.parity_sides import Runtime, Transformers
+from penstock.ops.parity.compare import Comparison
+from penstock.ops.parity.sides import Runtime, Transformers
 
 PACKS = 60  # random ones, of most families
 PACKS_OF_FIRST = 1000

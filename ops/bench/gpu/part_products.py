@@ -11,7 +11,7 @@ from penstock.engine.gpu.kernels import GpuDense, GpuKernels
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.residual_norm import residual_norm
-from penstock.engine.weights import Norm
+from penstock.engine.model.weights import Norm
 from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.torch_ops import uploaded

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from penstock.ops.bench.common.lengths import uniform
 from penstock.ops.bench.gpu.batches import random_requests
 from penstock.ops.bench.gpu.bench import Bench
-from penstock.ops.bench.gpu.lengths import uniform
 from penstock.ops.bench.gpu.part_grid import contestants_for
 
 RANGES = ((2, 100), (5, 500))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.gpu.arithmetic import (
     FLOOR,
     OURS,
@@ -15,7 +16,6 @@ from penstock.ops.bench.gpu.arithmetic import (
     share_in_scan,
     single_over_floor,
 )
-from penstock.ops.bench.gpu.markdown import table
 
 Result = Mapping[str, Any]
 

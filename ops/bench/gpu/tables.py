@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.gpu.arithmetic import criteria
-from penstock.ops.bench.gpu.markdown import table
 from penstock.ops.bench.gpu.sections import SECTIONS, Result
 
 _MET = {"aim": "yes, and the aim", "must": "yes", "missed": "no"}

@@ -19,8 +19,8 @@ from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.residual_norm import residual_norm
+from penstock.engine.model.weights import Attention, Embeddings, Norm, PlainAttention
 from penstock.engine.types import PackedBatch
-from penstock.engine.weights import Attention, Embeddings, Norm, PlainAttention
 from penstock.ops.bench.gpu.batches import padded_width
 
 
@@ -95,7 +95,7 @@ class Padded:
 
 
 class TorchOps:
-    """Implements `penstock.engine.forward.Ops` for one batch on the device. Nothing in it waits for the device."""
+    """Implements `penstock.engine.model.forward.Ops` for one batch. Nothing in it waits for the device."""
 
     def __init__(
         self, batch: PackedBatch, num_heads: int, choices: Choices, dtype: torch.dtype, device: torch.device

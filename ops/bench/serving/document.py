@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.claims import Claim
-from penstock.ops.bench.gpu.markdown import table
-from penstock.ops.bench.serving.claims import claims
+from penstock.ops.bench.common.claims import Claim
+from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.serving.systems import ENGINES
 from penstock.ops.bench.serving.tables import grids
+from penstock.ops.bench.serving.targets import claims
 
 Record = Mapping[str, Any]
 

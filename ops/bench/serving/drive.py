@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.engine import Engine, EngineLanes, PackedBatch, TaskOptions
 from penstock.engine.types import BatchOutput, Int32Array
-from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
 from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.stream import Arrivals, Stream

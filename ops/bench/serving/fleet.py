@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.feed import Feed
-from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulate import SimulatedWorker
 from penstock.ops.bench.serving.stream import Stream

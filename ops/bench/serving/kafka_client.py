@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.processes import calm_garbage_collection, cpu_s
+from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.critical import Row, critical_point
 from penstock.ops.bench.serving.drive import random_ids

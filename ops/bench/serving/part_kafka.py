@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.bench.processes import Service, run_once
+from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.serving.critical import critical_point
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.kafka_client import ClientSpec
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import RunPlan
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
 from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 
@@ -96,7 +96,7 @@ def _through_kafka(
     settings = {**connection, **worker_settings(stand, system), "served_name": name}
     settings["cost_path"] = str(folder / "costs.sqlite")
     worker = {"settings": settings, "profile": None}
-    with Service("serve", worker, folder / f"{name}.jsonl"):
+    with Service("worker_process", worker, folder / f"{name}.jsonl"):
         return run_once(
             "serving.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
         )

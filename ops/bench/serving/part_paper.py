@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.part_saturation import Row, Say, described
 from penstock.ops.bench.serving.plan import RunPlan
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import PAPER_CHAIN, all_systems
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.search import confirm, highest
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import System, all_systems, default
 
 _OVERLOAD = 1.4  # times the throughput that is expected

@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.part_saturation import Row
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import EngineKind, Limits, default, on_packed
 from penstock.scheduler import Job, Plan, Scheduler, SchedulerSettings
-from penstock.scheduler.dp import cheapest_cuts
+from penstock.scheduler.policies.dp import cheapest_cuts
 
 QUEUED = 10_000
 _REQUESTS = 100_000

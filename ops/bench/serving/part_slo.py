@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.part_saturation import Row, Say, described
 from penstock.ops.bench.serving.plan import RunPlan
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import default, tei
 
 LOADS = (0.5, 0.9, 1.0, 1.5, 2.0)  # of the default's saturation

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
+from penstock.ops.bench.serving.harness import Stand
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.part_slo import saturation_of
 from penstock.ops.bench.serving.plan import RunPlan
-from penstock.ops.bench.serving.stand import Stand
 from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from penstock.ops.bench.serving.stand import Load, Stand
+from penstock.ops.bench.serving.harness import Load, Stand
 
 PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
 LENGTHS = ("2-100", "5-500")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.ops.bench.gpu.lengths import Lengths
+from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats
 from penstock.scheduler import Job
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from penstock.ops.bench.gpu.markdown import table
-from penstock.ops.bench.report import show_grid
+from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
-from penstock.ops.bench.serving.lengths import draw
+from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.noise import Noise, Overhead
 from penstock.ops.bench.serving.record import finite, require_plots, write
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids

@@ -1,0 +1,1 @@
+"""The packed forward on a CPU, in torch and oneDNN."""

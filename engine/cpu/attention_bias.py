@@ -1,0 +1,108 @@
+"""Self-attention that knows relative positions, on a CPU: in plain torch, for sequences of one length at a time.
+
+Scores are added up and go through the softmax in float32, whatever the precision of the products.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.model.layout import Group
+from penstock.engine.model.relative import relative_rows
+from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, RotaryAttention
+
+GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value [heads, n, L, d] to context, alike
+
+
+def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attention: GroupAttention) -> Tensor:
+    """qkv [R, 3H], sorted as `groups` say, to context [R, H], zero in the spare rows after the groups."""
+    width = qkv.shape[1] // 3
+    context = qkv.new_zeros(len(qkv), width)
+    for group in groups:
+        rows = slice(group.start, group.stop)
+        view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads)
+        part = attention(*view.permute(2, 3, 0, 1, 4))
+        context[rows] = part.permute(1, 2, 0, 3).reshape(group.count * group.length, width)
+    return context
+
+
+def biased(kind: BiasedAttention) -> GroupAttention:
+    """softmax(q k' / sqrt(d) + bias) v, the bias being that of the first L positions."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length, head_dim = query.shape[-2:]
+        bias = kind.bias[:, None, :length, :length].float()
+        return _weighted(bias + _products(query, key) / math.sqrt(head_dim), value)
+
+    return attention
+
+
+def disentangled(kind: DisentangledAttention) -> GroupAttention:
+    """softmax((q_i k_j' + q_i P_k(i-j)' + k_j P_q(i-j)') / sqrt(terms * d)) v (He et al. 2021, equation 4).
+
+    The tables are laid out for all distances that occur, 2L - 1 of them. A product with that holds every score of a
+    distance, and reading it along its diagonals puts each in its place without a gather.
+    """
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length, head_dim = query.shape[-2:]
+        scores = _products(query, key)
+        rows = _table_rows(length, kind.num_buckets, kind.max_distance)
+        if kind.key_positions is not None:
+            scores += _diagonals(query, kind.key_positions[rows.flip(0)])
+        if kind.query_positions is not None:
+            scores += _diagonals(key, kind.query_positions[rows]).transpose(-1, -2)
+        return _weighted(scores / math.sqrt(kind.num_terms * head_dim), value)
+
+    return attention
+
+
+def rotary(kind: RotaryAttention) -> GroupAttention:
+    """Attention of rotated queries and keys, where there is a window only between tokens at most that far apart."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length = query.shape[-2]
+        cosines, sines = kind.cosines[:length].float(), kind.sines[:length].float()
+        near = None
+        if kind.window is not None and kind.window < length - 1:
+            near = torch.ones(length, length, dtype=torch.bool).triu(-kind.window).tril(kind.window)
+        return F.scaled_dot_product_attention(
+            _rotated(query, cosines, sines), _rotated(key, cosines, sines), value, attn_mask=near
+        )
+
+    return attention
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """[heads, n, L, d] twice, to float32 [heads, n, L, L]."""
+    return torch.matmul(left, right.transpose(-1, -2)).float()
+
+
+def _diagonals(rows: Tensor, table: Tensor) -> Tensor:
+    """float32 [heads, n, L, L], entry (r, c) being rows[r] . table[L - 1 - r + c]; `table` is [2L - 1, H]."""
+    heads, n, length, head_dim = rows.shape
+    columns = table.to(rows.dtype).view(2 * length - 1, heads, head_dim).permute(1, 2, 0)
+    products = torch.bmm(rows.reshape(heads, n * length, head_dim), columns).float()
+    matrix = length * (2 * length - 1)
+    strides = (n * matrix, matrix, 2 * length - 2, 1)
+    return products.as_strided((heads, n, length, length), strides, length - 1)
+
+
+@lru_cache(maxsize=1024)
+def _table_rows(length: int, num_buckets: int, max_distance: int) -> Tensor:
+    """[2L - 1] int64: the row of a relative table for each distance i - j from -(L - 1) to L - 1."""
+    return torch.from_numpy(relative_rows(length, num_buckets, max_distance)).long()
+
+
+def _weighted(scores: Tensor, value: Tensor) -> Tensor:
+    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
+
+
+def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """x [heads, n, L, d], its first half paired with its second, turned by each position's angles [L, d / 2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)

@@ -1,0 +1,80 @@
+"""The engine on CPU."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.engine.cpu.linear import Linear
+from penstock.engine.cpu.ops import encode_on_cpu
+from penstock.engine.model.heads import Head
+from penstock.engine.model.layout import Layout, sort_by_length
+from penstock.engine.model.pooling import EmbeddingTail, pool
+from penstock.engine.model.weights import Encoder
+from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
+
+
+class CpuEngine:
+    """Implements `penstock.engine.types.Engine`. Holds no state between batches, so lanes may call `run` at once."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        directory: Path,
+        encoder: Encoder[Linear],
+        dtype: torch.dtype,
+        tail: EmbeddingTail,
+        heads: Mapping[str, Head],
+        threads: int,
+    ) -> None:
+        self._info = info
+        self.directory = directory  # tokenizer.json lies here
+        self._encoder = encoder
+        self._dtype = dtype
+        self._tail = tail
+        self._heads = heads
+        self._threads = threads
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        """See `Engine.run`. Sets the calling thread's torch thread count."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        started = time.perf_counter()
+        layout = sort_by_length(batch.cu_seqlens)
+        hidden = encode_on_cpu(self._encoder, batch, layout, self._dtype)
+        rows = self._rows(hidden, layout, batch.options)
+        return BatchOutput(rows=rows, device_s=time.perf_counter() - started)
+
+    def _rows(self, hidden: Tensor, layout: Layout, options: Sequence[TaskOptions]) -> list[Float32Array]:
+        """One array a sequence, in the batch's order. Each distinct option runs the tail once."""
+        rows: list[Float32Array | None] = [None] * len(options)
+        for wanted in set(options):
+            results = self._tail_of(wanted)(hidden, layout)
+            for place, index in enumerate(layout.order.tolist()):
+                if options[index] == wanted:
+                    rows[index] = results[place].numpy()
+        if any(row is None for row in rows):
+            raise RuntimeError("a sequence was left without a result. This is a bug.")
+        return [row for row in rows if row is not None]
+
+    def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
+        """From the batch's hidden states to one result a sequence, in the layout's order."""
+        if wanted.task == "embed":
+            return lambda hidden, layout: self._tail(hidden, layout.groups, wanted.pooling, wanted.normalize).unbind()
+        head = self._heads.get(wanted.task)
+        match head:
+            case Head(reads="embedding"):
+                return lambda hidden, layout: head(self._tail(hidden, layout.groups, None, None)).unbind()
+            case Head(reads="cls" | "mean" as pooling):
+                return lambda hidden, layout: head(pool(hidden, layout.groups, pooling)).unbind()
+            case Head(reads="tokens"):
+                return lambda hidden, layout: torch.split(head(hidden[: layout.num_tokens].float()), layout.lengths)
+            case _:
+                raise ValueError(f"task {wanted.task!r} is not one of {sorted(self._info.tasks)}.")

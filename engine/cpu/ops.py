@@ -1,0 +1,148 @@
+"""The operations of a forward pass on a CPU, in plain torch and oneDNN, for one batch sorted by length."""
+
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.cpu.attention import Tile, attend, plan_attention
+from penstock.engine.cpu.attention_bias import attend_groups, biased, disentangled, rotary
+from penstock.engine.cpu.linear import Linear, activate, make_linear
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
+from penstock.engine.model.layout import Group, Layout
+from penstock.engine.model.weights import (
+    Attention,
+    BiasedAttention,
+    DisentangledAttention,
+    Embeddings,
+    Encoder,
+    EncoderWeights,
+    Norm,
+    PlainAttention,
+    RotaryAttention,
+)
+from penstock.engine.types import PackedBatch
+
+CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Linear]:
+    """Matrices of `dtype`, laid out for the processor; tables and norms stay float32."""
+    encoder = weights.prepared(lambda dense: make_linear(dense, dtype), lambda table: table)
+    return replace(encoder, embeddings=_type_0_folded(encoder.embeddings))
+
+
+def cpu_precision(dtype: str) -> str:
+    """What "auto" means here. Raises UnsupportedDevice for a precision that a CPU does not run."""
+    if dtype == "auto":
+        return "bfloat16" if _multiplies_bfloat16() else "float32"
+    if dtype not in CPU_DTYPES:
+        raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
+    return dtype
+
+
+def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Hidden states [R, H] of a batch, sorted as `layout` says."""
+    types = batch.token_type_ids
+    ops = CpuOps(
+        layout,
+        torch.from_numpy(batch.token_ids[layout.tokens]),
+        None if types is None else torch.from_numpy(types[layout.tokens]),
+        encoder.num_heads,
+        dtype,
+    )
+    if encoder.pre_norm:
+        return forward_pre_norm(encoder, ops)
+    if encoder.convolution is not None:
+        return forward_convolved(encoder, encoder.convolution, ops)
+    return forward(encoder, ops)
+
+
+class CpuOps:
+    """Implements `Ops`, `PreNormOps` and `ConvolutionOps` of `penstock.engine.model.forward` for one batch."""
+
+    def __init__(
+        self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
+    ) -> None:
+        """`token_ids` and `token_type_ids` [R]: sorted as `layout` says."""
+        self._token_ids = token_ids
+        self._positions = torch.from_numpy(layout.positions)
+        self._token_type_ids = token_type_ids
+        self._num_heads = num_heads
+        self._dtype = dtype
+        self._groups = layout.groups
+
+    def embed(self, embeddings: Embeddings) -> Tensor:
+        words = F.embedding(self._token_ids, embeddings.words)
+        if embeddings.positions is not None:
+            words += F.embedding(self._positions, embeddings.positions)
+        if self._token_type_ids is not None and embeddings.token_types is not None:
+            words += F.embedding(self._token_type_ids, embeddings.token_types)
+        return normalise(words, embeddings.norm).to(self._dtype)
+
+    def project(self, x: Tensor, dense: Linear) -> Tensor:
+        return dense(x)
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return activate(first, activation) * second
+
+    def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(dense.plus(x, residual), norm)
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        match attention:
+            case PlainAttention():
+                return attend(qkv, self._plain_plan, self._num_heads)
+            case BiasedAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, biased(attention))
+            case DisentangledAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, disentangled(attention))
+            case RotaryAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, rotary(attention))
+            case _:
+                raise RuntimeError(f"no attention for {type(attention).__name__}. This is a bug.")
+
+    @cached_property
+    def _plain_plan(self) -> list[Group | Tile]:
+        return plan_attention(self._groups, self._dtype)
+
+    def project_add_norm_sum(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = dense.plus(x, residual)
+        return normalise(total, norm), total
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(x + residual, norm)
+
+    def neighbours(self, x: Tensor, count: int) -> Tensor:
+        reach, result = count // 2, x.new_zeros(len(x), count * x.shape[1])
+        for group in self._groups:
+            rows = slice(group.start, group.stop)
+            padded = F.pad(x[rows].view(group.count, group.length, -1), (0, 0, reach, reach))
+            windows = padded.unfold(1, count, 1).transpose(2, 3)  # [n, L, count, H]
+            result[rows] = windows.reshape(group.stop - group.start, -1)
+        return result
+
+
+def normalise(x: Tensor, norm: Norm) -> Tensor:
+    """LayerNorm over the last dimension; statistics in float32 whatever x's type."""
+    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has AMX or AVX512-BF16; elsewhere bfloat16 is emulated, and slower than float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _type_0_folded(embeddings: Embeddings) -> Embeddings:
+    """Nearly every batch is of type 0: its row is added to another table once, here, and taken off the other types."""
+    types = embeddings.token_types
+    if types is None:
+        return embeddings
+    others = types - types[0] if len(types) > 1 else None
+    if embeddings.positions is not None:
+        return replace(embeddings, positions=embeddings.positions + types[0], token_types=others)
+    return replace(embeddings, words=embeddings.words + types[0], token_types=others)

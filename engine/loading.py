@@ -1,0 +1,112 @@
+"""From a model's name to an engine on the device that is there."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from penstock.engine.cpu.engine import CpuEngine
+from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
+from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
+from penstock.engine.families import FAMILIES, family_of
+from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, resolve_model, revision_of
+from penstock.engine.model.heads import Head, checkpoint_heads, linear_head, on_device
+from penstock.engine.model.modules import embedding_tail
+from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.weights import EncoderWeights
+from penstock.engine.types import ModelInfo
+
+if TYPE_CHECKING:
+    from penstock.engine.gpu.engine import GpuEngine
+    from penstock.engine.padded.engine import PaddedEngine
+
+log = structlog.get_logger("penstock.engine")
+
+
+def default_name(model: str) -> str:
+    """What a model is called that nobody gave a name: the last part of its path, as written, or of its id."""
+    return Path(os.path.abspath(model)).name  # "." has a name, and a link keeps its own
+
+
+def load_engine(
+    model: str,
+    *,
+    name: str | None = None,
+    head: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    engine: str = "packed",
+    threads: int = 1,
+) -> "CpuEngine | GpuEngine | PaddedEngine":
+    """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
+
+    name: what requests call the model; `default_name` when None.
+    head: path of a linear head (safetensors) to classify with, on top of an embedding model.
+    dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
+        natively, else float32.
+    device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on, and they know the encoder.
+    engine: "packed", this runtime; "padded", transformers; "auto", the padded one where this runtime does not know the
+        architecture.
+    threads: processor threads for one batch on a CPU; every thread that calls `run` is set to it.
+    Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
+    """
+    directory = resolve_model(model)
+    checkpoint = read_checkpoint(directory)
+    own_name = name or default_name(model)
+    revision = revision_of(directory, (Path(head),) if head is not None else ())
+    if _runs_padded(engine, checkpoint):
+        from penstock.engine.padded.loading import load_padded  # transformers is slow to import
+
+        return load_padded(checkpoint, own_name, revision, head=head, dtype=dtype, device=device, threads=threads)
+    weights = family_of(checkpoint).encoder(checkpoint)
+    on_gpu = choose_device_for(weights, device) == "cuda"
+    precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
+    tail = embedding_tail(checkpoint)
+    dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
+    heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
+    info = ModelInfo(
+        name=own_name,
+        revision=revision,
+        dtype=precision,
+        device=device_name() if on_gpu else "cpu",
+        vocab_size=weights.vocab_size,
+        max_tokens=min(filter(None, (checkpoint.max_tokens, weights.max_tokens))),
+        tasks=frozenset({"embed", *heads}),
+        dim=dim,
+        labels=next((head.labels for head in heads.values()), ()),
+    )
+    if on_gpu:
+        return _on_gpu(info, checkpoint.directory, weights, tail, heads)
+    arithmetic = CPU_DTYPES[precision]
+    encoder = prepare_for_cpu(weights, arithmetic)
+    return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
+
+
+def _runs_padded(engine: str, checkpoint: Checkpoint) -> bool:
+    match engine:
+        case "packed":
+            return False
+        case "padded":
+            return True
+        case "auto":
+            model_type = str(checkpoint.config.get("model_type"))
+            if model_type in FAMILIES:
+                return False
+            log.info("runs_padded", model_type=model_type, reason="the packed runtime does not know this architecture")
+            return True
+        case _:
+            raise ValueError(f"engine {engine!r} is not one of auto, packed, padded.")
+
+
+def _on_gpu(
+    info: ModelInfo, directory: Path, weights: EncoderWeights, tail: EmbeddingTail, heads: Mapping[str, Head]
+) -> "GpuEngine":
+    from penstock.engine.gpu.encoder import GpuEncoder
+    from penstock.engine.gpu.engine import GpuEngine
+
+    encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
+    engine = GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
+    engine.warm_up()
+    return engine

@@ -1,0 +1,1 @@
+"""A checkpoint as weights, and its forward pass written once for every device."""

@@ -1,0 +1,89 @@
+"""sentence-transformers' modules.json: what follows the transformer, as one EmbeddingTail."""
+
+from penstock.engine.cpu.linear import require_activation
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.model.checkpoint import Checkpoint, Config, Module, read_json, read_tensors
+from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.weights import Dense
+
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+_POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+
+
+def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
+    """Pooling, dense layers, normalisation. A plain directory: mean pooling alone, as in sentence-transformers."""
+    pooling, dense, normalize = "mean", list[Dense](), False
+    for module in checkpoint.modules[1:]:
+        if normalize:
+            raise UnsupportedCheckpoint(
+                f"{module.directory}: a {module.kind} module after Normalize is not implemented."
+            )
+        match module.kind:
+            case "Pooling":
+                pooling = _pooling(module)
+            case "Dense":
+                dense.append(_dense(module))
+            case "Normalize":
+                normalize = True
+            case "Dropout":
+                pass  # does nothing outside training
+            case other:
+                raise UnsupportedCheckpoint(
+                    f"{module.directory}: module {other!r} is not implemented. "
+                    "Supported: Transformer, Pooling, Dense, Normalize, Dropout."
+                )
+    return EmbeddingTail(pooling, tuple(dense), normalize)
+
+
+def _pooling(module: Module) -> str:
+    config = read_json(module.directory / "config.json")
+    stated = config.get("pooling_mode")
+    if stated is None:
+        modes = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+    else:
+        modes = [_POOLING_NAMES.get(m, m) for m in ([stated] if isinstance(stated, str) else stated)]
+    if len(modes) != 1 or modes[0] not in _POOLING_NAMES.values():
+        raise UnsupportedCheckpoint(
+            f"{module.directory}: pooling {' + '.join(modes)} is not implemented, only one of cls, mean, max, last."
+        )
+    return modes[0]
+
+
+def _dense(module: Module) -> Dense:
+    config = read_json(module.directory / "config.json")
+    if config.get("use_residual"):
+        raise UnsupportedCheckpoint(f"{module.directory}: Dense with use_residual is not implemented.")
+    tensors = read_tensors(module.directory)
+    weight = tensors.take("linear.weight", _int(config, "out_features"), _int(config, "in_features"))
+    bias = tensors.take("linear.bias", weight.shape[0]) if config.get("bias", True) else None
+    return Dense(weight, bias, _activation(module, config))
+
+
+def _activation(module: Module, config: Config) -> str:
+    """A fixed table from class path to activation: nothing is imported by name."""
+    path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    name = _ACTIVATIONS.get(path)
+    if name is None:
+        raise UnsupportedCheckpoint(
+            f"{module.directory}: activation {path!r} is not implemented. Supported: {', '.join(_ACTIVATIONS)}."
+        )
+    require_activation(name)
+    return name
+
+
+def _int(config: Config, key: str) -> int:
+    return int(config.get(key, -1))

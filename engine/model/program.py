@@ -1,0 +1,103 @@
+"""A forward pass written down once, to be run many times: its steps, and how long each intermediate lives.
+
+The recorder is an implementation of `Ops` that computes nothing. Whatever a forward does, for whatever model, is
+recorded as it happens: there is no table of a model's intermediates, such as TurboTransformers keeps (PPoPP '21, 4.2).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from penstock.engine.memory import BufferId, Lifetime, Tape
+from penstock.engine.model.forward import forward, forward_pre_norm
+from penstock.engine.model.weights import Attention, Embeddings, Encoder, Norm
+
+D = TypeVar("D")
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation: `kernels[operation](*outs, *inputs, *arguments)` with buffers for `writes` and `reads`."""
+
+    operation: str  # a method of PreNormOps
+    writes: tuple[BufferId, ...]
+    reads: tuple[BufferId, ...]
+    arguments: tuple[Any, ...]  # Dense, Norm, Embeddings, Attention: whatever the operation takes beside hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded forward pass. `lifetimes[i]` and `widths[i]` belong to buffer i."""
+
+    steps: tuple[Step, ...]
+    lifetimes: tuple[Lifetime, ...]
+    widths: tuple[int, ...]
+    result: BufferId
+
+    def run(self, kernels: Mapping[str, Callable[..., X]], buffers: list[X]) -> X:
+        """Every step in order. `buffers[i]` is where buffer i lies; a kernel returns where its first result really is.
+
+        Its second, if it has one, is where it was asked to be.
+        """
+        for step in self.steps:
+            used = [buffers[buffer] for buffer in (*step.writes, *step.reads)]
+            buffers[step.writes[0]] = kernels[step.operation](*used, *step.arguments)
+        return buffers[self.result]
+
+
+def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: int) -> Program:
+    """Write down the forward pass of `encoder`. `width_of` says how wide a projection's output is.
+
+    The result is kept for one step more than the forward has: for the pooling that follows it.
+    """
+    recorder = _Recorder(width_of, bytes_per_value)
+    result = (forward_pre_norm if encoder.pre_norm else forward)(encoder, recorder)
+    recorder.tape.use(result)
+    return Program(tuple(recorder.steps), recorder.tape.lifetimes(), tuple(recorder.widths), result)
+
+
+class _Recorder(Generic[D]):
+    """Implements `PreNormOps[BufferId, D]`. What an operation does within its output counts as one step."""
+
+    def __init__(self, width_of: Callable[[D], int], bytes_per_value: int) -> None:
+        self.tape = Tape()
+        self.steps: list[Step] = []
+        self.widths: list[int] = []
+        self._width_of = width_of
+        self._bytes_per_value = bytes_per_value
+
+    def embed(self, embeddings: Embeddings) -> BufferId:
+        return self._step("embed", embeddings.words.shape[1], (), (embeddings,))
+
+    def project(self, x: BufferId, dense: D) -> BufferId:
+        return self._step("project", self._width_of(dense), (x,), (dense,))
+
+    def gate(self, x: BufferId, activation: str) -> BufferId:
+        return self._step("gate", self.widths[x] // 2, (x,), (activation,))
+
+    def project_add_norm(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> BufferId:
+        return self._step("project_add_norm", self._width_of(dense), (x, residual), (dense, norm))
+
+    def project_add_norm_sum(self, x: BufferId, dense: D, residual: BufferId, norm: Norm) -> tuple[BufferId, BufferId]:
+        width = self._width_of(dense)
+        hidden, total = self._steps("project_add_norm_sum", (width, width), (x, residual), (dense, norm))
+        return hidden, total
+
+    def attend(self, qkv: BufferId, attention: Attention) -> BufferId:
+        return self._step("attend", self.widths[qkv] // 3, (qkv,), (attention,))
+
+    def _step(self, operation: str, width: int, reads: tuple[BufferId, ...], arguments: tuple[Any, ...]) -> BufferId:
+        (writes,) = self._steps(operation, (width,), reads, arguments)
+        return writes
+
+    def _steps(
+        self, operation: str, widths: tuple[int, ...], reads: tuple[BufferId, ...], arguments: tuple[Any, ...]
+    ) -> tuple[BufferId, ...]:
+        writes = tuple(self.tape.allocate(width * self._bytes_per_value, "tokens", operation) for width in widths)
+        for buffer in reads:
+            self.tape.use(buffer)
+        self.tape.step()
+        self.widths.extend(widths)
+        self.steps.append(Step(operation, writes, reads, arguments))
+        return writes

@@ -1,0 +1,1 @@
+"""Encoders of transformers that the packed runtime does not know, run padded."""

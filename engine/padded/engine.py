@@ -1,0 +1,153 @@
+"""An engine for any encoder that transformers has: each batch padded to its longest sequence.
+
+The fallback for architectures that the packed runtime does not know, and what padding-free batches are compared with.
+Its time follows count * longest, so how the scheduler cuts batches matters much more here.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.model.heads import Head
+from penstock.engine.model.pooling import POOLINGS, EmbeddingTail
+from penstock.engine.types import BatchOutput, Float32Array, Int32Array, ModelInfo, PackedBatch, TaskOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Padded:
+    """What the model made of n sequences of at most L tokens."""
+
+    output: Tensor  # hidden states [n, L, H], or logits [n, C] or [n, L, C]
+    valid: Tensor  # [n, L] bool: where tokens are
+
+    def of(self, places: Sequence[int]) -> "_Padded":
+        return _Padded(self.output[places], self.valid[places])
+
+
+class PaddedEngine:
+    """Implements `penstock.engine.types.Engine`. Holds no state between batches, so lanes may call `run` at once."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        directory: Path,
+        model: Any,
+        tail: EmbeddingTail,
+        heads: Mapping[str, Head],
+        threads: int,
+    ) -> None:
+        """`model`: a transformers model in eval mode; `tail` and `heads` lie on its device."""
+        self.info = info
+        self.directory = directory  # tokenizer.json lies here
+        self._model = model
+        self._tail = tail
+        self._heads = heads
+        self._threads = threads
+        self._device = model.device
+        pad = model.config.pad_token_id
+        self._pad_token = pad if isinstance(pad, int) and 0 <= pad < info.vocab_size else 0
+        self._num_types: int | None = getattr(model.config, "type_vocab_size", None)
+        self._takes_types = self._num_types not in (0, 1) and "token_type_ids" in signature(model.forward).parameters
+
+    @torch.inference_mode()
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        """See `Engine.run`. Sets the calling thread's torch thread count."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        started = time.perf_counter()
+        rows: list[Float32Array | None] = [None] * len(batch.options)
+        for of_logits in (False, True):
+            indices = [i for i, wanted in enumerate(batch.options) if self._reads_logits(wanted) == of_logits]
+            if indices:
+                self._fill(rows, batch, indices, of_logits=of_logits)
+        if any(row is None for row in rows):
+            raise RuntimeError("a sequence was left without a result. This is a bug.")
+        return BatchOutput([row for row in rows if row is not None], time.perf_counter() - started)
+
+    def _reads_logits(self, wanted: TaskOptions) -> bool:
+        head = self._heads.get(wanted.task)
+        return head is not None and head.reads == "logits"
+
+    def _fill(
+        self, rows: list[Float32Array | None], batch: PackedBatch, indices: list[int], *, of_logits: bool
+    ) -> None:
+        """One pass of the model for these sequences; each distinct option runs the tail once."""
+        padded = self._forward(batch, indices, of_logits=of_logits)
+        options = [batch.options[index] for index in indices]
+        for wanted in dict.fromkeys(options):
+            places = [place for place, option in enumerate(options) if option == wanted]
+            chosen = padded if len(places) == len(options) else padded.of(places)
+            for place, row in zip(places, self._results(wanted, chosen), strict=True):
+                rows[indices[place]] = row
+
+    def _forward(self, batch: PackedBatch, indices: list[int], *, of_logits: bool) -> _Padded:
+        bounds = batch.cu_seqlens
+        places = [slice(bounds[index], bounds[index + 1]) for index in indices]
+        lengths = torch.tensor([place.stop - place.start for place in places])
+        valid = torch.arange(int(lengths.max())) < lengths[:, None]
+        inputs = {
+            "input_ids": self._padded(batch.token_ids, places, valid, self._pad_token),
+            "attention_mask": valid.long().to(self._device),
+        }
+        if batch.token_type_ids is not None and self._takes_types:
+            self._check_types(batch.token_type_ids)
+            inputs["token_type_ids"] = self._padded(batch.token_type_ids, places, valid, 0)
+        if of_logits:
+            return _Padded(self._model(**inputs).logits, valid.to(self._device))
+        return _Padded(self._model.base_model(**inputs).last_hidden_state, valid.to(self._device))
+
+    def _padded(self, values: Int32Array, places: Sequence[slice], valid: Tensor, fill: int) -> Tensor:
+        """[n, L] on the device."""
+        padded = torch.full(valid.shape, fill)
+        padded[valid] = torch.from_numpy(np.concatenate([values[place] for place in places])).long()
+        return padded.to(self._device)
+
+    def _check_types(self, types: Int32Array) -> None:
+        """On a GPU an index beyond a table would end all use of the device."""
+        if self._num_types is not None and not 0 <= types.min() <= types.max() < self._num_types:
+            raise ValueError(f"token types must lie in [0, {self._num_types}); found {types.min()} to {types.max()}.")
+
+    def _results(self, wanted: TaskOptions, padded: _Padded) -> Sequence[Float32Array]:
+        """One array a sequence."""
+        if wanted.task == "embed":
+            return list(self._embeddings(padded, wanted.pooling, wanted.normalize).cpu().numpy())
+        head = self._heads.get(wanted.task)
+        match head:
+            case Head(reads="embedding"):
+                return list(head(self._embeddings(padded, None, None)).cpu().numpy())
+            case Head(reads="logits") if padded.output.ndim == 2:
+                return list(head(padded.output.float()).cpu().numpy())
+            case Head(reads="logits"):
+                scores = head(padded.output[padded.valid].float()).cpu().numpy()
+                return np.split(scores, padded.valid.sum(dim=1).cumsum(dim=0)[:-1].tolist())
+            case _:
+                raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
+
+    def _embeddings(self, padded: _Padded, pooling: str | None, normalize: bool | None) -> Tensor:
+        tail = self._tail
+        rows = _pool(padded, pooling or tail.pooling)
+        return tail.after_pooling(rows, tail.normalize if normalize is None else normalize)
+
+
+def _pool(padded: _Padded, pooling: str) -> Tensor:
+    """float32 rows [n, H]; see `penstock.engine.model.pooling.pool`, which does it for packed hidden states."""
+    hidden, valid = padded.output, padded.valid
+    lengths = valid.sum(dim=1)
+    match pooling:
+        case "cls":
+            return hidden[:, 0].float()
+        case "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1].float()
+        case "mean":
+            return torch.where(valid[..., None], hidden, 0).sum(dim=1, dtype=torch.float32) / lengths[:, None]
+        case "max":
+            return hidden.masked_fill(~valid[..., None], -torch.inf).amax(dim=1).float()
+        case _:
+            raise ValueError(f"pooling {pooling!r} is not one of {sorted(POOLINGS)}.")

@@ -1,0 +1,1 @@
+"""What all benchmarks share: machine facts, child processes, targets and reports."""

@@ -1,0 +1,104 @@
+"""`python -m penstock.ops.bench.gpu.part_runner`: the process that measures.
+
+Writes one file a part; the run starts it.
+"""
+
+import json
+import math
+import sys
+import time
+import traceback
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
+from penstock.ops.bench.gpu.parts import DEVICE_IS_SICK, PARTS, STOPPED_AFTER, Part
+from penstock.ops.bench.gpu.timing import deadline
+
+_GEMM_SIZE, _GEMM_ROUNDS = 8192, 500
+
+
+def main() -> int:
+    """Arguments: folder, seed, seconds left, parts. Parts are done in order, each into `folder`/part.json."""
+    folder, seed, seconds_left = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    ends = time.monotonic() + seconds_left
+    warnings.filterwarnings("ignore")  # nested tensors are a prototype, and say so at every call
+    with torch.inference_mode():
+        warm_up_clocks()
+        write(folder / "machine.json", describe_gpu())
+        bench = Bench(seed)
+        for name in sys.argv[4:]:
+            record = run_part(PARTS[name], bench, ends - time.monotonic())
+            write(folder / f"{name}.json", record)
+            print(f"{name}: {record['error'] or 'done'} ({record['seconds']:.1f} s)", flush=True)
+            if not is_well():
+                return DEVICE_IS_SICK
+    return 0
+
+
+def run_part(part: Part, bench: Bench, seconds_left: float) -> dict[str, Any]:
+    """Its figures, or the error that ended it; and the contestants that failed in it."""
+    started, bench.failures = time.monotonic(), {}
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    if seconds_left < part.budget_s / 2:
+        error = f"not begun: {seconds_left:.0f} s were left"
+    else:
+        try:
+            with deadline(min(STOPPED_AFTER * part.budget_s, seconds_left)):
+                module = import_module(f"penstock.ops.bench.gpu.{part.module}")
+                result = getattr(module, part.function)(bench)
+        except Exception as failure:  # whatever it is, it belongs into the file, and the other parts go on
+            traceback.print_exc()
+            error = f"{type(failure).__name__}: {failure}"[:2000]
+    return {
+        "error": error,
+        "seconds": time.monotonic() - started,
+        "failures": bench.failures,
+        "clocks_after": nvidia_smi(),
+        "result": result,
+    }
+
+
+def is_well() -> bool:
+    """Whether the device still works in this process; after an illegal access it never does again."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        print(f"The device is unusable in this process: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def warm_up_clocks() -> None:
+    """About a second of products: an idle device runs at a fraction of its clock."""
+    a = torch.randn(_GEMM_SIZE, _GEMM_SIZE, device="cuda", dtype=torch.float16)
+    for _ in range(_GEMM_ROUNDS):
+        torch.mm(a, a)
+    torch.cuda.synchronize()
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """JSON has neither infinity nor NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

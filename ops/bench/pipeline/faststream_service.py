@@ -1,0 +1,60 @@
+"""The alternative end to end: a FastStream batch subscriber around sentence-transformers, an afternoon's honest work.
+
+It takes up to 64 records at a time, encodes them in a thread (so that the consumer's heartbeats go on), answers with
+one batch of records and acknowledges after that.
+`python -m penstock.ops.bench.pipeline.faststream_service <spec as JSON>`.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import uvloop
+
+from penstock.ops.bench.pipeline.plain_client import REPLIES, REQUESTS
+
+_MAX_RECORDS = 64
+
+
+async def serve(bootstrap_servers: str, model: str, dtype: str, cores: int) -> None:
+    """Runs until SIGTERM."""
+    import torch  # these three take seconds to import, and only this process needs them
+    from faststream import AckPolicy, FastStream
+    from faststream.kafka import KafkaBroker
+    from pydantic import BaseModel
+    from sentence_transformers import SentenceTransformer
+
+    class Request(BaseModel):
+        id: str
+        text: str
+
+    torch.set_num_threads(cores)
+    encoder: Any = SentenceTransformer(model, device="cpu").to(getattr(torch, dtype))
+    encoder.encode(["warm up"] * _MAX_RECORDS, show_progress_bar=False)
+    # With the producer's default of 16 KiB, publish_batch raises for more than ten replies, and they are lost.
+    broker = KafkaBroker(bootstrap_servers, max_batch_size=1 << 20, logger=None)
+
+    async def answer(requests: list[Request]) -> None:
+        texts = [request.text for request in requests]
+        vectors = await asyncio.to_thread(encoder.encode, texts, show_progress_bar=False)
+        replies = [request.id.encode() + row.tobytes() for request, row in zip(requests, vectors, strict=True)]
+        await broker.publish_batch(*replies, topic=REPLIES)
+
+    broker.subscriber(
+        REQUESTS,
+        batch=True,
+        max_records=_MAX_RECORDS,
+        group_id="plain",
+        auto_offset_reset="earliest",
+        ack_policy=AckPolicy.ACK,
+    )(answer)
+    await FastStream(broker, logger=None).run()
+
+
+def main() -> None:
+    uvloop.run(serve(**json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""A worker as a benchmark runs it: `serve` with settings given as JSON, sampled from SIGUSR1 on where asked to."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from penstock.ops.bench.common.sampler import Sampler
+from penstock.worker import WorkerSettings, serve
+
+
+def main(spec_json: str) -> int:
+    """`spec_json`: {"settings": fields of WorkerSettings, "profile": where to write samples, or null}."""
+    spec = json.loads(spec_json)
+    settings = WorkerSettings(**spec["settings"])
+    if spec["profile"] is None:
+        return serve(settings)
+    sampler = Sampler()
+    signal.signal(signal.SIGUSR1, lambda _signal, _frame: sampler.start())
+    try:
+        return serve(settings)
+    finally:
+        sampler.stop()
+        sampler.write(Path(spec["profile"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""`penstock bench serve`: measure, print the tables, and keep the figures, the tables and the plots."""
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.ops.bench.common.machine import describe_machine, slug
+from penstock.ops.bench.common.report import show_claims, show_grid
+from penstock.ops.bench.serving import (
+    part_kafka,
+    part_paper,
+    part_saturation,
+    part_scheduler,
+    part_slo,
+    part_validation,
+)
+from penstock.ops.bench.serving.document import render
+from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.part_saturation import Row, Say
+from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.record import finite, require_plots, write
+from penstock.ops.bench.serving.tables import grids
+from penstock.ops.bench.serving.targets import claims
+from penstock.ops.demo.model import SERVED_NAME, model_directory
+from penstock.worker.telemetry.logs import configure_logs
+
+RESULTS = Path(__file__).parent.parent / "results"
+RANDOM_BERT = "bert-base"
+_NAMES = {None: SERVED_NAME, RANDOM_BERT: "BERT-base with random weights"}
+_NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
+
+
+def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
+    """Run `plan` on this machine. `output`: the JSON file; tables and plots lie beside it under the same name. None: a
+    whole plan's results lie among the benchmark's own, others are shown and not kept.
+    """
+    require_plots()
+    from penstock.ops.bench.serving.plots import draw
+
+    console = Console(width=max(150, Console().width))
+    configure_logs("console", "warning")
+    began, started = time.monotonic(), datetime.now(UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        stand = Stand.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
+        parts = measure(stand, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
+    name = _NAMES.get(model, stand.packed.info.name)
+    record = record_of(stand, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
+    for grid in grids(record):
+        show_grid(console, grid)
+    if asked := claims(record):
+        show_claims(console, asked)
+    path = output or (RESULTS / f"serving-{_slug(record['machine'])}.json" if plan.is_whole else None)
+    if path is None:
+        console.print("Not kept, for these are not all parts and lengths. --output FILE keeps them.")
+        return 0
+    draw(record, write(record, render(record), path))
+    console.print(f"Written: {path}, and tables beside it; plots where a part has one")
+    return 0
+
+
+def record_of(stand: Stand, plan: RunPlan, parts: Row, model: str, started: str, seconds: float) -> Row:
+    """A result file's content."""
+    record: Row = finite(
+        {
+            "command": shlex.join(["penstock", *sys.argv[1:]]),
+            "started": started,
+            "seconds": seconds,
+            "machine": _machine(stand),
+            "is_gpu": stand.is_gpu,
+            "model": model,
+            "dtype": stand.packed.info.dtype,
+            "num_lanes": stand.num_lanes,
+            "max_batch_sequences": stand.settings.max_batch_sequences,
+            "max_batch_tokens": stand.settings.max_batch_tokens,
+            "plan": asdict(plan),
+            "engines": stand.describe(),
+            "parts": parts,
+        }
+    )
+    return record
+
+
+def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
+    """The parts of the plan; what is about objectives uses the first of its workloads."""
+    parts: Row = {}
+    workloads = []
+    if _NEEDS_SATURATION & set(plan.parts):
+        only_default = "saturation" not in plan.parts
+        chosen = plan.lengths[:1] if only_default else plan.lengths
+        workloads = [part_saturation.run(stand, plan, lengths, say, only_default=only_default) for lengths in chosen]
+    if "saturation" in plan.parts:
+        parts["saturation"] = workloads
+        if "paper" in plan.parts:
+            parts["paper"] = [part_paper.run(stand, plan, workload, say) for workload in workloads]
+    on_first: dict[str, Callable[[Stand, RunPlan, Row, Say], Row]] = {
+        "goodput": part_slo.run_goodput,
+        "bursts": part_slo.run_bursts,
+        "classes": part_slo.run_classes,
+        "validation": part_validation.run,
+    }
+    for name, run in on_first.items():
+        if name in plan.parts:
+            parts[name] = run(stand, plan, workloads[0], say)
+    if "scheduler" in plan.parts:
+        parts["scheduler"] = part_scheduler.run(stand)
+    if KAFKA in plan.parts:
+        parts[KAFKA] = part_kafka.run(stand, plan, say)
+    return parts
+
+
+def _checkpoint(model: str | None, folder: Path) -> Path:
+    """The directory of the model: the demo's by default, or one of BERT-base's shape with random weights."""
+    if model is None:
+        return model_directory()
+    if model != RANDOM_BERT:
+        return Path(model)
+    from penstock.ops.bench.gpu.models import bert_base
+
+    bert_base(seed=0).reference.save_pretrained(folder)  # type: ignore[operator]  # a transformers model, typed as Module
+    return folder
+
+
+def _machine(stand: Stand) -> Row:
+    machine = describe_machine()
+    if stand.is_gpu:
+        from penstock.ops.bench.gpu.gpu_machine import describe_gpu
+
+        gpu = describe_gpu()
+        machine = {**machine, **gpu, "versions": {**machine["versions"], **gpu["versions"]}}
+    return machine
+
+
+def _slug(machine: Row) -> str:
+    return str(machine["gpu"]).lower().replace(" ", "-") if "gpu" in machine else slug(machine)

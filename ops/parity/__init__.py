@@ -1,0 +1,1 @@
+"""A checkpoint on this runtime compared with transformers in float32."""

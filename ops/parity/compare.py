@@ -1,0 +1,189 @@
+"""A checkpoint on our runtime against transformers in float32, on random sequences: what `penstock parity` measures."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.types import Int32Array
+from penstock.ops.parity.sides import Input, Pack, Runtime, Side
+
+LENGTHS = (1, 2, 127, 128, 129, 512)  # around the edges of kernels; the last is also the longest of the random packs
+MIN_COSINE = 0.9999
+
+_TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # of each of the lengths, at most
+_MAX_PACK = 32  # sequences in a random pack
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How near one side came to the reference."""
+
+    cosine_min: float
+    cosine_mean: float
+    error: float  # largest difference over the largest value, the worst of all packs
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report."""
+
+    what: str
+    num_sequences: int
+    ours: Agreement
+    theirs: Agreement | None  # transformers in our precision; None in float32, which is the reference itself
+    needed: float  # least cosine
+
+    @property
+    def passed(self) -> bool:
+        """False for NaN too."""
+        return self.ours.cosine_min >= self.needed
+
+
+@dataclass
+class _Tally:
+    """Collects what `Agreement` says."""
+
+    cosines: list[Tensor] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+
+    def add(self, got: Tensor, want: Tensor) -> None:
+        """Rows [N, D]: a cosine for each."""
+        got, want = got.to("cpu", torch.float64), want.to("cpu", torch.float64)
+        self.cosines.append(F.cosine_similarity(got, want, dim=1))
+        self.errors.append(((got - want).abs().max() / want.abs().max()).item())
+
+    def agreement(self) -> Agreement:
+        cosines = torch.cat(self.cosines)
+        return Agreement(cosines.min().item(), cosines.mean().item(), float(np.max(self.errors)))
+
+
+class Comparison:
+    """Both sides beside the reference; `run` yields the lines of the report."""
+
+    def __init__(self, runtime: Runtime, reference: Side, beside: Side | None, *, packs: int, seed: int) -> None:
+        """`beside`: transformers in the runtime's precision. `packs`: how many random ones."""
+        self._reference = reference
+        self._sides: list[Side] = [runtime] if beside is None else [runtime, beside]
+        self._info = runtime.info
+        self._task = runtime.task
+        self._inputs = _RandomInputs(runtime, seed)
+        self._packs = packs
+
+    @property
+    def num_packs(self) -> int:
+        """How often `done` is called."""
+        return len(self._inputs.lengths) + self._packs
+
+    def run(self, done: Callable[[], None]) -> Iterator[Check]:
+        """One check after the other; `done` is called after each pack."""
+        results = [_Results(self._task) for _ in self._sides]
+        num_results = 0
+        for length in self._inputs.lengths:
+            pack = self._inputs.equal(length)
+            tallies = [_Tally() for _ in self._sides]
+            self._compare(pack, tallies, results)
+            num_results += len(pack)
+            done()
+            yield self._check(f"{length} token{'s' if length > 1 else ''}", len(pack), tallies)
+        packed, mates = ([_Tally() for _ in self._sides] for _ in range(2))
+        num_packed = 0
+        for _ in range(self._packs):
+            pack = self._inputs.random()
+            hidden = self._compare(pack, packed, results)
+            self._compare_alone(pack, hidden, mates)
+            num_packed += len(pack)
+            done()
+        yield self._check("random packs", num_packed, packed)
+        yield self._check("batch mates", self._packs, mates)
+        what = {"embed": "vectors", "classify": "scores", "token_classify": "token scores"}[self._task]
+        yield self._check(what, num_results + num_packed, [result.tally() for result in results])
+
+    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence["_Results"]) -> list[Tensor]:
+        """Every side with the reference. Returns each side's hidden states."""
+        want = self._reference.run(pack)
+        hidden = []
+        for side, tally, result in zip(self._sides, tallies, results, strict=True):
+            got = side.run(pack)
+            tally.add(got.hidden, want.hidden)
+            result.add(got.results, want.results)
+            hidden.append(got.hidden)
+        return hidden
+
+    def _compare_alone(self, pack: Pack, together: list[Tensor], tallies: Sequence[_Tally]) -> None:
+        """Every side with itself: one sequence of the pack, alone and among its mates."""
+        place = self._inputs.place_in(pack)
+        start = sum(len(sequence.ids) for sequence in pack[:place])
+        for side, hidden, tally in zip(self._sides, together, tallies, strict=True):
+            alone = side.run([pack[place]]).hidden
+            tally.add(hidden[start : start + len(alone)], alone)
+
+    def _check(self, what: str, num_sequences: int, tallies: Sequence[_Tally]) -> Check:
+        ours, *others = (tally.agreement() for tally in tallies)
+        theirs = others[0] if others else None
+        return Check(what, num_sequences, ours, theirs, _needed(self._info.dtype, theirs))
+
+
+def _needed(dtype: str, theirs: Agreement | None) -> float:
+    """No fixed cosine can be asked of bfloat16, which has three digits, but at most twice transformers' own angle.
+
+    1 - cos x is x^2 / 2 for small x, so twice the angle is four times the distance from 1.
+    """
+    if dtype != "bfloat16" or theirs is None:
+        return MIN_COSINE
+    return min(MIN_COSINE, 1 - 4 * (1 - theirs.cosine_min))
+
+
+class _Results:
+    """Results of one side and the reference. Scores make one vector: a cosine of two single scores says nothing."""
+
+    def __init__(self, task: str) -> None:
+        self._is_vector_each = task == "embed"
+        self._got: list[Tensor] = []
+        self._want: list[Tensor] = []
+
+    def add(self, got: Tensor, want: Tensor) -> None:
+        self._got.append(got.cpu())
+        self._want.append(want.cpu())
+
+    def tally(self) -> _Tally:
+        got, want, tally = torch.cat(self._got), torch.cat(self._want), _Tally()
+        if self._is_vector_each:
+            tally.add(got, want)
+        else:
+            tally.add(got.reshape(1, -1), want.reshape(1, -1))
+        return tally
+
+
+class _RandomInputs:
+    """Sequences of random ids, without the padding id, which some families of transformers give no position."""
+
+    def __init__(self, runtime: Runtime, seed: int) -> None:
+        ids = np.arange(runtime.info.vocab_size, dtype=np.int32)
+        self._ids = ids[ids != (-1 if runtime.config.pad_token_id is None else runtime.config.pad_token_id)]
+        self._has_types = runtime.takes_types
+        self._rng = np.random.default_rng(seed)
+        self._longest = min(LENGTHS[-1], runtime.info.max_tokens)
+        self.lengths = tuple(sorted({min(length, self._longest) for length in LENGTHS}))
+
+    def equal(self, length: int) -> Pack:
+        return self._pack([length] * min(_SEQUENCES_PER_LENGTH, _TOKENS_PER_LENGTH // length), typed=False)
+
+    def random(self) -> Pack:
+        """1 to 32 sequences: up to a longest that is as often below 20 tokens as above; every second with pairs."""
+        longest = int(np.exp(self._rng.uniform(0, np.log(self._longest + 1))))
+        lengths = self._rng.integers(1, longest + 1, self._rng.integers(1, _MAX_PACK + 1))
+        return self._pack(lengths.tolist(), typed=self._has_types and bool(self._rng.integers(2)))
+
+    def place_in(self, pack: Pack) -> int:
+        return int(self._rng.integers(len(pack)))
+
+    def _pack(self, lengths: Sequence[int], *, typed: bool) -> Pack:
+        return [Input(self._rng.choice(self._ids, n), self._types(n) if typed else None) for n in lengths]
+
+    def _types(self, length: int) -> Int32Array:
+        """0, then from somewhere on 1."""
+        return (np.arange(length) >= self._rng.integers(1, length + 1)).astype(np.int32)

@@ -1,1 +1,0 @@
-../../../../ops/parity_sides.py

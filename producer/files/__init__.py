@@ -1,0 +1,1 @@
+"""Bulk jobs over CSV, JSONL and Parquet files."""

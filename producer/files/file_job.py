@@ -1,0 +1,135 @@
+"""Bulk jobs: a table in, a table out, through one client. Order kept, memory bounded, one row's failure its own."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from penstock.producer.client import Row
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.wire.messages import Options, Text
+
+# Rows on their way at once: enough that the worker never waits for the file. A long text counts as several rows, one
+# for each 16 KiB, so that the window never holds more than some 64 MiB.
+WINDOW_ROWS = 4096
+_ROW_CHARS = 16 * 1024
+
+Result = Row | PenstockError
+
+
+class Block(Protocol):
+    """Some rows of a table, in the order of the file."""
+
+    @property
+    def texts(self) -> Sequence[str | PenstockError]:
+        """One a row: the text to send, or why this row has none."""
+        ...
+
+
+B = TypeVar("B", bound=Block)
+B_contra = TypeVar("B_contra", bound=Block, contravariant=True)
+
+
+class Writer(Protocol[B_contra]):
+    """Where finished rows go."""
+
+    def write(self, block: B_contra, results: Sequence[Result], /) -> None:
+        """Called in the order of the file, from a thread, never twice at once."""
+        ...
+
+
+class Mapper(Protocol):
+    """The part of `Client` that a bulk job needs."""
+
+    async def map(
+        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+    ) -> list[Result]:
+        """One result a text, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """What a job did, so far or in all."""
+
+    rows: int  # written, failed ones included
+    failed: int  # rows that carry an error in place of an answer
+    seconds: float
+
+
+async def run_bulk(
+    client: Mapper,
+    task: str,
+    reader: Iterable[B],
+    writer: Writer[B],
+    *,
+    options: Options | None = None,
+    timeout_s: float | None = None,
+    on_progress: Callable[[BulkResult], Any] = lambda _: None,
+) -> BulkResult:
+    """Send every row of `reader` through `client`, write every result, in order.
+
+    A row that fails carries its error and stops nobody. While Kafka or the workers are away nothing is lost: rows wait
+    until `timeout_s` after they were sent (None: the client's own), so give it hours rather than seconds.
+
+    Args:
+        client: started; may be shared with other work.
+        reader: read from a thread, at most `WINDOW_ROWS` rows and one block ahead of what is written.
+        on_progress: called on the event loop after each written block.
+    """
+    started = time.monotonic()
+    done = BulkResult(0, 0, 0.0)
+    blocks = iter(reader)
+    waiting: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
+    in_flight = 0
+    try:
+        while True:
+            while in_flight < WINDOW_ROWS and (block := await asyncio.to_thread(next, blocks, None)) is not None:
+                waiting.append((block, asyncio.create_task(_answer(client, task, block.texts, options, timeout_s))))
+                in_flight += _weight(block)
+            if not waiting:
+                return done
+            block, answer = waiting[0]
+            results = await answer
+            waiting.popleft()
+            in_flight -= _weight(block)
+            await asyncio.to_thread(writer.write, block, results)
+            failed = sum(isinstance(result, PenstockError) for result in results)
+            done = BulkResult(done.rows + len(results), done.failed + failed, time.monotonic() - started)
+            on_progress(done)
+    finally:
+        for _, answer in waiting:
+            answer.cancel()
+        await asyncio.gather(*(answer for _, answer in waiting), return_exceptions=True)
+
+
+async def _answer(
+    client: Mapper,
+    task: str,
+    texts: Sequence[str | PenstockError],
+    options: Options | None,
+    timeout_s: float | None,
+) -> list[Result]:
+    """A result for each row: what can be sent is sent, what cannot keeps its reason."""
+    checked = [_check(text) for text in texts]
+    good = [text for text in checked if isinstance(text, str)]
+    answers = iter(await client.map(task, good, options=options, timeout_s=timeout_s) if good else ())
+    return [next(answers) if isinstance(text, str) else text for text in checked]
+
+
+def _weight(block: Block) -> int:
+    return sum([1 + len(text) // _ROW_CHARS if isinstance(text, str) else 1 for text in block.texts])
+
+
+def _check(text: str | PenstockError) -> str | PenstockError:
+    """Refused here, so that the message speaks of a row and not of its place among those that were sent with it."""
+    if isinstance(text, str) and not text.strip():
+        return EmptyInput("The text is empty.")
+    if isinstance(text, str) and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return InvalidRequest(f"The text cannot be UTF-8: {error.reason} at character {error.start}.")
+    return text

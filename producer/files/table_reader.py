@@ -1,0 +1,304 @@
+"""Tables in: blocks of rows from CSV, JSONL and Parquet, in bounded memory. See `penstock.producer.files.tables`."""
+
+import csv
+import itertools
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.files.csv_records import BrokenLine, csv_records
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # at run time only where Parquet is met: it takes a tenth of a second to load
+
+BLOCK_ROWS = 512
+BLOCK_BYTES = 8 << 20  # about; one row is never split
+MAX_LINE_BYTES = 4 << 20  # of JSONL; in CSV the csv module's limit of 131,072 characters a field holds
+_COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not read twice only to count them
+
+Object = dict[str, Any]
+
+
+class TableError(ValueError):
+    """The file cannot be read or written as a table. The text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows, in the order of the file."""
+
+    texts: Sequence[str | PenstockError]  # one a row: the text, or why there is none
+    source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Parquet's own form, one object a row otherwise
+
+
+class Reader:
+    """An open table: iterate once, over its blocks. A context manager."""
+
+    def __init__(
+        self, path: Path, blocks: Generator[Block, None, None], columns: Sequence[str] | None, schema: Any = None
+    ) -> None:
+        """Called by `open_reader`. `columns` is None where rows have no common columns (JSONL)."""
+        self.columns = columns
+        self.schema = schema  # pyarrow.Schema of a Parquet file
+        self._blocks = blocks
+        first = next(blocks, None)
+        if first is None:
+            raise TableError(f"{path} has no rows.")
+        self._first = first
+
+    def __iter__(self) -> Iterator[Block]:
+        yield self._first
+        yield from self._blocks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._blocks.close()
+
+
+def open_reader(path: str | Path, column: str) -> Reader:
+    """Open a table whose texts are in `column`.
+
+    Raises:
+        TableError: no such file or format, no such column, or no row. Later, from iteration: the file breaks off.
+    """
+    path = Path(path)
+    opener: Callable[[Path, str], Reader] = by_extension(path, _OPENERS)
+    try:
+        return opener(path, column)
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def count_rows(path: str | Path) -> int | None:
+    """How many rows a reader of this file gives, for a progress bar. None: too large a text file to count first."""
+    path = Path(path)
+    extension = path.suffix.lower()
+    if extension == ".parquet":
+        from pyarrow.parquet import read_metadata
+
+        return int(read_metadata(path).num_rows)
+    if path.stat().st_size > _COUNT_LIMIT_BYTES:
+        return None
+    if extension == ".csv":
+        with _open_csv(path) as file:
+            return sum(1 for _ in csv_records(file)) - 1
+    with path.open("rb") as lines:
+        return sum(1 for _ in _lines(lines))
+
+
+def by_extension(path: Path, known: Mapping[str, Any]) -> Any:
+    """What `known` holds for the file's extension, or a `TableError` that lists the extensions."""
+    if path.suffix.lower() not in known:
+        raise TableError(f"{path}: the extension says the format, and must be one of {', '.join(known)}.")
+    return known[path.suffix.lower()]
+
+
+def _check_columns(path: Path, columns: Sequence[str], column: str) -> None:
+    if column not in columns:
+        raise TableError(f"{path} has no column {column!r}. Its columns: {', '.join(columns)}.")
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise TableError(f"{path} has more than one column {twice!r}. Rename one.")
+
+
+def _in_blocks(rows: Iterable[tuple[str | PenstockError, Object]], stack: ExitStack) -> Generator[Block, None, None]:
+    """Group rows, by count and size; closes `stack` at the end."""
+    with stack:
+        texts: list[str | PenstockError] = []
+        objects: list[Object] = []
+        size = 0
+        for text, fields in rows:
+            texts.append(text)
+            objects.append(fields)
+            size += sum(len(value) for value in fields.values() if isinstance(value, str))
+            if len(texts) == BLOCK_ROWS or size >= BLOCK_BYTES:
+                yield Block(texts, objects)
+                texts, objects, size = [], [], 0
+        if texts:
+            yield Block(texts, objects)
+
+
+# CSV
+
+
+def _open_csv(path: Path) -> IO[str]:
+    # Bytes that are not UTF-8 become lone surrogates here, and are found in their row: strict would end the file.
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _open_csv_reader(path: Path, column: str) -> Reader:
+    with ExitStack() as stack:
+        records = csv_records(stack.enter_context(_open_csv(path)))
+        _, header = next(records, (0, None))
+        if header is None:
+            raise TableError(f"{path} is empty: a line of column names was expected.")
+        if isinstance(header, BrokenLine) or not _is_unicode("".join(header)):
+            raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
+        _check_columns(path, header, column)
+        rows = (_csv_row(line, fields, header, column) for line, fields in records)
+        return Reader(path, _in_blocks(rows, stack.pop_all()), header)
+    raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
+
+
+def _csv_row(
+    line: int, fields: list[str] | BrokenLine, header: Sequence[str], column: str
+) -> tuple[str | PenstockError, Object]:
+    if isinstance(fields, BrokenLine):
+        return InvalidRequest(f"Line {line} is not CSV: {fields.reason}"), _salvaged(fields.line, header)
+    row = _named(fields, header)
+    if not _is_unicode("".join(fields)):
+        shown = {name: value.encode(errors="surrogateescape").decode(errors="replace") for name, value in row.items()}
+        return InvalidRequest(f"Line {line} holds bytes that are not UTF-8."), shown
+    if len(fields) != len(header):
+        return InvalidRequest(f"Line {line} has {len(fields)} fields; the header has {len(header)}."), row
+    return row[column], row
+
+
+def _named(fields: Iterable[str], header: Sequence[str]) -> Object:
+    return dict(zip(header, itertools.chain(fields, itertools.repeat("")), strict=False))
+
+
+def _salvaged(line: str, header: Sequence[str]) -> Object:
+    """What a lenient eye sees in a broken line, so that its owner finds it again."""
+    readable = line.rstrip("\r\n").encode(errors="surrogateescape").decode(errors="replace")
+    try:
+        return _named(next(csv.reader([readable]), []), header)
+    except csv.Error:  # a field too long to keep
+        return _named([], header)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# JSON Lines
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Lines that are not blank, with their numbers; None for one over `MAX_LINE_BYTES`."""
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        is_long = len(line) > MAX_LINE_BYTES
+        while is_long and line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        if is_long or line.strip():
+            yield number, None if is_long else line
+
+
+def _open_jsonl_reader(path: Path, column: str) -> Reader:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        rows = (_json_row(number, line, column) for number, line in _lines(file))
+        return Reader(path, _in_blocks(rows, stack.pop_all()), None)
+    raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
+
+
+_JSON_WORDS = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | PenstockError, Object]:
+    """A line that holds no object is kept as {"line": its text}."""
+    if line is None:
+        return InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes."), {}
+    kept = {"line": line.decode("utf-8-sig", errors="replace").strip()}
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return InvalidRequest(f"Line {number} holds bytes that are not UTF-8."), kept
+    except (ValueError, RecursionError) as error:
+        return InvalidRequest(f"Line {number} is not JSON: {error}."), kept
+    if not isinstance(fields, dict):
+        return InvalidRequest(f"Line {number} holds {_JSON_WORDS[type(fields)]}; an object was expected."), kept
+    if column not in fields:
+        return InvalidRequest(f"Line {number} has no key {column!r}."), fields
+    if not isinstance(fields[column], str):
+        return InvalidRequest(f"Line {number}: {column!r} is not a string."), fields
+    return fields[column], fields
+
+
+# Parquet
+
+
+def _open_parquet_reader(path: Path, column: str) -> Reader:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise TableError(f"{path} is not a Parquet file: {error}.") from error
+    schema = file.schema_arrow
+    _check_columns(path, schema.names, column)
+    kind = schema.field(column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise TableError(f"{path}: column {column!r} holds {kind}; strings were expected.")
+    return Reader(path, _parquet_blocks(path, file, column), schema.names, schema)
+
+
+def _parquet_blocks(path: Path, file: Any, column: str) -> Generator[Block, None, None]:
+    import pyarrow as pa
+
+    number = 1
+    with file:
+        try:
+            for batch in file.iter_batches(batch_size=BLOCK_ROWS):
+                rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
+                    yield Block(_parquet_texts(part, column, number), part)
+                    number += part.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{path} is damaged: {error}.") from error
+
+
+def _parquet_texts(rows: "pa.RecordBatch", column: str, number: int) -> list[str | PenstockError]:
+    """`number` is the first row's, counted from 1."""
+    import pyarrow as pa
+
+    try:
+        rows.validate(full=True)
+        texts = rows.column(column).to_pylist()
+    except pa.ArrowInvalid:  # Arrow says what is wrong, but not in which row
+        texts = [_parquet_text(rows.slice(row, 1), column, number + row) for row in range(rows.num_rows)]
+    null = InvalidRequest(f"The column {column!r} is null.")
+    return [null if text is None else text for text in texts]
+
+
+def _parquet_text(row: "pa.RecordBatch", column: str, number: int) -> str | PenstockError | None:
+    if not all(_is_utf8(field[0]) for field in row.columns):
+        return InvalidRequest(f"Row {number} holds bytes that are not UTF-8.")
+    text: str | None = row.column(column)[0].as_py()
+    return text
+
+
+def _is_utf8(scalar: "pa.Scalar") -> bool:
+    try:
+        scalar.as_py()
+    except UnicodeDecodeError:
+        return False
+    except (ValueError, OverflowError):
+        pass  # a time that Python has no word for
+    return True
+
+
+_OPENERS = {".csv": _open_csv_reader, ".jsonl": _open_jsonl_reader, ".parquet": _open_parquet_reader}

@@ -1,0 +1,1 @@
+"""Records out, replies in: acknowledged sends, correlation of answers, calls that share records."""

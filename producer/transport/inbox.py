@@ -1,0 +1,170 @@
+"""Replies in: one consumer on one partition of the reply topic, and the futures that wait for it.
+
+Several clients may share a partition: a reply whose correlation id nobody here waits for belongs to another client,
+came too late, or came twice, and is dropped.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
+from penstock.producer.wire.codec import decode_reply
+from penstock.producer.wire.headers import CORRELATION_ID
+from penstock.producer.wire.messages import ErrorReply, Reply
+
+_RETRY_S = 0.5
+
+# Answers handed over at a time. Their callers then send again at once, while the rest is still to be decoded: client
+# and worker work side by side instead of passing one large wave to and fro.
+_SLICE_RECORDS = 64
+
+log = structlog.get_logger("penstock.inbox")
+
+Answer = asyncio.Future[Reply | ErrorReply]
+
+
+_STOP_S = 5.0
+_NOT_EXPECTED: tuple[Answer | None, float] = (None, 0.0)
+
+
+class Inbox:
+    """Answers by correlation id. All methods are called on the client's event loop."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._client_id = client_id
+        self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in Unix time, seconds
+        self._consumer: AIOKafkaConsumer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.partition = 0  # the one that answers must be sent to; valid after start
+
+    async def start(self, num_partitions: int) -> None:
+        """Take a partition at random and stand at its end; returns when no reply sent from now on can be missed."""
+        self.partition = random.randrange(num_partitions)
+        self._consumer = await connect(self._make_consumer)
+        source = TopicPartition(self._topic, self.partition)
+        self._consumer.assign([source])
+        await self._consumer.seek_to_end(source)
+        await self._consumer.position(source)
+        running = self._read(self._consumer, source), watch(self._consumer)
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in running]
+
+    async def stop(self, reason: PenstockError) -> None:
+        """Fail everything expected with `reason` and disconnect."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for correlation_id in list(self._expected):
+            self.fail(correlation_id, reason)
+        if self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            await disconnect(consumer, _STOP_S)
+
+    def expect(self, correlation_id: bytes, deadline: float) -> Answer:
+        """The future of an answer; to be called before its request is sent."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._expected[correlation_id] = (answer, deadline)
+        return answer
+
+    def forget(self, correlation_id: bytes) -> None:
+        """Nobody waits for this answer any more."""
+        self._expected.pop(correlation_id, None)
+
+    def fail(self, correlation_id: bytes, error: PenstockError) -> None:
+        """Complete one answer with an error, if it is still expected."""
+        answer, _ = self._expected.pop(correlation_id, _NOT_EXPECTED)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    def expire(self, now: float, make_error: Callable[[], PenstockError]) -> None:
+        """Fail every answer whose deadline is before `now`."""
+        late = [correlation_id for correlation_id, (_, deadline) in self._expected.items() if deadline < now]
+        for correlation_id in late:
+            self.fail(correlation_id, make_error())
+
+    def _make_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap_servers,
+            client_id=self._client_id,
+            group_id=None,
+            fetch_max_wait_ms=self._fetch_max_wait_ms,
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            max_partition_fetch_bytes=8 * 1024 * 1024,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _read(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
+        """Until cancelled: whatever goes wrong, the next answers must find a reader."""
+        while True:
+            try:
+                await self._read_some(consumer)
+            except UnicodeDecodeError:
+                await self._step_over(consumer, source)
+            except KafkaError as error:
+                log.warning("replies_unreadable", error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+            except Exception:
+                log.exception("replies_unreadable", detail="This is a bug.", retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+        fetched = await consumer.getmany(timeout_ms=1000)
+        for records in fetched.values():
+            for start in range(0, len(records), _SLICE_RECORDS):
+                for record in records[start : start + _SLICE_RECORDS]:
+                    self._receive(record)
+                await asyncio.sleep(0)
+
+    async def _step_over(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
+        """Read on behind a record with a header name that is not UTF-8, which aiokafka cannot hand out.
+
+        Everything else that was fetched is delivered, but for what follows it in its own batch: brokers hand out whole
+        batches, and aiokafka decodes them from the start. No worker writes such a record, so no answer is in there.
+        """
+        consumer.seek(source, await consumer.position(source))  # what was fetched is read again, one by one
+        skipped = 0
+        while True:
+            try:
+                record = await consumer.getone(source)
+            except UnicodeDecodeError as error:
+                offset = await consumer.position(source)
+                if not skipped:
+                    log.warning("reply_skipped", partition=source.partition, offset=offset, error=str(error))
+                skipped += 1
+                consumer.seek(source, offset + 1)
+            else:
+                self._receive(record)
+                if skipped:
+                    return
+
+    def _receive(self, record: Any) -> None:
+        answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)
+        if answer is None or answer.done():
+            return
+        try:
+            answer.set_result(decode_reply(record.value))
+        except InvalidRequest as error:
+            log.warning("reply_unreadable", offset=record.offset, error=error.message)
+            answer.set_exception(BackendError(f"The worker's answer could not be read: {error.message}"))
+        except Exception as error:
+            log.exception("reply_unreadable", offset=record.offset, detail="This is a bug.")
+            answer.set_exception(BackendError(f"The worker's answer could not be read: {error!r}. This is a bug."))
+
+
+def _correlation_id(record: Any) -> bytes:
+    headers: Sequence[tuple[str, bytes | None]] = record.headers
+    for name, value in headers:
+        if name == CORRELATION_ID:
+            return value or b""
+    return b""

@@ -1,0 +1,267 @@
+"""Records out: batched, retried until the broker has acknowledged them, one idempotent producer behind it all.
+
+Both ends use it: the client for requests, the worker for replies and dead letters. Records of one topic-partition leave
+in the order of `put`. While one batch is on its way the next one fills, so batches grow with the load and a lone record
+never waits.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import (
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.producer.wire.headers import partition_for
+
+# The record, or its destination, is at fault: sending it again cannot help. Everything else is retried for ever.
+BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
+REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
+
+_BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
+_BATCH_RECORDS = 10_000
+_RETRY_S = 0.5
+_STOP_S = 2.0  # stop() flushes, which never ends while the broker is away
+
+log = structlog.get_logger("penstock.outbox")
+
+Done = Callable[[KafkaError | None], None]
+Destination = tuple[str, int | None]
+
+
+@dataclass(slots=True)  # and not frozen, which would double the price of making one
+class OutRecord:
+    """One record to send.
+
+    `done` is called once, on the event loop: None when acknowledged, else one of REFUSED,
+    or a KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without it.
+    """
+
+    key: bytes
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    done: Done
+
+
+class Outbox:
+    """Owns one producer. `put` never blocks; back-pressure is the caller's bound on unacknowledged records."""
+
+    def __init__(self, bootstrap_servers: str, *, client_id: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._client_id = client_id
+        self._producer: AIOKafkaProducer | None = None
+        self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
+        self._replacing = asyncio.Lock()
+        self._waiting: dict[Destination, deque[OutRecord]] = {}
+        self._senders: dict[Destination, asyncio.Task[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Connect; waits for the broker as long as it takes, logging what it waits for."""
+        self._producer = await connect(self._make_producer)
+
+    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
+        """Queue one record. A partition of None is chosen by the key."""
+        destination = (topic, partition)
+        waiting = self._waiting.get(destination)
+        if waiting is not None:
+            waiting.append(record)
+            return
+        self._waiting[destination] = deque((record,))
+        self._idle.clear()
+        self._senders[destination] = asyncio.create_task(self._send_all(destination))
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; asks the broker, which may create the topic.
+
+        Raises:
+            UnknownTopicOrPartitionError: there is no such topic, and the broker does not create it.
+        """
+        if self._producer is None:
+            raise RuntimeError("Outbox.partitions before start. This is a bug.")
+        return len(await self._producer.partitions_for(topic))
+
+    async def flush(self) -> None:
+        """Wait until everything put so far and meanwhile is acknowledged or refused."""
+        await self._idle.wait()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Send what is waiting, for at most `timeout_s`, then disconnect. What was not acknowledged is dropped."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.flush(), timeout_s)
+        for sender in self._senders.values():
+            sender.cancel()
+        await asyncio.gather(*self._senders.values(), return_exceptions=True)
+        if self._producer is not None:
+            await disconnect(self._producer, _STOP_S)
+            self._producer = None
+
+    def _make_producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap_servers,
+            client_id=self._client_id,
+            enable_idempotence=True,
+            acks="all",
+            max_batch_size=_BATCH_BYTES,
+            max_request_size=16 * 1024 * 1024,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _send_all(self, destination: Destination) -> None:
+        """Send batches of one destination, one after another, until nothing waits."""
+        waiting = self._waiting[destination]
+        try:
+            while waiting:
+                await self._send_some(destination, waiting)
+        finally:
+            del self._waiting[destination]
+            del self._senders[destination]
+            if not self._waiting:
+                self._idle.set()
+
+    async def _send_some(self, destination: Destination, waiting: deque[OutRecord]) -> None:
+        """Send one batch. Whatever happens, a record that leaves `waiting` is done, or waits elsewhere."""
+        topic, partition = destination
+        producer = self._producer
+        try:
+            if producer is None:
+                raise RuntimeError("Outbox.put before start. This is a bug.")
+            partitions = await self._partitions_of(producer, topic)
+            if partition is None:
+                self._spread(topic, len(partitions), waiting)
+            elif partition not in partitions:
+                raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+            else:
+                await self._send_batch(producer, topic, partition, waiting)
+        except BAD_DESTINATION as error:
+            _complete(waiting, len(waiting), error)
+        except (KafkaError, OSError) as error:
+            log.warning("send_failed", topic=topic, partition=partition, error=repr(error), retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+            await self._replace(producer)
+        except Exception as error:
+            _fail(waiting, len(waiting), error)
+
+    @staticmethod
+    async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
+        """A topic's partitions. Only a broker's word makes it unknown; aiokafka also says so when it could ask none."""
+        try:
+            return set(await producer.partitions_for(topic))
+        except UnknownTopicOrPartitionError as error:
+            if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
+                raise
+            raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
+
+    def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
+        while waiting:
+            record = waiting.popleft()
+            self.put(topic, partition_for(record.key, num_partitions), record)
+
+    async def _send_batch(
+        self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord]
+    ) -> None:
+        """Send what fits one batch, and complete it when it is acknowledged, or refused for good."""
+        destination = (topic, partition)
+        at_most = self._at_most.get(destination, _BATCH_RECORDS)
+        batch = producer.create_batch()
+        size = _fill(batch, waiting, at_most)
+        try:
+            if size:
+                await (await producer.send_batch(batch, topic, partition=partition))
+        except (MessageSizeTooLargeError, RecordListTooLargeError):
+            # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
+            self._at_most[destination] = max(1, size // 2)
+            _rewind(producer, topic, partition, size)
+            if size == 1:
+                _complete(waiting, 1, MessageSizeTooLargeError(f"{topic} takes no record of this size."))
+            return
+        except (KafkaError, OSError):
+            raise
+        except Exception as error:
+            _fail(waiting, size, error)
+            await self._replace(producer)
+            return
+        if at_most < _BATCH_RECORDS:
+            # Grown slowly: where the limit is the topic's own, every step too far costs a trip.
+            self._at_most[destination] = at_most + at_most // 8 + 1
+        _complete(waiting, size, None)
+
+    async def _replace(self, broken: AIOKafkaProducer | None) -> None:
+        """Replace a producer that failed for good (fenced, sequence lost, sender dead), once."""
+        async with self._replacing:
+            is_current = self._producer is broken
+            if broken is None or not is_current or not _is_dead(broken):
+                return
+            log.warning("producer_replaced")
+            await disconnect(broken, _STOP_S)
+            try:
+                self._producer = await connect(self._make_producer)
+            except KafkaError as error:  # the next batch fails too, and tries again
+                log.warning("producer_not_replaced", error=repr(error))
+
+
+def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+    """Put the first records into a batch; returns how many. They stay in `waiting` until they are acknowledged.
+
+    A record that aiokafka cannot encode is taken out and completed, once it is the first.
+    """
+    size = 0
+    try:
+        for record in waiting:
+            added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+            if added is None:
+                break
+            size += 1
+            if size == at_most:
+                break
+    except Exception as error:
+        if size == 0:
+            _fail(waiting, 1, error)
+    return size
+
+
+def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -> None:
+    """Take the first records out and tell their owners, of whom none may keep the news from the next."""
+    for _ in range(count):
+        record = waiting.popleft()
+        try:
+            record.done(error)
+        except Exception:
+            log.exception("done_failed", detail="This is a bug.")
+
+
+def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
+    """Complete the first records with an error that nobody expected, wrapped, for their owners know Kafka's alone."""
+    log.error("send_failed", error=repr(error), records=count, detail="This is a bug.", exc_info=error)
+    wrapped = KafkaError(f"{error!r} in the outbox. This is a bug.")
+    wrapped.__cause__ = error
+    _complete(waiting, count, wrapped)
+
+
+def _rewind(producer: AIOKafkaProducer, topic: str, partition: int, size: int) -> None:
+    """Take back the sequence numbers of a batch that the broker refused: it expects them of the next batch.
+
+    aiokafka (0.14) counts them when it sends; every later batch of the partition would be out of order, for ever.
+    """
+    producer._txn_manager.increment_sequence_number(TopicPartition(topic, partition), -size)
+
+
+def _is_dead(producer: AIOKafkaProducer) -> bool:
+    """Whether the producer's sender has ended: aiokafka then fails every later send (aiokafka issues 907, 1004)."""
+    task = producer._sender.sender_task
+    return task is None or task.done()

@@ -1,0 +1,130 @@
+"""The rows of a reply, as fields of its map and back: one kind a task. Part of the wire format; see WIRE.md."""
+
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.producer.errors import InvalidRequest
+from penstock.producer.wire.messages import DTYPES, Classification, Reply, TokenTable
+
+_LITTLE_ENDIAN = sys.byteorder == "little"
+_ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+_UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
+_DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
+
+
+def row_items(reply: Reply) -> dict[str, Any]:
+    """`n` and the fields that hold the rows."""
+    if reply.vectors is not None:
+        return {"n": reply.vectors.shape[0], **_matrix_items(reply.vectors)}
+    if reply.classes is not None:
+        labels, scores = [row.labels for row in reply.classes], [row.scores for row in reply.classes]
+        return {"n": len(reply.classes), "labels": labels, "scores": scores}
+    if reply.scores is not None:
+        return {"n": len(reply.scores), "scores": reply.scores}
+    if reply.tokens is not None:
+        return {"n": len(reply.tokens.lens), **_token_items(reply.tokens)}
+    raise TypeError("A reply needs vectors, classes, scores or tokens. This is a bug.")
+
+
+def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """The one field of `Reply` that holds its rows; which one shows in what the record has.
+
+    `n` rows are expected. Raises InvalidRequest; nothing is allocated before the sizes agree.
+    """
+    if "lens" in body:
+        return {"tokens": _decode_token_table(body, n)}
+    if "data" in body:
+        return {"vectors": _decode_matrix(body, n)}
+    if "labels" in body:
+        return {"classes": _decode_classes(body, n)}
+    return {"scores": _decode_scores(body, n)}
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether it is an integer and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _matrix_items(matrix: npt.NDArray[np.floating[Any]]) -> dict[str, Any]:
+    data = matrix.tobytes() if _LITTLE_ENDIAN else matrix.byteswap().tobytes()
+    return {"shape": matrix.shape, "dtype": _DTYPE_NAMES[matrix.dtype], "data": data}
+
+
+def _token_items(tokens: TokenTable) -> dict[str, Any]:
+    items = {
+        "names": tokens.names,
+        "lens": struct.pack(f"<{len(tokens.lens)}I", *tokens.lens),
+        "classes": tokens.classes.astype(_UINT16, copy=False).tobytes(),
+        **_matrix_items(tokens.scores),
+    }
+    if tokens.spans is not None:
+        items["spans"] = tokens.spans.astype(_UINT32, copy=False).tobytes()
+    return items
+
+
+def _decode_matrix(body: Mapping[str, Any], num_rows: int) -> npt.NDArray[np.floating[Any]]:
+    data, shape, dtype = body.get("data"), body.get("shape"), body.get("dtype")
+    if dtype not in DTYPES or not isinstance(data, bytes):
+        raise InvalidRequest(f"`data` must be bytes and `dtype` one of {', '.join(DTYPES)}.")
+    element = _ELEMENTS[dtype]
+    dim = shape[1] if isinstance(shape, list) and len(shape) == 2 and shape[0] == num_rows else None
+    if not is_int(dim) or dim < 1 or num_rows * dim * element.itemsize != len(data):
+        raise InvalidRequest(f"`shape` must be [{num_rows}, at least 1] and agree with `data`.")
+    return np.frombuffer(data, dtype=element).reshape(num_rows, dim)
+
+
+def _decode_token_table(body: Mapping[str, Any], n: int) -> TokenTable:
+    names, lens, classes, spans = body.get("names"), body.get("lens"), body.get("classes"), body.get("spans")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("`names` must be a list of strings.")
+    if not isinstance(lens, bytes) or len(lens) != 4 * n:
+        raise InvalidRequest("`lens` must be bytes of n little-endian uint32.")
+    lengths = np.frombuffer(lens, dtype=_UINT32).tolist()
+    if 0 in lengths:
+        raise InvalidRequest(f"Row {lengths.index(0)} has no tokens.")
+    scores = _decode_matrix(body, sum(lengths))
+    if not isinstance(classes, bytes) or len(classes) != 2 * scores.size:
+        raise InvalidRequest("`classes` must be bytes of a little-endian uint16 for each score.")
+    indices = np.frombuffer(classes, dtype=_UINT16)
+    if indices.max() >= len(names):
+        raise InvalidRequest(f"`classes` must be places in `names`, below {len(names)}. Given: {indices.max()}")
+    if spans is not None and (not isinstance(spans, bytes) or len(spans) != 8 * len(scores)):
+        raise InvalidRequest("`spans` must be bytes of two little-endian uint32 a token.")
+    return TokenTable(
+        names=tuple(names),
+        lens=tuple(lengths),
+        classes=indices.reshape(scores.shape),
+        scores=scores,
+        spans=None if spans is None else np.frombuffer(spans, dtype=_UINT32).reshape(-1, 2),
+    )
+
+
+def _decode_scores(body: Mapping[str, Any], n: int) -> tuple[float, ...]:
+    scores = body.get("scores")
+    if not isinstance(scores, list) or len(scores) != n or not all(_is_number(score) for score in scores):
+        raise InvalidRequest("`scores` must be a list of n numbers, or, with `labels`, of n rows.")
+    return tuple([float(score) for score in scores])
+
+
+def _decode_classes(body: Mapping[str, Any], n: int) -> tuple[Classification, ...]:
+    labels, scores = body.get("labels"), body.get("scores")
+    if not isinstance(labels, list) or not isinstance(scores, list) or not len(labels) == len(scores) == n:
+        raise InvalidRequest("`labels` and `scores` must be lists of n rows.")
+    return tuple([_decode_class(*row) for row in zip(labels, scores, strict=True)])
+
+
+def _decode_class(labels: object, scores: object) -> Classification:
+    if not isinstance(labels, list) or not isinstance(scores, list) or not 1 <= len(labels) == len(scores):
+        raise InvalidRequest("A row of `labels` and `scores` must be two lists of one length, at least 1.")
+    if not all(isinstance(label, str) for label in labels) or not all(_is_number(score) for score in scores):
+        raise InvalidRequest("`labels` must hold strings and `scores` numbers.")
+    return Classification(tuple(labels), tuple([float(score) for score in scores]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or is_int(value)

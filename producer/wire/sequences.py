@@ -1,0 +1,70 @@
+"""What a caller gives, checked one sequence at a time: a fault names its sequence, and is nobody else's."""
+
+from collections.abc import Sequence, Sized
+from enum import Enum
+from typing import Any
+
+import numpy.typing as npt
+
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.wire.messages import Text, Uint32Array, token_ids
+
+Checked = Text | Uint32Array | PenstockError  # ready to be sent, or why it cannot be
+
+
+class Kind(Enum):
+    """What the sequences of one call are; a record holds one kind."""
+
+    IDS = "ids"
+    TEXTS = "texts"
+    PAIRS = "pairs"  # texts, at least one of them a pair, whose token types only a worker's tokenizer gives
+
+
+def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
+    """The sequences of a call, of which each may be an error in place of itself.
+
+    Raises:
+        InvalidRequest: not exactly one of the two is given, or it is no list.
+    """
+    if (texts is None) == (ids is None):
+        raise InvalidRequest("Give exactly one of `texts` and `ids`.")
+    if texts is not None:
+        if isinstance(texts, str) or not isinstance(texts, Sized):
+            raise InvalidRequest("`texts` must be a list of strings, or of pairs of strings.")
+        is_paired = any(isinstance(text, tuple) for text in texts)
+        kind = Kind.PAIRS if is_paired else Kind.TEXTS
+        return kind, [_check_text(text, index) for index, text in enumerate(texts)]
+    if isinstance(ids, str) or not isinstance(ids, Sized):
+        raise InvalidRequest("`ids` must be a list of sequences of token ids.")
+    return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
+
+
+def num_bytes(sequence: Text | Uint32Array) -> int:
+    """Bytes of a sequence in its record, nearly."""
+    if isinstance(sequence, str):
+        return len(sequence) if sequence.isascii() else 4 * len(sequence)
+    return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else sequence.nbytes
+
+
+def _check_text(text: Any, index: int) -> Checked:
+    parts = text if isinstance(text, tuple) and len(text) == 2 else (text,)
+    for part in parts:
+        if not isinstance(part, str):
+            what = type(text).__name__
+            return InvalidRequest(f"`texts` item {index} must be a string or a pair of strings. Given: {what}")
+        # Every worker would refuse it; found here, it costs its record no second trip.
+        if not part or part.isspace():
+            return EmptyInput(f"Text {index} is empty.")
+        if not part.isascii():
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                return InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+    return text  # type: ignore[no-any-return]  # checked above
+
+
+def _check_ids(sequence: Any, index: int) -> Checked:
+    try:
+        return token_ids(sequence, index)
+    except PenstockError as error:
+        return error

@@ -1,0 +1,1 @@
+"""Predicted seconds of a batch: the law, the measured table, and its correction by what runs."""

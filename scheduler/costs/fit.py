@@ -1,0 +1,162 @@
+"""From timings of an engine to its cost table."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from penstock.scheduler.costs.cost import FloatArray, PackedCost, PaddedCost
+from penstock.scheduler.costs.table import CostTable, Sample, knot_lines
+
+_MAX_SIZES = 12  # knots; so many timings are a matter of seconds
+_MAX_LENGTHS = 8
+_KNOT_RATIO = 1.25  # between neighbours at least
+_STIFFNESS = 0.25  # pull of neighbouring factors towards each other, where a timing's pull on its own is 1
+_LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
+_ABSURD = 8.0  # times as long, or as short, as the other timings allow
+_AGREED = 0.01  # mean square of logs: 10 %
+_MAX_S = 3600.0  # no batch takes an hour
+
+Base = PackedCost | PaddedCost
+
+
+def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bool) -> CostTable:
+    """The table that explains timings, each (lengths of the batch, measured seconds).
+
+    First the law max(floor, alpha + beta * tokens + gamma * squares) by least squares on relative errors, so that a
+    1 ms batch counts as much as a 100 ms one; no coefficient is negative. One timing gives seconds a token only, two or
+    three also alpha, four or more also gamma and the floor. Then factors for what the law leaves over.
+
+    Timings that cannot be true are left out: NaN, infinity, 0, less, an hour, or 8 times off what the others say.
+    ValueError when none is left, or when a batch is empty or holds a length below 1.
+    """
+    timings = [_sample(lengths, seconds) for lengths, seconds in samples]
+    possible = [timing for timing in timings if 0 < timing.seconds < _MAX_S]
+    if not possible:
+        raise ValueError(f"A cost table needs at least one timing above 0 s and below {_MAX_S:g} s. Given: {timings}")
+    credible = _without_absurd(possible, padded)
+    return _with_factors(_fit_base(credible, padded), credible)
+
+
+def _sample(lengths: Sequence[int], seconds: float) -> Sample:
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"A timing needs a batch of lengths >= 1. Given: {list(lengths)}")
+    squares = sum(length * length for length in lengths)
+    return Sample(sum(lengths), squares, max(lengths), len(lengths), float(seconds))
+
+
+def _without_absurd(samples: Sequence[Sample], padded: bool) -> list[Sample]:
+    """All but those out of all proportion: up to a quarter, one by one that without which the others agree best.
+
+    By leaving out, since a timing that is far too short makes the fit its own: its relative error counts for more than
+    all others'.
+    """
+    kept = list(samples)
+    for _ in range(len(samples) // 4):
+        if _disagreement(_fit_base(kept, padded), kept) < _AGREED:
+            break
+        rests = [[*kept[:index], *kept[index + 1 :]] for index in range(len(kept))]
+        bases = [_fit_base(rest, padded) for rest in rests]
+        disagreements = [_disagreement(base, rest) for base, rest in zip(bases, rests, strict=True)]
+        worst = int(np.argmin(disagreements))
+        if abs(math.log(kept[worst].predicted_by(bases[worst]) / kept[worst].seconds)) < math.log(_ABSURD):
+            break
+        kept = rests[worst]
+    return kept
+
+
+def _disagreement(base: Base, samples: Sequence[Sample]) -> float:
+    """Mean of log(predicted / measured) squared, which counts too long and too short alike."""
+    return sum(math.log(sample.predicted_by(base) / sample.seconds) ** 2 for sample in samples) / len(samples)
+
+
+def _fit_base(samples: Sequence[Sample], padded: bool) -> Base:
+    if padded:
+        columns = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
+    else:
+        columns = [(s.tokens, 1, s.squares) for s in samples]
+    features = np.array(columns, dtype=np.float64)
+    measured = np.array([sample.seconds for sample in samples])
+    if len(samples) < 4:
+        law = _fit_law(features[:, : min(2, len(samples))], measured, num_flat=0)[1]
+    else:
+        laws = (_fit_law(features, measured, num_flat) for num_flat in range(len(samples) - 2))
+        law = min(laws, key=lambda fit: fit[0])[1]
+    return PaddedCost(*law) if padded else PackedCost(*law)
+
+
+def _fit_law(
+    features: FloatArray, measured: FloatArray, num_flat: int
+) -> tuple[float, tuple[float, float, float, float]]:
+    """(relative squared error, coefficients) when the floor alone explains the `num_flat` fastest timings."""
+    order = np.argsort(measured, kind="stable")
+    flat, steep = measured[order[:num_flat]], order[num_flat:]
+    coefficients = _fit_non_negative(features[steep], measured[steep])
+    # The constant with the least relative squared error over the flat part.
+    floor = float(np.sum(1 / flat) / np.sum(1 / flat**2)) if num_flat else 0.0
+    predicted = np.maximum(floor, features @ coefficients)
+    beta, alpha, gamma = np.pad(coefficients, (0, 3 - len(coefficients))).tolist()
+    return float(np.sum((predicted / measured - 1) ** 2)), (floor, alpha, beta, gamma)
+
+
+def _fit_non_negative(features: FloatArray, measured: FloatArray) -> FloatArray:
+    """Coefficients >= 0, one a column, with the least relative squared error.
+
+    At most three columns, so every support is tried: the optimum is the unconstrained fit of one of them.
+    """
+    relative = features / measured[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    relative /= scale
+    best_error, best = math.inf, np.zeros(len(scale))
+    supports = (s for size in range(len(scale)) for s in combinations(range(len(scale)), size + 1))
+    for columns in map(list, supports):
+        solution = np.linalg.lstsq(relative[:, columns], np.ones(len(measured)), rcond=None)[0]
+        error = float(np.sum((relative[:, columns] @ solution - 1) ** 2))
+        if error < best_error and np.all(solution >= 0):
+            best_error, best = error, np.zeros(len(scale))
+            best[columns] = solution / scale[columns]
+    return best
+
+
+def _with_factors(base: Base, samples: Sequence[Sample]) -> CostTable:
+    """The base with factors by least squares on relative errors; where no timing speaks, neighbours do, or 1."""
+    size_of = np.array([float(s.count if base.padded else s.tokens) for s in samples])
+    longest_of = np.array([float(s.longest) for s in samples])
+    sizes, lengths = _knots(size_of, _MAX_SIZES), _knots(longest_of, _MAX_LENGTHS)
+    num = len(sizes) * len(lengths)
+    ratio = np.array([sample.predicted_by(base) / sample.seconds for sample in samples])
+    weights = _weights(sizes, size_of)[:, :, None] * _weights(lengths, longest_of)[:, None, :]
+    places = np.arange(num).reshape(len(sizes), len(lengths))
+    neighbours = [*zip(places[1:].flat, places[:-1].flat, strict=True)]
+    neighbours += zip(places[:, 1:].flat, places[:, :-1].flat, strict=True)
+    stiff = np.zeros((len(neighbours), num))
+    for row, (one, other) in enumerate(neighbours):
+        stiff[row, one], stiff[row, other] = _STIFFNESS, -_STIFFNESS
+    to_one = np.eye(num) * _STIFFNESS**2
+    system = np.concatenate([ratio[:, None] * weights.reshape(len(samples), num), stiff, to_one])
+    wanted = np.concatenate([np.ones(len(samples)), np.zeros(len(stiff)), np.full(num, _STIFFNESS**2)])
+    factors = np.clip(np.linalg.lstsq(system, wanted, rcond=None)[0], _LEAST_FACTOR, _MOST_FACTOR)
+    rows = tuple(tuple(row) for row in factors.reshape(places.shape).tolist())
+    return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
+
+
+def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
+    """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
+    lines = knot_lines(knots)[np.searchsorted(knots, values, side="right")]
+    weights: FloatArray = lines[:, 0] + lines[:, 1] * values[:, None]
+    return weights
+
+
+def _knots(values: FloatArray, most: int) -> FloatArray:
+    """Some of the values, each a good step above the one before, the least and the greatest among them."""
+    distinct = np.unique(values)
+    knots = [distinct[0]]
+    for value in distinct[1:]:
+        if value >= knots[-1] * _KNOT_RATIO:
+            knots.append(value)
+    if len(knots) > 1:
+        knots[-1] = distinct[-1]
+    if len(knots) > most:
+        knots = [knots[place] for place in np.linspace(0, len(knots) - 1, most).round().astype(int)]
+    return np.array(knots, dtype=np.float64)

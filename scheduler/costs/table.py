@@ -1,0 +1,224 @@
+"""A measured cost: what a batch takes by a law of launch and work, corrected on a small grid of measurements."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
+
+_FAR = 1024.0  # times the last knot: where a cached_cost table is continued to, in proportion
+
+# The factor inside one cell of the grid, as (p, q, r, s) of p + q * longest + r * size + s * size * longest.
+_Cell = tuple[float, float, float, float]
+
+
+class CorruptTable(ValueError):
+    """Stored data that cannot be a cost table."""
+
+
+_KEYS = {"padded", "floor_s", "alpha_s", "beta_s", "gamma_s", "sizes", "lengths", "factors", "samples"}
+_MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
+_MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timing of the engine."""
+
+    tokens: int  # sum of the lengths
+    squares: int  # sum of the squared lengths
+    longest: int
+    count: int
+    seconds: float  # measured
+
+    def predicted_by(self, cost: CostFunction) -> float:
+        return float(cost.seconds(self.tokens, self.squares, self.longest, self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A timing beside what the table says of it."""
+
+    sample: Sample
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted_s / self.sample.seconds - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """`base` times a factor, bilinear between the knots of a grid; beyond the grid its edge counts.
+
+    One size of the grid is the total of tokens, or the count of sequences for a padded base; the other is the longest.
+    Raises ValueError for knots that do not ascend or factors that are not positive.
+    """
+
+    base: PackedCost | PaddedCost
+    sizes: tuple[float, ...] = (1.0,)  # knots, ascending: total tokens (packed) or count of sequences (padded)
+    lengths: tuple[float, ...] = (1.0,)  # knots, ascending: longest sequence
+    factors: tuple[tuple[float, ...], ...] = ((1.0,),)  # [len(sizes)][len(lengths)]
+    samples: tuple[Sample, ...] = field(default=(), compare=False, repr=False)  # what it was fitted to
+    _cells: tuple[tuple[_Cell, ...], ...] = field(init=False, compare=False, repr=False)
+    _least: float = field(init=False, compare=False, repr=False)  # factor
+    arrays: tuple[FloatArray, FloatArray, FloatArray] = field(init=False, compare=False, repr=False)
+    """sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for those who look up many batches."""
+
+    def __post_init__(self) -> None:
+        _check_knots("sizes", self.sizes)
+        _check_knots("lengths", self.lengths)
+        factors = [factor for row in self.factors for factor in row]
+        if [len(row) for row in self.factors] != [len(self.lengths)] * len(self.sizes):
+            raise ValueError(f"factors must be {len(self.sizes)} rows of {len(self.lengths)}.")
+        if not all(0 < factor < math.inf for factor in factors):
+            raise ValueError("factors must be finite and above 0.")
+        sizes, lengths = np.array(self.sizes, dtype=np.float64), np.array(self.lengths, dtype=np.float64)
+        cells = np.einsum("icn,nm,jdm->ijcd", knot_lines(sizes), np.array(self.factors), knot_lines(lengths))
+        cells = np.ascontiguousarray(cells.reshape(len(sizes) + 1, len(lengths) + 1, 4))
+        object.__setattr__(self, "arrays", (sizes, lengths, cells))
+        object.__setattr__(self, "_cells", tuple(tuple(map(tuple, row)) for row in cells.tolist()))
+        object.__setattr__(self, "_least", min(factors))
+
+    @property
+    def padded(self) -> bool:
+        return self.base.padded
+
+    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+        if not (
+            isinstance(tokens, np.ndarray)
+            or isinstance(squares, np.ndarray)
+            or isinstance(longest, np.ndarray)
+            or isinstance(count, np.ndarray)
+        ):
+            return self._one(tokens, squares, longest, count)
+        sizes, lengths, cells = self.arrays
+        size = np.asarray(count if self.base.padded else tokens, dtype=np.float64)
+        where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
+        p, q, r, s = np.moveaxis(cells[where], -1, 0)
+        factor: FloatArray = p + q * longest + (r + s * longest) * size
+        return self.base.seconds(tokens, squares, longest, count) * factor
+
+    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
+        return self._least * self.base.lower_bound(tokens, squares, num_batches)
+
+    def residuals(self) -> list[Residual]:
+        """Each timing of the fit beside its prediction, in the order they were given."""
+        return [Residual(sample, sample.predicted_by(self)) for sample in self.samples]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON data, from which `from_dict` makes an equal table."""
+        return {
+            "padded": self.padded,
+            "floor_s": self.base.floor_s,
+            "alpha_s": self.base.alpha_s,
+            "beta_s": self.base.beta_s,
+            "gamma_s": self.base.gamma_s,
+            "sizes": list(self.sizes),
+            "lengths": list(self.lengths),
+            "factors": [list(row) for row in self.factors],
+            "samples": [list(astuple(sample)) for sample in self.samples],
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> "CostTable":
+        """The table that `to_dict` gave. CorruptTable for anything that cannot be one."""
+        if not isinstance(data, dict) or set(data) != _KEYS:
+            found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+            raise CorruptTable(f"A cost table has the keys {sorted(_KEYS)}. Found: {found}")
+        if not isinstance(data["padded"], bool):
+            raise CorruptTable(f"padded must be true or false. Found: {data['padded']!r}")
+        base = PaddedCost if data["padded"] else PackedCost
+        try:
+            return cls(
+                base(*(_number(name, data[name]) for name in ("floor_s", "alpha_s", "beta_s", "gamma_s"))),
+                _numbers("sizes", data["sizes"]),
+                _numbers("lengths", data["lengths"]),
+                tuple(_numbers("factors", row) for row in _list("factors", data["factors"])),
+                tuple(_to_sample(row) for row in _list("samples", data["samples"])),
+            )
+        except CorruptTable:
+            raise
+        except ValueError as error:
+            raise CorruptTable(f"A cost table that cannot be true: {error}") from error
+
+    def _one(self, tokens: float, squares: float, longest: float, count: float) -> float:
+        """Seconds of a single batch. Asked at every poll, hence by hand."""
+        base = self.base
+        if base.padded:
+            size, tokens = count, longest * count
+            squares = tokens * longest
+        else:
+            size = tokens
+        work = base.alpha_s + base.beta_s * tokens + base.gamma_s * squares
+        p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
+        return (work if work > base.floor_s else base.floor_s) * (p + q * longest + (r + s * longest) * size)
+
+
+def cached_cost(seconds: Mapping[int, Mapping[int, float]]) -> CostTable:
+    """The paper's dictionary [length][count] of measured seconds of a padded batch, interpolated (section 6.3).
+
+    Every length must list the same counts. Beyond the dictionary seconds grow in proportion to count and to length.
+    """
+    lengths = sorted(seconds)
+    counts = sorted(seconds[lengths[0]]) if lengths else []
+    if not counts or any(sorted(seconds[length]) != counts for length in lengths):
+        raise ValueError("cached_cost needs seconds for the same counts at every length.")
+    rows = [[seconds[length][count] for length in lengths] for count in counts]
+    rows = [[*row, row[-1] * _FAR] for row in rows]
+    rows.append([factor * _FAR for factor in rows[-1]])
+    return CostTable(
+        PaddedCost(floor_s=1.0, alpha_s=0.0, beta_s=0.0, gamma_s=0.0),
+        (*map(float, counts), counts[-1] * _FAR),
+        (*map(float, lengths), lengths[-1] * _FAR),
+        tuple(map(tuple, rows)),
+    )
+
+
+def _check_knots(name: str, knots: Sequence[float]) -> None:
+    ascend = all(before < after for before, after in pairwise(knots))
+    if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
+        raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
+
+
+def knot_lines(knots: FloatArray) -> FloatArray:
+    """[len + 1, 2, len]: intercept and slope, in each gap between knots, of the weight of each knot's value.
+
+    The first and the last gap lie outside the knots: there the edge has weight 1.
+    """
+    lines = np.zeros((len(knots) + 1, 2, len(knots)))
+    lines[0, 0, 0] = lines[-1, 0, -1] = 1.0
+    for gap, (left, right) in enumerate(pairwise(knots)):
+        slope = 1 / (right - left)
+        lines[gap + 1, :, gap] = right * slope, -slope
+        lines[gap + 1, :, gap + 1] = -left * slope, slope
+    return lines
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
+        raise CorruptTable(f"{name} must hold finite numbers. Found: {value!r:.40}")
+    return float(value)
+
+
+def _list(name: str, value: object) -> list[object]:
+    if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
+        raise CorruptTable(f"{name} must be a list of at most {_MAX_ENTRIES}. Found: {value!r:.40}")
+    return value
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    return tuple(_number(name, entry) for entry in _list(name, value))
+
+
+def _to_sample(value: object) -> Sample:
+    numbers = _numbers("samples", value)
+    if len(numbers) != 5 or not all(number.is_integer() and number >= 1 for number in numbers[:4]) or numbers[4] <= 0:
+        raise CorruptTable(f"A sample is [tokens, squares, longest, count, seconds]. Found: {value!r:.80}")
+    tokens, squares, longest, count = map(int, numbers[:4])
+    return Sample(tokens, squares, longest, count, numbers[4])

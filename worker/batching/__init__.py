@@ -1,0 +1,1 @@
+"""From sequences to results: single flight, the lane driver, failures isolated."""

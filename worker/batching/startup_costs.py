@@ -1,0 +1,212 @@
+"""Where a worker's cost model comes from: the file of an earlier run, or a few seconds of measuring."""
+
+import math
+import os
+import time
+from dataclasses import astuple, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+
+from penstock.cache import CostKey, CostTables
+from penstock.engine import Engine, ModelInfo, Timing, default_name, measure, processor_name, warm_up
+from penstock.scheduler import CorruptTable, CostTable, LearnedCost, fit_cost_table
+from penstock.scheduler.costs.table import Residual, Sample
+
+BUDGET_S = 9.0  # ten seconds with what follows it
+_LEAST_S = 1e-9  # of a batch: an engine that does nothing says 0
+_FURTHEST = 20.0  # times that a prediction may be off the very timing it was fitted to, either way
+
+_CUPYS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # what compiles the kernels; torch's version names its CUDA
+
+log = structlog.get_logger("penstock.costs")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """A fitted table, and batches that it was not fitted to, to judge it by."""
+
+    table: CostTable
+    checks: tuple[Sample, ...]  # empty when there was no time for them
+    measured_at: float  # Unix time in seconds
+    took_s: float
+    max_sequences: int  # of a batch: the caps it was measured for, whether or not there was time to get there
+    max_tokens: int
+
+    def too_small_for(self, *, max_sequences: int, max_tokens: int) -> str:
+        """Why batches up to these caps are too far from what was measured, in words for a log; empty if they are not.
+
+        Twice as large a batch as any measured is near enough: that is where the correction by what runs takes over.
+        """
+        if max_sequences <= 2 * self.max_sequences and max_tokens <= 2 * self.max_tokens:
+            return ""
+        return f"there is one for batches of {self.max_sequences:,} sequences and {self.max_tokens:,} tokens at most"
+
+    def check_residuals(self) -> list[Residual]:
+        return [Residual(sample, sample.predicted_by(self.table)) for sample in self.checks]
+
+    def errors(self) -> tuple[float, float]:
+        """(p50, p95) of |predicted / measured - 1| of the checks; NaN without checks."""
+        if not self.checks:
+            return float("nan"), float("nan")
+        p50, p95 = np.quantile([abs(residual.error) for residual in self.check_residuals()], (0.5, 0.95)).tolist()
+        return p50, p95
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, from which `from_dict` makes an equal object."""
+        return {
+            "table": self.table.to_dict(),
+            "checks": [list(astuple(sample)) for sample in self.checks],
+            "measured_at": self.measured_at,
+            "took_s": self.took_s,
+            "max_sequences": self.max_sequences,
+            "max_tokens": self.max_tokens,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "MeasuredCosts":
+        """What `to_dict` gave. Raises CorruptTable for anything that cannot be that.
+
+        That includes a table that contradicts its own timings: it would refuse everybody, or nobody, for ever.
+        """
+        table = CostTable.from_dict(data.get("table"))
+        _check_fit(table)
+        checks = CostTable.from_dict({**table.to_dict(), "samples": data.get("checks")}).samples
+        measured_at, took_s = data.get("measured_at"), data.get("took_s")
+        if not isinstance(measured_at, float) or not isinstance(took_s, float) or not 0 <= measured_at < 1e11:
+            raise CorruptTable(f"measured_at and took_s must be seconds. Found: {measured_at!r:.40}, {took_s!r:.40}")
+        max_sequences, max_tokens = data.get("max_sequences"), data.get("max_tokens")
+        if not isinstance(max_sequences, int) or not isinstance(max_tokens, int) or min(max_sequences, max_tokens) < 1:
+            raise CorruptTable(f"The caps must be counts. Found: {max_sequences!r:.40}, {max_tokens!r:.40}")
+        return cls(table, checks, measured_at, took_s, max_sequences, max_tokens)
+
+
+async def cost_for(
+    engine: Engine,
+    path: Path | None,
+    *,
+    model: str,
+    max_sequences: int,
+    max_tokens: int,
+    budget_s: float = BUDGET_S,
+) -> LearnedCost:
+    """The cost model that a worker starts with: the table kept for this engine, else one measured now, and kept.
+
+    Called once, before the lanes start; blocks while the engine runs, which warms it up in either case. `model`: as the
+    settings name it. The caps are the scheduler's; a table of much smaller ones is replaced. `path` None: measured, not
+    kept. A file that cannot be read or written costs a warning. What the worker learns later is not written back: it
+    holds for the load that this worker met, and the next start begins without it.
+    """
+    caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+    if path is None:
+        return LearnedCost(measure_costs(engine, **caps, budget_s=budget_s, reason="no file").table)
+    tables, key = CostTables(path), cost_key(engine.info, model)
+    kept = await kept_costs(tables, key)
+    reason = await why_none(tables, key) if kept is None else kept.too_small_for(**caps)
+    if kept is None or reason:
+        costs = measure_costs(engine, **caps, budget_s=budget_s, reason=reason)
+        await tables.put(key, costs.to_dict())
+        return LearnedCost(costs.table)
+    started = time.monotonic()
+    warm_up(engine, **caps)
+    log.info("cost_table_loaded", path=str(path), **_figures(kept), warm_up_s=round(time.monotonic() - started, 3))
+    return LearnedCost(kept.table)
+
+
+def measure_costs(
+    engine: Engine, *, max_sequences: int, max_tokens: int, reason: str, budget_s: float = BUDGET_S
+) -> MeasuredCosts:
+    """Time the engine and fit. Blocks for about `budget_s`. `reason` is for the log.
+
+    Raises ValueError when not one timing can be true.
+    """
+    started = time.monotonic()
+    measured = measure(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
+    timings = [(timing.lengths, max(timing.seconds, _LEAST_S)) for timing in measured.timings]
+    table = fit_cost_table(timings, padded=engine.info.padded)
+    checks = tuple(_sample(timing) for timing in measured.checks if 0 < timing.seconds < math.inf)
+    costs = MeasuredCosts(table, checks, time.time(), time.monotonic() - started, max_sequences, max_tokens)
+    log.info("cost_table_measured", reason=reason, **_figures(costs), seconds=round(costs.took_s, 3))
+    return costs
+
+
+async def kept_costs(tables: CostTables, key: CostKey) -> MeasuredCosts | None:
+    """What is kept under the key; None where nothing is, or, with a warning, what cannot be true."""
+    data = await tables.get(key)
+    if data is None:
+        return None
+    try:
+        return MeasuredCosts.from_dict(data)
+    except CorruptTable as error:
+        log.warning("cost_table_corrupt", reason=str(error))
+        return None
+
+
+async def why_none(tables: CostTables, key: CostKey) -> str:
+    """Why nothing is kept under the key, in words for a person or a log."""
+    nearest = await tables.nearest(key)
+    if nearest is None:
+        return "no table of this model"
+    differences = key.differences(nearest)
+    if not differences:
+        return "the table cannot be used"
+    return "; ".join(f"there is one for {field} {value}" for field, value in differences.items())
+
+
+def cost_key(info: ModelInfo, model: str) -> CostKey:
+    """What this engine's times depend on. `model`: a path or id; under which name it is served does not matter."""
+    computes = ["penstock", "torch", *(["transformers"] if info.padded else [])]
+    if info.device != "cpu" and not info.padded:
+        computes += filter(_is_installed, _CUPYS)
+    return CostKey(
+        device=processor_name() if info.device == "cpu" else info.device,
+        model=default_name(model),
+        revision=info.revision,
+        dtype=info.dtype,
+        runtime=", ".join([*(f"{name} {version(name)}" for name in computes), "padded" if info.padded else "packed"]),
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def default_cost_path() -> Path:
+    """Where tables are kept when nobody says where: by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "costs.sqlite"
+
+
+def _check_fit(table: CostTable) -> None:
+    """Raises CorruptTable where the table is far from what it was fitted to, or does not say what that was."""
+    if not table.samples:
+        raise CorruptTable("There are no timings in it.")
+    for residual in table.residuals():
+        if not 1 / _FURTHEST <= residual.predicted_s / residual.sample.seconds <= _FURTHEST:
+            raise CorruptTable(
+                f"It predicts {residual.predicted_s:g} s where {residual.sample.seconds:g} s were measured."
+            )
+
+
+def _sample(timing: Timing) -> Sample:
+    lengths = timing.lengths
+    squares = sum(length * length for length in lengths)
+    return Sample(sum(lengths), squares, max(lengths), len(lengths), timing.seconds)
+
+
+def _figures(costs: MeasuredCosts) -> dict[str, float]:
+    """What a log says of a table."""
+    base = costs.table.base
+    figures = {
+        "timings": len(costs.table.samples),
+        "floor_ms": round(base.floor_s * 1e3, 3),
+        "us_per_token": round(base.beta_s * 1e6, 3),
+    }
+    if costs.checks:
+        figures["error_p50"], figures["error_p95"] = (round(error, 4) for error in costs.errors())
+    return figures

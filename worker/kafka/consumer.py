@@ -1,0 +1,235 @@
+"""Records in: one consumer-group member, with aiokafka's traps kept in one place.
+
+Its habits that shape this file (aiokafka 0.14): `pause` throws away what was fetched and its flags are lost at each
+rebalance; a position moves when records are handed out, not when they are done; not polling for max_poll_interval_ms
+leaves the group; an error of one partition takes with it what the same `getmany` had taken of the others, and their
+positions have moved; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session
+is kept alive on the event loop, so nothing here may block it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+
+from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
+from penstock.worker.kafka import header_names as lenient
+from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.record import KafkaRecord
+
+_RETRY_S = 1.0
+_PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
+_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a full one leaves room for the other
+
+log = structlog.get_logger("penstock.consumer")
+
+Taken = Callable[[Sequence[KafkaRecord]], None]
+Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
+
+
+class Consumer:
+    """The worker's one group membership: polls at all times, pauses for back-pressure, commits what it is told to."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topics: Sequence[str],
+        group_id: str,
+        *,
+        fetch_max_wait_ms: int,
+        drain_s: float,
+        taken: Taken,
+        revoked: Revoked,
+    ) -> None:
+        """`taken` gets the records of one partition, in their order, before anything can happen to the assignment.
+
+        `revoked` finishes or abandons what was taken of the given partitions, within `drain_s`.
+        """
+        self._bootstrap_servers = bootstrap_servers
+        self._topics = topics
+        self._group_id = group_id
+        self._drain_s = drain_s
+        self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._taken = taken
+        self._revoked = revoked
+        self._consumer: AIOKafkaConsumer | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._paused: set[str] = set()  # topics
+        self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
+        self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
+
+    async def start(self) -> None:
+        """Join the group; waits for the broker, logging, as long as it takes."""
+        lenient.install()
+        self._consumer = await connect(self._make_consumer)
+        self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
+        self._watching = asyncio.create_task(watch(self._consumer))
+
+    async def stop(self, timeout_s: float) -> None:
+        """Leave the group, within `timeout_s`. What should be committed must have been."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            await disconnect(consumer, timeout_s)
+
+    async def poll(self, timeout_ms: int) -> None:
+        """Hand out all that was fetched. Must be called all the time, also while paused: it keeps the membership.
+
+        The number of records is bounded by the sizes of a fetch alone, because aiokafka fetches nothing more from a
+        broker while a part of its last answer is left.
+        """
+        try:
+            self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
+        except KafkaError as error:
+            log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
+            await self._seek_back()
+            await asyncio.sleep(_RETRY_S)
+            await self._poll_each()
+
+    async def _poll_each(self) -> None:
+        """What was fetched, one partition at a time: the others go on beside one that cannot be read."""
+        for source in self._joined.assignment():
+            try:
+                self._hand_out(await self._joined.getmany(source, timeout_ms=0))
+            except KafkaError as error:
+                log.warning("partition_unreadable", partition=_name(source), error=repr(error))
+
+    def _hand_out(self, polled: Mapping[TopicPartition, list[KafkaRecord]]) -> None:
+        """Called in the very step in which aiokafka lets go of the records, so that a revocation finds them all.
+
+        Kept over an `await`, they could outlive their assignment, and be taken for records of the next one.
+        """
+        for source, records in polled.items():
+            self._next[source] = records[-1].offset + 1
+            self._taken(records)
+
+    async def _seek_back(self) -> None:
+        """To what each partition should bring next; waits for a broker that is away."""
+        for source in self._joined.assignment():
+            while True:
+                try:
+                    offset = self._next.get(source)
+                    if offset is None:  # nothing taken since the assignment: where the group left it, or the beginning
+                        offset = await self._joined.committed(source) or 0
+                    self._joined.seek(source, offset)
+                    break
+                except IllegalStateError:
+                    break  # a rebalance came in between, and with it new positions
+                except KafkaError as error:
+                    log.warning("seek_back_failed", partition=_name(source), error=repr(error), retry_s=_RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
+
+    def pause(self, topic: str) -> None:
+        """Stop fetching a topic until `resume`; `poll` goes on and returns nothing new of it."""
+        if topic not in self._paused:
+            self._paused.add(topic)
+            self._joined.pause(*self._partitions(topic))
+
+    def resume(self, topic: str) -> None:
+        """Fetch it again."""
+        if topic in self._paused:
+            self._paused.remove(topic)
+            self._joined.resume(*self._partitions(topic))
+
+    async def commit(self, offsets: Mapping[Source, int]) -> bool:
+        """Commit the next offsets to read; false when the group is rebalancing or the broker is away: try again."""
+        try:
+            await self._joined.commit({TopicPartition(*source): offset for source, offset in offsets.items()})
+        except (CommitFailedError, IllegalStateError) as error:
+            log.info("commit_overtaken_by_rebalance", error=str(error))
+            return False
+        except KafkaError as error:
+            log.warning("commit_failed", error=repr(error))
+            return False
+        return True
+
+    async def end_offsets(self) -> dict[TopicPartition, int]:
+        """Where the assigned partitions end now; waits for a broker that is away."""
+        while True:
+            try:
+                return dict(await self._joined.end_offsets(list(self._joined.assignment())))
+            except KafkaError as error:
+                log.warning("end_offsets_failed", error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+
+    async def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether every partition that is still this worker's has been handed out up to its end."""
+        try:
+            mine = self._joined.assignment()
+            return all([await self._joined.position(source) >= end for source, end in ends.items() if source in mine])
+        except (IllegalStateError, KafkaError):
+            return False  # a rebalance came in between; the next turn knows more
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether fetching is stopped, of any topic."""
+        return bool(self._paused)
+
+    @property
+    def _joined(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise RuntimeError("The consumer was used before start or after stop. This is a bug.")
+        return self._consumer
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        return [source for source in self._joined.assignment() if source.topic == topic]
+
+    def _make_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap_servers,
+            group_id=self._group_id,
+            client_id="penstock-worker",
+            enable_auto_commit=False,
+            fetch_max_wait_ms=self._fetch_max_wait_ms,
+            auto_offset_reset="earliest",
+            # A rebalance waits for the drain; a member that takes longer loses its partitions, not its answers.
+            rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
+            max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
+            fetch_max_bytes=_FETCH_BYTES,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+    async def _on_revoked(self, sources: set[TopicPartition]) -> None:
+        self.assigned.clear()
+        self._next.clear()
+        if not sources:
+            return
+        log.info("partitions_revoked", partitions=_names(sources))
+        for topic in self._topics:
+            self.pause(topic)
+        await self._revoked(sources)
+
+    async def _on_assigned(self, sources: set[TopicPartition]) -> None:
+        log.info("partitions_assigned", partitions=_names(sources))
+        self._paused.clear()  # a rebalance forgets the flags
+        self.assigned.set()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no type information
+    """aiokafka logs and swallows what a listener raises; here it is logged as the bug it is."""
+
+    def __init__(self, revoked: Revoked, assigned: Revoked) -> None:
+        self._revoked = revoked
+        self._assigned = assigned
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        try:
+            await self._revoked(set(revoked))
+        except Exception:
+            log.exception("revocation_failed", note="This is a bug.")
+            raise
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        await self._assigned(set(assigned))
+
+
+def _names(sources: set[TopicPartition]) -> list[str]:
+    return sorted(map(_name, sources))
+
+
+def _name(source: TopicPartition) -> str:
+    return f"{source.topic}-{source.partition}"

@@ -1,0 +1,1 @@
+"""Replies, error replies and dead letters, until the broker has acknowledged them."""

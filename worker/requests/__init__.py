@@ -1,0 +1,1 @@
+"""From Kafka records to validated, tokenized sequences."""

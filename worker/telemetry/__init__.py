@@ -1,0 +1,1 @@
+"""Logs, metrics and the load monitor of one worker."""
