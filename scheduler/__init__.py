@@ -4,6 +4,7 @@ from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
 from penstock.scheduler.costs.fit import fit_cost_table
 from penstock.scheduler.costs.learned import LearnedCost
 from penstock.scheduler.costs.table import CorruptTable, CostTable, cached_cost
+from penstock.scheduler.lane_driver import Dispatch, LaneBatch, LaneDriver
 from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy, partition_policy
 from penstock.scheduler.policies.trigger import Hungry, Lazy, TriggerPolicy
 from penstock.scheduler.scheduler import Scheduler
@@ -17,8 +18,11 @@ __all__ = [
     "CorruptTable",
     "CostFunction",
     "CostTable",
+    "Dispatch",
     "Hungry",
     "Job",
+    "LaneBatch",
+    "LaneDriver",
     "Lazy",
     "LearnedCost",
     "PackedCost",

@@ -1,0 +1,167 @@
+"""The lanes of one engine: what each runs, which batch is prepared ahead, and for how long they are busy.
+
+Pure and synchronous: `now` is an argument, and the caller runs the batches. The worker's dispatcher, the benchmarks'
+real runs, the simulator and the tests all drive their lanes with this object, so that they measure the product.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.types import Cause, Job, Plan, Refusal, Wait
+
+_TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is measured again this often
+
+
+@dataclass(slots=True, eq=False)
+class LaneBatch:
+    """One batch on its way through the lanes."""
+
+    ids: tuple[int, ...]
+    trigger: str
+    partition: str  # the policy that made it
+    predicted_s: float
+    dp_gain: float = 0.0  # share of FIFO's predicted seconds that the partition saves; 0 where FIFO was taken
+    started: float | None = None  # when a lane took it up, on the caller's clock; None: it waits for a lane
+
+    def left_s(self, now: float) -> float:
+        """Predicted seconds of lane time that it still needs."""
+        return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What to do now. The order of `start` is the order to hand the batches to the lanes."""
+
+    start: tuple[LaneBatch, ...]
+    refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue
+    wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
+
+
+class LaneDriver:
+    """Keeps every lane busy: one batch a lane, and one prepared ahead once waiting cannot make it any fuller.
+
+    Lanes take up batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at
+    `wake_at`. Not thread-safe.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
+        self.scheduler = scheduler
+        self.draining = False  # true: run what is queued without waiting for full batches
+        self._num_lanes = num_lanes
+        self._prepared: deque[LaneBatch] = deque()  # planned, not handed out
+        self._submitted: list[LaneBatch] = []  # handed out, in order; the first `num_lanes` of them run
+        self._next_trial = -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether every lane has a batch."""
+        return len(self._submitted) >= self._num_lanes
+
+    @property
+    def num_unfinished(self) -> int:
+        """Batches planned and not finished."""
+        return len(self._prepared) + len(self._submitted)
+
+    def busy_s(self, now: float) -> float:
+        """Predicted seconds until the lanes have finished what was planned, mean over lanes."""
+        batches = (*self._submitted, *self._prepared)
+        return sum([batch.left_s(now) for batch in batches]) / self._num_lanes
+
+    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
+        """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
+
+        When nothing else is queued or running, one job (or all, with `together`) that would be late is admitted every
+        `_TRIAL_EVERY_S`, without a deadline: predictions that are far too high learn only from batches that run.
+        """
+        refused = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
+        if refused and together:
+            self.scheduler.remove([job.id for job in jobs])
+        if refused and not self.scheduler.num_queued and not self.num_unfinished:
+            return self._try_one(jobs, refused, now, together=together)
+        return refused
+
+    def remove(self, ids: Iterable[int]) -> int:
+        """Take back queued jobs; returns how many were still queued."""
+        return self.scheduler.remove(ids)
+
+    def dispatch(self, now: float) -> Dispatch:
+        """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
+        start: list[LaneBatch] = []
+        refused: list[Refusal] = []
+        wake_at: float | None = None
+        while self._has_room():
+            if not self._prepared:
+                decision = self._ask(now)
+                if decision is None:
+                    break
+                refused += decision.refused
+                if isinstance(decision, Wait):
+                    wake_at = decision.wake_at
+                    break
+                self._prepare(decision)
+                continue
+            batch = self._prepared.popleft()
+            self._submit(batch, now)
+            start.append(batch)
+        return Dispatch(tuple(start), tuple(refused), wake_at)
+
+    def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
+        """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
+
+        The scheduler learns how late batches end, but not from one that `failed`.
+        """
+        if batch.started is not None and not failed:
+            self.scheduler.ended(batch.predicted_s, now - batch.started - batch.predicted_s, now)
+        return self.withdraw(batch, now)
+
+    def withdraw(self, batch: LaneBatch, now: float) -> LaneBatch | None:
+        """A submitted batch leaves the lanes without having run. Returns as `finish`."""
+        self._submitted.remove(batch)
+        if not self.is_busy or self._submitted[self._num_lanes - 1].started is not None:
+            return None
+        following = self._submitted[self._num_lanes - 1]
+        following.started = now
+        return following
+
+    def run_first(self, batches: Sequence[LaneBatch]) -> None:
+        """Batches made by the caller, such as halves of one that failed, run before any other that is prepared."""
+        self._prepared.extendleft(reversed(batches))
+
+    def run_now(self, batch: LaneBatch, now: float) -> None:
+        """A batch that the caller hands to the lanes at once, such as a health probe."""
+        self._submit(batch, now)
+
+    def _submit(self, batch: LaneBatch, now: float) -> None:
+        batch.started = None if self.is_busy else now
+        self._submitted.append(batch)
+
+    def _has_room(self) -> bool:
+        if not self.is_busy:
+            return True
+        return len(self._submitted) == self._num_lanes and (bool(self._prepared) or self.scheduler.is_full)
+
+    def _ask(self, now: float) -> Plan | Wait | None:
+        if self.draining:
+            return self.scheduler.drain(now)
+        first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
+        idle_lanes = max(1, self._num_lanes - len(self._submitted))
+        return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s)
+
+    def _prepare(self, plan: Plan) -> None:
+        for batch in plan.batches:
+            self._prepared.append(
+                LaneBatch(batch.ids, plan.trigger.value, plan.partition, batch.predicted_s, plan.dp_gain)
+            )
+
+    def _try_one(self, jobs: Sequence[Job], refused: list[Refusal], now: float, *, together: bool) -> list[Refusal]:
+        overloaded = {refusal.id for refusal in refused if refusal.cause is Cause.OVERLOADED}
+        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(refused)):
+            return refused
+        self._next_trial = now + _TRIAL_EVERY_S
+        tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
+        self.scheduler.add([replace(job, deadline=math.inf) for job in tried], now)
+        ids = {job.id for job in tried}
+        return [refusal for refusal in refused if refusal.id not in ids]

@@ -1,0 +1,94 @@
+"""The lane driver: one batch a lane, one prepared ahead, and predictions of when lanes are free."""
+
+import math
+
+from penstock.scheduler import Cause, Job, LaneBatch, LaneDriver, PackedCost, Scheduler, SchedulerSettings
+
+COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=0.01, gamma_s=0.0)  # 10 ms a token
+
+
+def driver(num_lanes: int = 1, **settings: float) -> LaneDriver:
+    chosen = SchedulerSettings(
+        max_wait_s=0.0, max_batch_sequences=2, max_batch_tokens=100, slo_s=settings.get("slo_s"), num_lanes=num_lanes
+    )
+    return LaneDriver(Scheduler(chosen, COST), num_lanes)
+
+
+def jobs(*ids: int, now: float = 0.0, deadline: float | None = None) -> list[Job]:
+    return [Job(id, 1, now, deadline) for id in ids]
+
+
+def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
+    lanes = driver(2)
+    lanes.add(jobs(*range(10)), 0.0)
+    dispatch = lanes.dispatch(0.0)
+    assert [batch.ids for batch in dispatch.start] == [(0, 1), (2, 3), (4, 5)]
+    assert [batch.started for batch in dispatch.start] == [0.0, 0.0, None]
+    assert lanes.dispatch(0.0).start == ()
+
+
+def test_a_finished_batch_hands_its_lane_to_the_one_that_waits() -> None:
+    lanes = driver()
+    lanes.add(jobs(0, 1, 2, 3), 0.0)
+    first, second = lanes.dispatch(0.0).start
+    assert lanes.finish(first, 1.0) is second
+    assert second.started == 1.0
+    assert lanes.finish(second, 2.0) is None
+    assert lanes.num_unfinished == 0
+
+
+def test_busy_seconds_count_what_runs_and_what_waits() -> None:
+    lanes = driver()
+    lanes.add(jobs(0, 1, 2, 3), 0.0)
+    lanes.dispatch(0.0)
+    assert math.isclose(lanes.busy_s(0.01), 0.03)
+    assert math.isclose(lanes.busy_s(5.0), 0.02)  # the first is late, and is thought to end now
+
+
+def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:
+    lanes = driver()
+    lanes.add([Job(9, 100, 0.0)], 0.0)
+    refused = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
+    assert [refusal.id for refusal in refused] == [2]
+    assert lanes.scheduler.num_queued == 1
+
+
+def test_an_idle_engine_tries_one_job_a_second_that_is_thought_to_be_late() -> None:
+    lanes = driver()
+    late = [Job(1, 100, 0.0, 0.5), Job(2, 100, 0.0, 0.5)]
+    assert [refusal.id for refusal in lanes.add(late, 0.0)] == [2]
+    lanes.finish(lanes.dispatch(0.0).start[0], 0.1, failed=True)
+    assert [refusal.cause for refusal in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
+    assert lanes.add([Job(4, 100, 1.2, 1.5)], 1.2) == []
+
+
+def test_halves_of_a_failed_batch_run_before_what_is_prepared() -> None:
+    lanes = driver()
+    lanes.add(jobs(*range(6)), 0.0)
+    first, second = lanes.dispatch(0.0).start
+    lanes.finish(first, 0.1, failed=True)
+    lanes.run_first([LaneBatch((0,), "max_batch", "fifo", 0.01), LaneBatch((1,), "max_batch", "fifo", 0.01)])
+    assert [batch.ids for batch in lanes.dispatch(0.1).start] == [(0,)]
+    lanes.finish(second, 0.2)
+    assert [batch.ids for batch in lanes.dispatch(0.2).start] == [(1,)]
+
+
+def test_a_probe_runs_beside_full_lanes_and_a_withdrawn_batch_gives_its_lane_up() -> None:
+    lanes = driver()
+    lanes.add(jobs(0, 1), 0.0)
+    (running,) = lanes.dispatch(0.0).start
+    probe = LaneBatch((), "probe", "probe", 0.0)
+    lanes.run_now(probe, 0.0)
+    assert probe.started is None
+    assert lanes.withdraw(running, 0.5) is probe
+    assert probe.started == 0.5
+
+
+def test_draining_runs_jobs_without_waiting_for_a_trigger() -> None:
+    chosen = SchedulerSettings(max_wait_s=10.0, max_batch_sequences=8, max_batch_tokens=100, slo_s=None)
+    lanes = LaneDriver(Scheduler(chosen, COST), 1)
+    lanes.add(jobs(0), 0.0)
+    waiting = lanes.dispatch(0.0)
+    assert (waiting.start, waiting.wake_at) == ((), 10.0)
+    lanes.draining = True
+    assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(0,)]
