@@ -26,8 +26,8 @@ from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.dispatcher import Dispatcher, Results
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Results
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
