@@ -21,7 +21,6 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
-from penstock.worker.kafka.fetcher import Fetcher
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
@@ -71,7 +70,7 @@ class Worker:
         self._backpressure = Backpressure(settings.max_in_flight)
         offsets = OffsetTracker()
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
-        self._fetched = FetchBuffer(self._ledger)
+        self._fetched = FetchBuffer(self._ledger, self._backpressure)
         self._consumer = Consumer(
             settings.bootstrap_servers,
             self._topics,
@@ -81,7 +80,6 @@ class Worker:
             received=self._fetched.put,
             revoked=self._on_revoked,
         )
-        self._fetcher = Fetcher(self._consumer, self._fetched, self._backpressure, self._stop, self._topics)
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
@@ -161,15 +159,15 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        await self._fetcher.fetch()
+        await self._stop.unless_stopped(self._fetched.fill(self._consumer))
         is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetcher.can_take(bulk=True):
+        if is_free and self._fetched.can_take(bulk=True):
             self._processing_bulk = asyncio.create_task(self._process_fetched(bulk=True))
             self._processing_bulk.add_done_callback(raise_failure)
         await self._process_fetched(bulk=False)
 
     async def _process_fetched(self, *, bulk: bool) -> None:
-        while self._fetcher.can_take(bulk=bulk):
+        while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._process(self._fetched.take_slice(bulk=bulk))
             await asyncio.sleep(0)
 

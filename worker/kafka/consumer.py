@@ -49,7 +49,7 @@ class Consumer:
         revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self._bootstrap_servers = bootstrap_servers
-        self._topics = topics
+        self.topics = topics
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
@@ -66,7 +66,7 @@ class Consumer:
         """Join the group. Waits for the broker without end, and logs that it does."""
         header_names.install()
         self._consumer = await connect(self._make_consumer)
-        self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
+        self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
     async def stop(self, timeout_s: float) -> None:
@@ -210,7 +210,7 @@ class Consumer:
         if not sources:
             return
         log.info("partitions_revoked", partitions=_names(sources))
-        for topic in self._topics:
+        for topic in self.topics:
             self.pause(topic)
         await self._revoked(sources)
 
