@@ -65,6 +65,6 @@ if __name__ == "__main__":
         engine.broken = BREAKS
         return cost
 
-    process._cost = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
+    process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

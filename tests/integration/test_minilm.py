@@ -76,9 +76,9 @@ async def test_a_repeated_request_is_answered_from_the_cache_with_equal_results(
         assert computed(worker) == once_computed
         np.testing.assert_array_equal(second, first)
 
-        alike = await asyncio.gather(*[client.embed("a text that nobody has sent yet") for _ in range(50)])
+        vectors = await asyncio.gather(*[client.embed("a text that is not in the cache yet") for _ in range(50)])
         assert computed(worker) == once_computed + 1
-        assert all(np.array_equal(vector, alike[0]) for vector in alike)
+        assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
 
         # Another task on the same texts has other results: none of them is in the cache.
         answers = await client.classify([message.text for message in messages], top_k=2)

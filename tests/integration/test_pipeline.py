@@ -225,7 +225,7 @@ async def test_back_pressure_holds_few_records_and_loses_none(
 async def test_identical_requests_at_once_are_computed_once(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
-    model = unique("alike")
+    model = unique("equal")
     worker = start_worker(kafka, served_name=model, echo_batch_s=0.3)
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
         await worker.ready()

@@ -111,7 +111,7 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
     async with producer:
         for partition in range(4):
             await producer.send_and_wait(topic, BROKEN if partition == 1 else b"fine", partition=partition)
-        faults += ["for ever"] * 1000
+        faults += ["lasting"] * 1000
         await reader.start()
         async with asyncio.timeout(30):
             while len(taken) < 3:

@@ -27,7 +27,7 @@ _BULK = _Bounds(32, 16 * 1024)
 
 
 class FetchBuffer:
-    """What was polled from the two topics, each in its order. Records enter it received and leave admitted or released.
+    """Polled records of the two topics, each in its order. They enter received and leave admitted or released.
 
     A revocation releases all of it, so every record here is of a partition that this worker has.
     """

@@ -150,5 +150,5 @@ def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
 def _options_and_keys(
     revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None
 ) -> tuple[TaskOptions, KeySpace]:
-    """What all requests with equal options share."""
+    """The values that requests with equal options share."""
     return TaskOptions(task, pooling, normalize), KeySpace(revision, dtype, task, pooling, normalize)
