@@ -244,10 +244,10 @@ def test_processes_are_watched_through_proc() -> None:
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="No such role"):
-        run_once("echo", {"role": "nobody"}, tmp_path / "log")
+        run_once("pipeline.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("echo", {"role": "nobody"}, tmp_path / "log") as it,
+        Service("pipeline.echo", {"role": "nobody"}, tmp_path / "log") as it,
     ):
         os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
 
