@@ -15,10 +15,8 @@ def skip_lines(skipped: Iterable[pytest.TestReport]) -> list[str]:
 
 
 def _line(kind: str, reason: str, count: int) -> str:
-    command = _COMMANDS.get(kind)
-    return f"{count:,} {kind}{'s' if count > 1 else ''} did not run ({reason})" + (
-        "" if command is None else f": {command}"
-    )
+    line = f"{count:,} {kind}{'s' if count > 1 else ''} did not run ({reason})"
+    return f"{line}: {_COMMANDS[kind]}" if kind in _COMMANDS else line
 
 
 def _kind(report: pytest.TestReport) -> str:
