@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import structlog
 import torch
@@ -98,7 +99,7 @@ class Graphs:
         release_cached_memory()  # the capture releases it too, which would hide the memory that it takes
         before = self._memory()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"):
                 result = work()
         except (RuntimeError, ValueError) as error:
             self._refused.add(shape)
@@ -117,3 +118,9 @@ class Graphs:
         pool_bytes = max(0, after[0] - before[0])
         driver_bytes = before[1] - after[1] - pool_bytes
         self._held_bytes += pool_bytes + min(max(0, driver_bytes), _MAX_DRIVER_BYTES)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that captures on a device use. torch's own is on the device of the process's first capture."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped

@@ -253,8 +253,8 @@ def test_an_idle_engine_waits_before_it_gives_memory_back(
     encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trims: list[float] = []
-    monkeypatch.setattr(encoder, "trim", lambda: trims.append(now[0]))
     now = [100.0]
+    monkeypatch.setattr(encoder, "trim", lambda: trims.append(now[0]))
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     engine.run(BATCH)
     assert engine.idle() == 30.0

@@ -41,6 +41,7 @@ class Cuda:
         self.error: Exception | None = None  # of the next captures' ends
         for name, part in {
             "CUDAGraph": self._new_graph,
+            "Stream": lambda device: "capture's",
             "graph": self._capturing,
             "graph_pool_handle": lambda: (0, 1),
             "empty_cache": self._empty_cache,
@@ -62,9 +63,9 @@ class Cuda:
         self.cached_bytes = 0
 
     @contextmanager
-    def _capturing(self, graph: Graph, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+    def _capturing(self, graph: Graph, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
         """As of torch 2.8: it gives cached memory back, and a capture whose end fails leaves its stream current."""
-        before, self.stream = self.stream, "capture's"
+        before, self.stream = self.stream, stream
         self._empty_cache()
         yield
         self.pool_bytes += self.takes_bytes

@@ -81,18 +81,19 @@ def test_a_kernel_is_loaded_and_launched_on_its_tensors_device(
 ) -> None:
     used: list[tuple[str, int]] = []
 
-    class Recorded(Entry):
+    class Recorded:
+        shared_size_bytes = 0
+
         @property
         def kernel(self) -> Any:
             used.append(("load", current[-1]))
             return SimpleNamespace(ptr=1)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "max_dynamic_shared_size_bytes":
-                used.append(("shared memory", current[-1]))
-            super().__setattr__(name, value)
+            assert name == "max_dynamic_shared_size_bytes"
+            used.append(("shared memory", current[-1]))
 
-    module = SimpleNamespace(get_function=lambda entry: Recorded(0))
+    module = SimpleNamespace(get_function=lambda entry: Recorded())
     monkeypatch.setattr(library, "_module", lambda source, dtype: module)
     monkeypatch.setattr(library, "launch", lambda *arguments: used.append(("launch", current[-1])))
     for index in (1, 0, 1):
