@@ -123,4 +123,4 @@ class Graphs:
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream that captures on a device use. torch's own is on the device of the process's first capture."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
