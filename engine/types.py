@@ -32,6 +32,23 @@ class PackedBatch:
     token_type_ids: Int32Array | None  # [T]; None: all zero
     options: Sequence[TaskOptions]  # [N]
 
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Int32Array | npt.NDArray[np.uint32]],
+        options: Sequence[TaskOptions],
+        token_type_ids: Sequence[Int32Array | None] = (),
+    ) -> "PackedBatch":
+        """Lay sequences end to end: at least one, each with its options. Without type ids a sequence is of type 0."""
+        lengths = [len(ids) for ids in token_ids]
+        cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1:])
+        types = None
+        if any(one is not None for one in token_type_ids):
+            pairs = zip(token_type_ids, lengths, strict=True)
+            types = np.concatenate([np.zeros(length, np.int32) if one is None else one for one, length in pairs])
+        return cls(np.concatenate(token_ids).astype(np.int32, copy=False), cu_seqlens, max(lengths), types, options)
+
 
 def require_valid(batch: PackedBatch, num_types: int | None) -> None:
     """Raise InvalidBatch where a kernel would read outside of its tables or buffers.
