@@ -45,9 +45,19 @@ def describe_machine() -> dict[str, Any]:
 
 
 def slug(machine: Mapping[str, Any]) -> str:
-    """A file name's worth of a machine: processor and cores."""
-    name = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
-    return f"{name}-{len(machine['cores_used'])}-cores"
+    """Folder name of a machine: its GPU, or else its processor and the number of cores in use."""
+    if "gpu" in machine:
+        return _slugged(machine["gpu"])
+    return f"{_slugged(machine['cpu'])}-{len(machine['cores_used'])}-cores"
+
+
+def title(machine: Mapping[str, Any]) -> str:
+    """Name of a machine for a reader, from the same fields."""
+    return str(machine["gpu"]) if "gpu" in machine else f"{machine['cpu']}, {len(machine['cores_used'])} cores"
+
+
+def _slugged(name: object) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
 
 
 def _cpuinfo() -> dict[str, str]:
