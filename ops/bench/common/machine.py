@@ -26,7 +26,7 @@ def use_cores(count: int) -> list[int]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, versions, commit and load before the run, as the result file carries them."""
+    """Processor, versions and commit, as a kept run carries them."""
     cpu = _cpuinfo()
     flags = set(cpu.get("flags", "").split())
     return {
@@ -38,7 +38,6 @@ def describe_machine() -> dict[str, Any]:
         "flags": {flag: flag in flags for flag in _FLAGS},
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
-        "load_average_before": [round(load, 2) for load in os.getloadavg()],
         "versions": {"python": platform.python_version(), "kafka": jar_dir().name, **_versions()},
         "commit": _commit(),
     }

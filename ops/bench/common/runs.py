@@ -81,7 +81,7 @@ def keep(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
 
 def write(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
     """Write a complete record to its place under `root`."""
-    path = root / record["suite"] / slug(record["machine"]) / f"{_stem(record)}.json"
+    path: Path = root / record["suite"] / slug(record["machine"]) / f"{_stem(record)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -26,10 +26,13 @@ class Spread:
         return statistics.median(self.values)
 
     def __str__(self) -> str:
-        """Median, and min–max where there is more than one run."""
-        if len(self.values) == 1:
-            return cell(float(self.median))
-        return f"{cell(float(self.median))} ({cell(float(min(self.values)))}–{cell(float(max(self.values)))})"
+        return self.shown()
+
+    def shown(self, decimals: int | None = None) -> str:
+        """Median, and min to max where there is more than one run; about three digits unless `decimals` are given."""
+        figures = (self.median, min(self.values), max(self.values))
+        median, low, high = (cell(float(f)) if decimals is None else f"{f:.{decimals}f}" for f in figures)
+        return median if len(self.values) == 1 else f"{median} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)

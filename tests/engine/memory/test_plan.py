@@ -11,7 +11,7 @@ from penstock.engine.memory import Lifetime, Plan, Planner
 from penstock.engine.memory.check import check_no_overlap
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
-from penstock.ops.bench.pipeline.part_memory_plan import encoder_lifetimes
+from tests.engine.memory.encoder import encoder_lifetimes
 
 MODELS = {
     "bert-base": encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072),
