@@ -16,10 +16,10 @@ from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
-from penstock.ops.bench.gpu.arithmetic import criteria, geomean, over_floor, requests_per_s, single_over_floor
+from penstock.ops.bench.gpu.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.part_runner import finite
+from penstock.ops.bench.gpu.measures import measures
 from penstock.ops.bench.gpu.parts import PARTS
 from penstock.ops.bench.gpu.report import main as report
 from penstock.ops.bench.gpu.sections import SECTIONS
@@ -100,10 +100,6 @@ def test_ratios_are_taken_only_where_both_were_measured() -> None:
     assert requests_per_s({"requests": 100, "seconds": {"ours": 2.0}}) == {"ours": 50.0}
 
 
-def test_what_is_not_finite_becomes_null() -> None:
-    assert finite({"a": [math.inf, 1.5], "b": (math.nan,)}) == {"a": [None, 1.5], "b": [None]}
-
-
 def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
     def endless() -> None:
         with deadline(0.01):
@@ -126,15 +122,15 @@ def test_every_part_is_a_function_of_its_module() -> None:
         assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
 
 
-def test_the_report_of_a_file_has_verdicts_tables_plots_and_failures(tmp_path: Path) -> None:
+def test_the_report_of_a_run_has_tables_plots_and_failures(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(RECORD), encoding="utf-8")
     assert report([str(file), "--output-dir", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     for shown in (
-        "| ByteTransformer grid, 2 points | geomean / floor | 1.500 | ≤ 1.65 | ≤ 1.4 | yes |",
-        "| one request, 2-100 tokens | mean / floor | 1.300 | ≤ 1.6 | ≤ 1.35 | yes, and the aim |",
-        "| backlog 2-100 tokens | share of the floor's req/s | 0.500 | ≥ 0.7 | ≥ 0.8 | no |",
+        "| ours | 1.500 | 2 |",
+        "| 2-100 | ours | 1.300 | 1.300 |",
+        "| 2-100 | ours | 50.00 | 2,500 | 0.500 |",
         "| 2-100 | 0.500 | 0.750 |",  # the share in turn, and by the scan
         "- grid: nn.TransformerEncoder nested failed 2 times, first at grid 8 x 64: RuntimeError: no",
         "- deberta: not finished after 90 s",
@@ -150,9 +146,9 @@ def test_a_family_that_is_off_is_said_to_be() -> None:
     assert [line.split(" | ")[-1] for line in lines if "base" in line] == ["yes |", "no |"]
 
 
-def test_a_part_that_failed_leaves_no_verdict() -> None:
+def test_a_part_that_failed_leaves_its_reason_and_no_measure() -> None:
     empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
-    assert criteria({}) == []
+    assert measures(empty) == {}
     assert "not finished after 90 s" in render(empty)
     assert is_failed(RECORD["parts"]["grid"])
     assert is_failed(RECORD["parts"]["deberta"])
@@ -161,10 +157,24 @@ def test_a_part_that_failed_leaves_no_verdict() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    assert run_benchmarks(["ceilings", "kernels", "--output", str(output)]) == 1
-    parts = json.loads(output.read_text(encoding="utf-8"))["parts"]
+    assert run_benchmarks(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
+    (file,) = tmp_path.glob("gpu/*/*-abc1234.json")
+    parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
     assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
+
+
+def test_some_parts_alone_are_kept_only_where_the_caller_says() -> None:
+    with pytest.raises(SystemExit):
+        run_benchmarks(["ceilings"])
+
+
+def test_measures_are_taken_within_the_run() -> None:
+    found = measures(RECORD)
+    assert found["grid, ours, over the floor"] == pytest.approx(1.5)
+    assert found["one request, 2-100 tokens, ours, over the floor"] == pytest.approx(1.3)
+    assert found["backlog, 2-100, share of the floor"] == pytest.approx(0.5)
+    assert found["kernel, attention, 16,384 tokens of 2-100, time over FlashAttention-2"] == pytest.approx(40 / 97)
+    assert found["every family, smallest cosine to float32"] == 0.9998
 
 
 PLAIN_STEPS = {

@@ -1,4 +1,4 @@
-"""The plots of a result file, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
+"""The plots of a run, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,9 +7,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from penstock.ops.bench.common.runs import current_runs, machines
 from penstock.ops.bench.gpu.arithmetic import FLOOR, contestants, geomean, over_floor, requests_per_s
 
 Result = Mapping[str, Any]
+
+
+def draw_newest() -> list[Path]:
+    """The plots of each machine's newest run, in its folder of kept runs."""
+    newest = [current_runs("gpu", machine)[-1] for machine in machines("gpu")]
+    return [path for run in newest for path in draw(run.record, run.path.parent)]
 
 
 def draw(record: Mapping[str, Any], folder: Path) -> list[Path]:
