@@ -20,6 +20,7 @@ class TaskOptions:
     task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
+    dimensions: int | None = None  # embed only: leading values to keep, before normalising; None: the checkpoint's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class ModelInfo:
     tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
     dim: int  # length of an embedding
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
+    dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     padded: bool = False  # whether sequences of a batch are padded to its longest: its time follows count * longest
 
 
