@@ -1,4 +1,4 @@
-"""Settings of `penstock embed` and `penstock classify`: the client's, and how a file is read."""
+"""Settings of `penstock embed` and `penstock classify`."""
 
 from typing import Literal
 
@@ -8,25 +8,25 @@ from penstock.producer.settings import ClientSettings
 
 
 class JobSettings(ClientSettings):
-    """What both commands share."""
+    """Settings of both commands: the client's, and how a file is read."""
 
     timeout_s: float = Field(
-        3600.0, gt=0, description="How long a row may wait for its answer while Kafka or the workers are away."
+        3600.0, gt=0, description="Longest wait of a row for its answer, outages of Kafka and workers included."
     )
     column: str = Field("text", description="Column (CSV, Parquet) or key (JSONL) that holds the text.")
     overwrite: bool = Field(False, description="Replace the output file if it exists.")
-    truncate: bool = Field(False, description="Cut texts that are too long instead of failing their rows.")
+    truncate: bool = Field(False, description="Truncate texts that are too long. Otherwise their rows fail.")
 
 
 class EmbedSettings(JobSettings):
     """Settings of `penstock embed`."""
 
     pooling: Literal["cls", "mean", "max", "last"] | None = Field(
-        None, description="How token vectors become one: cls, mean, max or last. Default: as the checkpoint says."
+        None, description="How token vectors become one vector: cls, mean, max or last. Default: the checkpoint's."
     )
 
 
 class ClassifySettings(JobSettings):
     """Settings of `penstock classify`."""
 
-    top_k: int = Field(1, ge=0, description="How many labels a text, best first; 0: all.")
+    top_k: int = Field(1, ge=0, description="Number of labels for each text, best first. 0: all.")

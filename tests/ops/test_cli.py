@@ -248,7 +248,7 @@ class TestCheck:
         with MockBroker() as broker:
             args = ["--bootstrap-servers", broker.bootstrap_servers, "--model", "null"]
             code, text = penstock("check", *args, "--cache-path", str(tmp_path / "cache.db"))
-        assert "Nothing wrong was found." in text
+        assert "No problem found." in text
         assert code == 0
         assert "penstock.requests.null does not exist yet" in text
         assert "OK Cache" in text
