@@ -1,4 +1,4 @@
-"""The demo: Banking77 messages through the whole path on one machine."""
+"""The demo: Banking77 messages through broker, worker and client on one machine."""
 
 
 def run() -> int:

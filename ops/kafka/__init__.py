@@ -23,9 +23,9 @@ __all__ = [
 
 
 def open_broker(kind: BrokerKind) -> Broker:
-    """A broker that is not running yet: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
+    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
     if kind == "kafka":
         return KafkaBroker()
     if kind == "mock":
         return MockBroker()
-    raise ValueError(f"No such kind of broker: {kind!r}. Known: 'kafka', 'mock'.")
+    raise ValueError(f"kind must be 'kafka' or 'mock'. Given: {kind!r}")

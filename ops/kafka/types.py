@@ -1,8 +1,8 @@
-"""What every local broker has in common, and how it fails.
+"""Interface and errors of the local brokers.
 
 BrokerError
-├── BrokerMissing    something that is not installed: Java, Maven, confluent-kafka
-└── BrokerFailed     everything is installed, yet the broker did not come up
+├── BrokerMissing    Java, Maven or confluent-kafka is not installed
+└── BrokerFailed     the broker or its installation failed
 """
 
 from types import TracebackType
@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 
 class BrokerError(Exception):
-    """A local broker could not be had. The message says what to do about it."""
+    """A local broker is not available. The message has a remedy."""
 
 
 class BrokerMissing(BrokerError):
@@ -22,11 +22,11 @@ class BrokerFailed(BrokerError):
 
 
 class Broker(Protocol):
-    """A local Kafka for one machine: entering the context starts it, leaving it ends it and frees what it held."""
+    """A local Kafka. Entering the context starts it; leaving the context stops it and releases its resources."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` for any Kafka client. Stays the same for the life of the object."""
+        """`host:port` for Kafka clients, constant for the life of the object."""
         ...
 
     def __enter__(self) -> Self: ...
