@@ -1,9 +1,16 @@
 """`penstock classify`: compute labels for a text, or for every row of a file."""
 
-from penstock.ops.cli.job_settings import ClassifySettings
-from penstock.ops.cli.jobs import OneText, Source, Target, run_job
+from pydantic import Field
+
+from penstock.ops.cli.jobs import JobSettings, OneText, Source, Target, run_job
 from penstock.ops.cli.options import takes
 from penstock.producer.wire.messages import Options
+
+
+class ClassifySettings(JobSettings):
+    """Settings of `penstock classify`."""
+
+    top_k: int = Field(1, ge=0, description="Number of labels for each text, best first. 0: all.")
 
 
 @takes(ClassifySettings)

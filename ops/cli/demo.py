@@ -10,6 +10,6 @@ def demo() -> None:
 
     Needs no running service: the broker is a mock within this process, the model comes with the `demo` extra.
     """
-    from penstock.ops.demo import run
+    from penstock.ops.demo.demo import run
 
     raise typer.Exit(exit_code_of(run))

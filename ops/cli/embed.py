@@ -1,9 +1,20 @@
 """`penstock embed`: compute vectors for a text, or for every row of a file."""
 
-from penstock.ops.cli.job_settings import EmbedSettings
-from penstock.ops.cli.jobs import OneText, Source, Target, run_job
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.ops.cli.jobs import JobSettings, OneText, Source, Target, run_job
 from penstock.ops.cli.options import takes
 from penstock.producer.wire.messages import Options
+
+
+class EmbedSettings(JobSettings):
+    """Settings of `penstock embed`."""
+
+    pooling: Literal["cls", "mean", "max", "last"] | None = Field(
+        None, description="How token vectors become one vector: cls, mean, max or last. Default: the checkpoint's."
+    )
 
 
 @takes(EmbedSettings)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from penstock.ops.cli.job_settings import JobSettings
 from penstock.ops.cli.progress import JobScreen, rate
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
 from penstock.producer.errors import PenstockError
@@ -36,6 +36,18 @@ OneText = Annotated[
     str | None,
     typer.Option("--text", help="One text, in place of IN and OUT. Its answer is printed, as JSON when piped."),
 ]
+
+
+class JobSettings(ClientSettings):
+    """Settings of both commands: the client's, and how a file is read."""
+
+    timeout_s: float = Field(
+        3600.0, gt=0, description="Longest wait of a row for its answer, outages of Kafka and workers included."
+    )
+    column: str = Field("text", description="Column (CSV, Parquet) or key (JSONL) that holds the text.")
+    overwrite: bool = Field(False, description="Replace the output file if it exists.")
+    truncate: bool = Field(False, description="Truncate texts that are too long. Otherwise their rows fail.")
+
 
 _MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
 _SHOWN_NUMBERS = 6

@@ -3,25 +3,17 @@
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from penstock.ops.cli.screen import say, stderr
 
+if TYPE_CHECKING:
+    from penstock.producer.files.file_job import BulkResult
+
 LINE_EVERY_S = 10.0
 STALLED_AFTER_S = 10.0
-
-
-class Done(Protocol):
-    """Progress as a job reports it; implemented by `penstock.producer.files.file_job.BulkResult`."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
 
 
 class JobScreen:
@@ -59,7 +51,7 @@ class JobScreen:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: Done) -> None:
+    def show(self, done: "BulkResult") -> None:
         """Show the rows written so far."""
         now = self._clock()
         self._moved_at = now
@@ -82,7 +74,7 @@ class JobScreen:
                 say(self._stalled, "yellow")
 
 
-def rate(done: Done) -> str:
+def rate(done: "BulkResult") -> str:
     """Rows per second, formatted."""
     per_second = done.rows / done.seconds if done.seconds > 0 else 0.0
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from penstock.ops.kafka.errors import BrokerFailed
 from penstock.ops.kafka.jars import fetch_jars, java_path
-from penstock.ops.kafka.types import BrokerFailed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -28,7 +28,7 @@ LOG_TAIL_BYTES = 3000
 # that port as its source port nor connect to itself, and the broker can bind the port again.
 PORTS = range(20000, 32000)
 # Brokers here are short-lived: start-up time matters more than peak throughput.
-JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
@@ -47,8 +47,6 @@ class KafkaBroker:
         *,
         data_dir: Path | None = None,  # None: a temporary folder that `close` removes
         num_partitions: int = 1,  # of a topic that is created on first use
-        max_message_bytes: int = 8 << 20,
-        heap_mib: int = 512,
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
     ) -> None:
         self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
@@ -56,8 +54,6 @@ class KafkaBroker:
             weakref.finalize(self, shutil.rmtree, self._data_dir, ignore_errors=True) if data_dir is None else None
         )
         self._num_partitions = num_partitions
-        self._max_message_bytes = max_message_bytes
-        self._heap_mib = heap_mib
         self._config = dict(config)
         self._port, self._controller_port = _free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
@@ -155,7 +151,7 @@ class KafkaBroker:
             "log.dirs": str(self._data_dir / "data"),
             "num.partitions": str(self._num_partitions),
             "auto.create.topics.enable": "true",
-            "message.max.bytes": str(self._max_message_bytes),
+            "message.max.bytes": str(8 << 20),
             # One node, and few partitions: each costs files and start-up time.
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "4",
@@ -192,14 +188,10 @@ class KafkaBroker:
 
         Both have their own process groups, so that Ctrl-C in the terminal reaches only this process.
         """
-        command = [*self._java(), f"-Xmx{self._heap_mib}m", *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
+        command = [*self._java(), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, str(properties)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
+                [*command, str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
         # `read` ends when the kernel closes the pipe's only writing end with this process. PR_SET_PDEATHSIG would
         # fire too early: when the thread that started the broker ends.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from penstock.ops.kafka.types import BrokerFailed, BrokerMissing
+from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 
 MIN_JAVA = 17  # Apache Kafka 4 brokers refuse anything older.
 MAVEN_TIMEOUT_S = 600.0
@@ -85,9 +85,7 @@ def _download(target: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise BrokerFailed(f"Maven did not download Kafka's jars in {MAVEN_TIMEOUT_S:.0f} s.") from error
         if done.returncode != 0:
-            raise BrokerFailed(
-                f"Maven failed to fetch Kafka's jars (exit {done.returncode}):\n{done.stdout[-2000:]}"
-            )
+            raise BrokerFailed(f"Maven failed to fetch Kafka's jars (exit {done.returncode}):\n{done.stdout[-2000:]}")
         libs.rename(target)
 
 

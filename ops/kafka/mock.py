@@ -16,7 +16,7 @@ For development only. As observed with librdkafka 2.16 and aiokafka 0.14:
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.ops.kafka.types import BrokerFailed, BrokerMissing
+from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 
 START_TIMEOUT_S = 10.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)

@@ -18,6 +18,9 @@ _TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # most for each of LENGTHS
 _MAX_PACK = 32  # most sequences in a random pack
 
 
+_Results = list[tuple[Tensor, Tensor]]  # of one side and of the reference, for each pack
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """Distance of one side from the reference."""
@@ -80,7 +83,7 @@ class Comparison:
 
     def run(self, done: Callable[[], None]) -> Iterator[Check]:
         """Yield the checks. `done` is called after each pack."""
-        results = [_Results(self._task) for _ in self._sides]
+        results: list[_Results] = [[] for _ in self._sides]
         num_results = 0
         for length in self._inputs.lengths:
             pack = self._inputs.equal(length)
@@ -100,16 +103,17 @@ class Comparison:
         yield self._check("random packs", num_packed, packed)
         yield self._check("alone vs pack", self._packs, alone)
         what = {"embed": "vectors", "classify": "scores", "token_classify": "token scores"}[self._task]
-        yield self._check(what, num_results + num_packed, [result.tally() for result in results])
+        tallies = [_result_tally(result, is_vector_each=self._task == "embed") for result in results]
+        yield self._check(what, num_results + num_packed, tallies)
 
-    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence["_Results"]) -> list[Tensor]:
+    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence[_Results]) -> list[Tensor]:
         """Compare each side with the reference. Returns each side's hidden states."""
         want = self._reference.run(pack)
         hidden = []
         for side, tally, result in zip(self._sides, tallies, results, strict=True):
             got = side.run(pack)
             tally.add(got.hidden, want.hidden)
-            result.add(got.results, want.results)
+            result.append((got.results.cpu(), want.results.cpu()))
             hidden.append(got.hidden)
         return hidden
 
@@ -137,25 +141,12 @@ def _needed(dtype: str, theirs: Agreement | None) -> float:
     return min(MIN_COSINE, 1 - 4 * (1 - theirs.cosine_min))
 
 
-class _Results:
-    """Results of one side and the reference. Scores are compared as one vector: single scores have no direction."""
-
-    def __init__(self, task: str) -> None:
-        self._is_vector_each = task == "embed"
-        self._got: list[Tensor] = []
-        self._want: list[Tensor] = []
-
-    def add(self, got: Tensor, want: Tensor) -> None:
-        self._got.append(got.cpu())
-        self._want.append(want.cpu())
-
-    def tally(self) -> _Tally:
-        got, want, tally = torch.cat(self._got), torch.cat(self._want), _Tally()
-        if self._is_vector_each:
-            tally.add(got, want)
-        else:
-            tally.add(got.reshape(1, -1), want.reshape(1, -1))
-        return tally
+def _result_tally(results: _Results, *, is_vector_each: bool) -> _Tally:
+    """Scores are compared as one vector: single scores have no direction."""
+    got, want = (torch.cat(parts) for parts in zip(*results, strict=True))
+    tally = _Tally()
+    tally.add(*((got, want) if is_vector_each else (got.reshape(1, -1), want.reshape(1, -1))))
+    return tally
 
 
 class _RandomInputs:

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli import screen
 from penstock.ops.cli.broker import BrokerSettings
-from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
+from penstock.ops.cli.classify import ClassifySettings
+from penstock.ops.cli.embed import EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import env_name, option_name
 from penstock.ops.cli.probes import CheckSettings
