@@ -1,4 +1,4 @@
-"""`penstock calibrate`: how long batches take here, measured, kept and shown."""
+"""`penstock calibrate`: measure, keep and show the batch times of a model on this machine."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ def calibrate(
     show: Annotated[bool, typer.Option("--show", help="Print the kept table without measuring.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="PNG", help="Draw predicted against measured. Needs penstock\\[bench]."),
+        typer.Option("--plot", metavar="PNG", help="Draw predicted against measured times. Needs penstock\\[bench]."),
     ] = None,
 ) -> int:
     """Time batches of a model on this machine, for ten seconds at most, and keep the costs.
@@ -33,7 +33,7 @@ def calibrate(
     Exit code 0: measured, or shown. 1: failed.
     """
     if plot is not None and find_spec("matplotlib") is None:
-        fail("--plot draws with matplotlib, which is not installed: pip install 'penstock[bench]'")
+        fail("--plot needs matplotlib, which is not installed: pip install 'penstock[bench]'")
         return EXIT_PROBLEM
     if plot is not None and not plot.absolute().parent.is_dir():
         fail(f"--plot {plot}: there is no directory {plot.absolute().parent}.")
@@ -58,7 +58,8 @@ async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> 
     if show:
         costs = await kept_costs(tables, key)
         if costs is None:
-            fail(f"{path} has no table for this: {await why_none(tables, key)}. Measure it: the same without --show.")
+            reason = await why_none(tables, key)
+            fail(f"{path} has no table for this: {reason}. To measure one, repeat the command without --show.")
             return EXIT_PROBLEM
         is_kept = True
     else:

@@ -1,4 +1,4 @@
-"""The demo's worker: a process of its own, as in production, that never outlives the demo."""
+"""The demo's worker: a child process that never outlives the demo."""
 
 import asyncio
 import sys
@@ -9,14 +9,14 @@ from typing import Any, Self, TypeVar
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15
-# What the console script `penstock` does, found without PATH.
+# The console script `penstock`, without a search of PATH.
 _PENSTOCK = "from penstock.ops.cli.main import main; main()"
 
 T = TypeVar("T")
 
 
 class WorkerFailed(Exception):
-    """The worker ended before its work was done. The message holds the end of its log."""
+    """The worker ended too early. The message holds the end of its log."""
 
 
 class WorkerProcess:
@@ -33,7 +33,7 @@ class WorkerProcess:
 
     async def __aenter__(self) -> Self:
         with self.log_path.open("wb") as log:
-            # A session of its own: Ctrl-C in the terminal reaches the demo alone, which then ends the worker in order.
+            # In its own session, Ctrl-C in the terminal reaches only the demo, which then stops the worker.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", _PENSTOCK, "worker", *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -53,18 +53,14 @@ class WorkerProcess:
             process.terminate()
             await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:
-            pass  # it is killed below
+            pass  # killed below
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
     async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled if the worker ends first.
-
-        Raises:
-            WorkerFailed: it did.
-        """
+        """Return the result of `work`. If the worker ends first, cancel `work` and raise WorkerFailed."""
         task = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self._running.wait())
         try:
@@ -78,7 +74,7 @@ class WorkerProcess:
             await asyncio.gather(task, ended, return_exceptions=True)
 
     def log_tail(self) -> str:
-        """The last lines of the worker's log, for a person to read."""
+        """The last lines of the worker's log."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join([f"The end of its log, {self.log_path}:", *lines[-_TAIL_LINES:]])
 

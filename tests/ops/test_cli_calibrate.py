@@ -1,4 +1,4 @@
-"""`penstock calibrate`: what it measures, keeps, shows and draws."""
+"""`penstock calibrate` measures, keeps, shows and draws batch times."""
 
 import signal
 import sys
@@ -48,7 +48,7 @@ def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     where = ("--cost-path", str(path), "--max-batch-tokens", "128", "--max-batch-sequences", "16", "--device", "cpu")
     code, text = penstock("calibrate", *model, *where, "--show")
     assert code == 1
-    assert "has no table for this: no table of this model. Measure it: the same without --show." in text
+    assert "has no table for this: no table of this model. To measure one, repeat the command without --show." in text
 
     code, text = penstock("calibrate", *model, *where, "--plot", str(plot))
     assert code == 0, text
@@ -56,7 +56,7 @@ def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     assert f"kept in {path}" in text
     assert "A batch takes " in text
     assert "full, equal" in text
-    assert "On 10 other batches it is off by " in text
+    assert "On 10 other batches its error is " in text
     assert plot.read_bytes().startswith(b"\x89PNG")
 
     code, shown = penstock("calibrate", *model, *where, "--show")
@@ -160,4 +160,4 @@ def test_the_screen_has_a_place_for_each_timing(capsys: pytest.CaptureFixture[st
     assert ["40", "tokens", "5.00", "+0%"] in lines
     assert ["1,000", "tokens", "123", "+2%"] in lines
     assert ["full,", "equal", "6.00", "+33%"] in lines
-    assert ["No", "time", "was", "left", "to", "try", "it", "on", "other", "batches."] in lines
+    assert ["No", "time", "was", "left", "to", "check", "it", "on", "other", "batches."] in lines

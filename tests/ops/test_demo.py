@@ -113,8 +113,8 @@ async def test_a_worker_that_dies_ends_the_wait_with_its_log(tmp_path: Path) -> 
 
 
 async def test_leaving_the_context_ends_the_worker(tmp_path: Path) -> None:
-    nobody_listens = ["--model", "null", "--bootstrap-servers", "127.0.0.1:1"]
-    async with WorkerProcess(nobody_listens, tmp_path / "worker.jsonl") as worker:
+    no_broker = ["--model", "null", "--bootstrap-servers", "127.0.0.1:1"]
+    async with WorkerProcess(no_broker, tmp_path / "worker.jsonl") as worker:
         pid = worker.pid
         os.kill(pid, 0)  # it is there
     with pytest.raises(ProcessLookupError):
