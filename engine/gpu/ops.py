@@ -1,8 +1,7 @@
-"""The operations of a forward pass on a GPU: cuBLAS for the products, one kernel of ours for everything around each.
+"""The operations of a forward pass on a GPU.
 
-So are some of the products, with what follows them inside (products.py).
-
-Every function writes to `out`, on torch's current stream, and waits for nothing.
+cuBLAS computes most matrix products, and one kernel of ours fuses the operations after each. The other products are our
+own, with those operations in their epilogue (products.py).
 """
 
 import math
@@ -17,12 +16,13 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
-from penstock.engine.kernels.residual_norm import residual_norm, residual_norm_sum, split_norm
+from penstock.engine.kernels.residual_norm import residual_norm, split_norm
 from penstock.engine.kernels.short_product import short_product, split_product
 from penstock.engine.kernels.wide_product import wide_product
 from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
+_OPERATIONS = ("embed", "project", "gate", "project_add_norm", "project_add_norm_sum", "attend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class GpuDense:
 
 
 def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.device) -> Encoder[GpuDense]:
-    """Everything on the device in `dtype`, but for the angles of rotary attention: they stay float32."""
+    """The weights on the device in `dtype`; the angles of rotary attention stay float32."""
     angles = {
         id(tensor)
         for layer in weights.layers
@@ -61,7 +61,7 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 
 
 class GpuOps:
-    """The operations for one batch."""
+    """The operations for one batch. Each writes to `out`, on torch's current stream, and does not wait for the device."""
 
     def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:
         self._inputs = inputs
@@ -71,14 +71,7 @@ class GpuOps:
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
         """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
-        return {
-            "embed": self.embed,
-            "project": self.project,
-            "gate": self.gate,
-            "project_add_norm": self.project_add_norm,
-            "project_add_norm_sum": self.project_add_norm_sum,
-            "attend": self.attend,
-        }
+        return {name: getattr(self, name) for name in _OPERATIONS}
 
     def embed(self, out: Tensor, embeddings: Embeddings) -> Tensor:
         inputs, norm = self._inputs, embeddings.norm
@@ -117,27 +110,31 @@ class GpuOps:
         return out
 
     def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:
-        parts = self._parts(x, dense)
-        if parts is not None:
-            split_norm(out, None, parts, dense.bias, residual, norm.weight, norm.bias, norm.eps)
-        else:
-            torch.mm(x, dense.weight_t, out=out)
-            residual_norm(out, out, dense.bias, residual, norm.weight, norm.bias, norm.eps)
-        return out
+        return self._project_add_norm(out, None, x, residual, dense, norm)
 
     def project_add_norm_sum(
         self, out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
     ) -> Tensor:
+        return self._project_add_norm(out, total, x, residual, dense, norm)
+
+    def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
+        return attend(out, qkv, attention, self._inputs, self._tables, self._turns)
+
+    def _project_add_norm(
+        self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
+    ) -> Tensor:
+        rest = dense.bias, residual, norm.weight, norm.bias, norm.eps
         parts = self._parts(x, dense)
         if parts is not None:
-            split_norm(out, total, parts, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+            split_norm(out, parts, *rest, total=total)
         else:
-            torch.mm(x, dense.weight_t, out=total)
-            residual_norm_sum(out, total, total, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+            product = out if total is None else total
+            torch.mm(x, dense.weight_t, out=product)
+            residual_norm(out, product, *rest, total=total)
         return out
 
     def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
-        """x weight' in parts [S, R, H], in the scratch; None where it is cuBLAS's."""
+        """x weight' in parts [S, R, H], in the scratch; None if cuBLAS is to compute it."""
         rows, depth = x.shape
         split = short_split(rows, dense.width, depth)
         if split is None:
@@ -146,6 +143,3 @@ class GpuOps:
         parts = self._products.scratch[: math.prod(shape)].view(shape)
         split_product(parts, x, dense.weight, split.tile)
         return parts
-
-    def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
-        return attend(out, qkv, attention, self._inputs, self._tables, self._turns)

@@ -44,15 +44,15 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
     out.copy_(activate(x[:, :width].clone(), kind) * x[:, width:])
 
 
-def residual_norm(out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
-    total = x + residual if bias is None else x + bias + residual
-    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
-
-
-def residual_norm_sum(out: Tensor, total: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
-    assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
-    total.copy_(x + residual if bias is None else x + bias + residual)
-    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+def residual_norm(
+    out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
+) -> None:
+    whole = x + residual if bias is None else x + bias + residual
+    if total is not None:
+        assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
+        total.copy_(whole)
+        whole = total
+    out.copy_(F.layer_norm(whole, out.shape[1:], *norm))
 
 
 def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
@@ -68,12 +68,9 @@ def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
 
 
 def split_norm(
-    out: Tensor, total: Tensor | None, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any
+    out: Tensor, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
 ) -> None:
-    if total is None:
-        residual_norm(out, parts.sum(0), bias, residual, *norm)
-    else:
-        residual_norm_sum(out, total, parts.sum(0), bias, residual, *norm)
+    residual_norm(out, parts.sum(0), bias, residual, *norm, total=total)
 
 
 def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
@@ -85,7 +82,6 @@ LAUNCHES = (
     bias_activation,
     gated,
     residual_norm,
-    residual_norm_sum,
     short_product,
     split_product,
     split_norm,
