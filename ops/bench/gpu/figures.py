@@ -6,13 +6,14 @@ from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, targ
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run, current_runs, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS, SDPA_SORTED
+from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS, SDPA_SORTED, results_of
 from penstock.ops.bench.gpu.measures import measures
 from penstock.ops.bench.gpu.tables import render
 
 _BACKLOGS = ("2-100", "5-500", "SQuAD slice")
 _RANGES = ("2-100", "5-500")
 _SDPA = "transformers SDPA"
+_FROM_HOST = ", from the host"
 _WITH_TARGETS = ("grid", "single", "backlog", "kernels", "deberta", "memory", "families")
 
 Found = Mapping[str, Spread]
@@ -66,7 +67,11 @@ def best_of(found: Found, prefix: str, unit: str, *, lowest: bool = False) -> tu
         for name, values in found.items()
         if name.startswith(prefix) and name.endswith(unit)
     }
-    others = {name: values for name, values in named.items() if not name.startswith(OURS) and name != FLOOR}
+    others = {
+        name: values
+        for name, values in named.items()
+        if not name.startswith(OURS) and name != FLOOR and not name.endswith(_FROM_HOST)
+    }
     if not others:
         return None
     choose = min if lowest else max
@@ -95,16 +100,16 @@ def _backlog_row(found: Found, lengths: str) -> list[list[str]]:
 
 def _single_rows(found: Found, lengths: str) -> list[list[str]]:
     prefix = f"one request, {lengths} tokens, "
-    best = best_of(found, prefix, ", ms", lowest=True)
-    if best is None:
+    if f"{prefix}{OURS}, ms" not in found:
         return []
-    on_device, from_host, theirs, floor = (
-        str(found[f"{prefix}{name}, ms"]) for name in (OURS, FROM_HOST, _SDPA, FLOOR)
-    )
-    return [
-        [f"{prefix}inputs on the device, ms", on_device, f"{best[0]}: {best[1]}", theirs, floor],
-        [f"{prefix}with the host's work, ms", from_host, "", "", ""],
-    ]
+    rows = []
+    for work, suffix, ours in (("inputs on the device", "", OURS), ("from the host", _FROM_HOST, FROM_HOST)):
+        best = best_of(found, prefix, f"{suffix}, ms", lowest=True)
+        beside = "not measured" if best is None else f"{best[0]}: {best[1]}"
+        cells = (found.get(f"{prefix}{name}, ms") for name in (ours, f"{_SDPA}{suffix}", FLOOR))
+        shown, theirs, floor = ("" if cell is None else str(cell) for cell in cells)
+        rows.append([f"{prefix}{work}, ms", shown, beside, theirs, floor])
+    return rows
 
 
 def _backlogs(kept: Sequence[Run]) -> str:
@@ -117,7 +122,18 @@ def _backlogs(kept: Sequence[Run]) -> str:
         for name in sorted(named, key=lambda name: -found[name].median):
             share = None if floor is None else found[name].median / floor.median
             rows.append([lengths, name.removeprefix(prefix).removesuffix(", req/s"), str(found[name]), share])
+    rows += _not_run(kept[-1])
     return table(["tokens", "contestant", "req/s", "share of the floor"], rows)
+
+
+def _not_run(run: Run) -> list[list[str]]:
+    """Contestants of the newest run that its machine lacked something for."""
+    workloads = results_of(run.record["parts"]).get("backlog", {}).get("workloads", [])
+    return [
+        [workload["name"], name, f"not run: {why}", ""]
+        for workload in workloads
+        for name, why in workload.get("not_run", {}).items()
+    ]
 
 
 def _grid(kept: Sequence[Run]) -> str:
