@@ -17,7 +17,7 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 from penstock.scheduler import LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.deadline_errors import cause_of
@@ -33,7 +33,7 @@ from penstock.worker.replies.reply import make_reply
 from penstock.worker.requests.preparation import Admission
 from penstock.worker.requests.record import KafkaRecord, Row
 from penstock.worker.requests.validation import Intake
-from penstock.worker.settings import WorkerSettings, scheduler_settings
+from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 from penstock.worker.telemetry.load_monitor import TICK_S, Load, why_late
 from penstock.worker.telemetry.metrics import Metrics
 
@@ -54,7 +54,7 @@ class Worker:
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        settings: ResolvedSettings,
         engine: Engine,
         lanes: EngineLanes,
         cost: LearnedCost,
@@ -66,7 +66,7 @@ class Worker:
         info = engine.info
         self._settings = settings
         self._info = info
-        self._topic = settings.topic or request_topic(info.name)
+        self._topic = settings.topic
         self._bulk_topic = bulk_topic(self._topic)
         self._cache = cache
         self._write_back = WriteBack(cache) if cache is not None else None
@@ -88,14 +88,14 @@ class Worker:
         self._consumer = Consumer(
             settings.bootstrap_servers,
             (self._topic, self._bulk_topic),
-            settings.group_id or f"penstock.{info.name}",
+            settings.group_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             taken=self._on_taken,
             revoked=self._on_revoked,
         )
         self._commits = Commits(self._offsets, self._consumer)
-        scheduler = Scheduler(scheduler_settings(settings, num_lanes=lanes.num_lanes, padded=info.padded), cost)
+        scheduler = Scheduler(scheduler_settings(settings), cost)
         self._cost = cost
         self._dispatcher = Dispatcher(
             lanes,

@@ -6,7 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import VECTOR, kernel, multiprocessors, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels.library import (
+    VECTOR,
+    index_of,
+    kernel,
+    multiprocessors,
+    pointer,
+    pointer_or_null,
+    row_geometry,
+)
 
 _NARROW, _NARROW_HIDDEN = ("w4_v1", 128), 128 * VECTOR  # entry and threads of split_norm for rows that so many hold
 
@@ -69,7 +77,7 @@ def _launch(
 ) -> None:
     """Of x or of parts; the other is None."""
     dtype, (rows, hidden) = out.dtype, out.shape
-    geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
+    geometry = row_geometry(rows, hidden, multiprocessors(index_of(out)))
     outs = pointer("out", out, dtype, (rows, hidden)), pointer_or_null("total", total, dtype, (rows, hidden))
     tensors = (
         pointer_or_null("bias", bias, dtype, (hidden,)),
@@ -87,4 +95,4 @@ def _launch(
         entry, threads = _NARROW if hidden <= _NARROW_HIDDEN else (geometry.entry, geometry.block[0])
         name, grid, block = f"split_norm_{entry}", (rows,), (threads,)
     if rows:
-        kernel("residual_norm", name, dtype)(grid, block, args)
+        kernel("residual_norm", name, out)(grid, block, args)

@@ -3,11 +3,11 @@
 import threading
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import say
 from penstock.ops.kafka import BrokerKind, open_broker
+from penstock.producer.settings import Settings
 
 MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up, even if there are records
 ABOUT = {
@@ -17,10 +17,8 @@ ABOUT = {
 }
 
 
-class BrokerSettings(BaseSettings):
+class BrokerSettings(Settings):
     """Settings of the local broker."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     kind: BrokerKind = Field(
         "mock", description="mock: starts at once, needs no Java. kafka: the real thing, needs Java 17 and Maven."

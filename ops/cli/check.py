@@ -3,16 +3,14 @@
 import asyncio
 from collections.abc import Callable, Iterator
 
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.cli import probes
 from penstock.ops.cli.options import takes
-from penstock.ops.cli.probes import Finding
+from penstock.ops.cli.probes import CheckSettings, Finding
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
-from penstock.worker.settings import WorkerSettings
 
 _PROBES = (
     probes.model,
@@ -24,14 +22,6 @@ _PROBES = (
     probes.local_kafka,
 )
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
-
-
-class CheckSettings(WorkerSettings):
-    """A worker's settings; what is not given is not checked."""
-
-    model: str | None = Field(  # type: ignore[assignment]  # wider than the worker's: a check may go without a model
-        None, description="Checkpoint to try: a directory, or a Hugging Face id."
-    )
 
 
 @takes(CheckSettings)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say, stderr
+from penstock.producer.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.ops.parity.compare import Agreement, Check
@@ -25,10 +25,8 @@ _PACKS = {"cuda": 1000, "cpu": 20}
 MODEL_HELP = "Checkpoint: a directory, or a Hugging Face id. Only safetensors are read, and no code of it is run."
 
 
-class ParitySettings(BaseSettings):
+class ParitySettings(Settings):
     """Settings of the comparison."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

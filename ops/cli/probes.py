@@ -6,17 +6,24 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
+from pydantic import Field
 
 from penstock.producer.wire.topics import REPLY_TOPIC, request_topic
-
-if TYPE_CHECKING:
-    from penstock.ops.cli.check import CheckSettings
+from penstock.worker.settings import NULL_MODEL, WorkerSettings
 
 KAFKA_TIMEOUT_S = 5.0
+
+
+class CheckSettings(WorkerSettings):
+    """A worker's settings. Only what is given is checked."""
+
+    model: str | None = Field(  # type: ignore[assignment]  # wider than the worker's: a model is optional here
+        None, description="Checkpoint to load: a directory, or a Hugging Face id."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Finding:
     remedy: str = ""  # what to do about it, in words
 
 
-async def kafka(settings: "CheckSettings") -> list[Finding]:
+async def kafka(settings: CheckSettings) -> list[Finding]:
     """Broker and topics, from one metadata request, which creates no topic."""
     servers = settings.bootstrap_servers
     admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
@@ -55,7 +62,7 @@ def _no_kafka(found: str) -> list[Finding]:
     return [Finding("Kafka", "problem", found, remedy), Finding("Topics", "not checked", "They need Kafka.")]
 
 
-def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Finding:
+def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Finding:
     topic = _topic_name(settings)
     if topic is None:
         return Finding("Request topic", "not checked", "Its name follows from the model.", "Give --model or --topic.")
@@ -65,7 +72,7 @@ def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Find
     return Finding("Request topic", "OK", found)
 
 
-def _topic_name(settings: "CheckSettings") -> str | None:
+def _topic_name(settings: CheckSettings) -> str | None:
     if settings.topic is not None:
         return settings.topic
     if settings.served_name:
@@ -83,13 +90,12 @@ def _reply_topic(topics: Mapping[str, int]) -> Finding:
     return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")
 
 
-def model(settings: "CheckSettings") -> Finding:
+def model(settings: CheckSettings) -> Finding:
     """Loads the model the way a worker does."""
     if settings.model is None:
         return Finding("Model", "not checked", "No model was named.", "Give --model.")
     from penstock.engine import load_engine
     from penstock.engine.errors import EngineError, UnsupportedDevice
-    from penstock.worker.process import NULL_MODEL
 
     if settings.model == NULL_MODEL:
         return Finding("Model", "OK", "null: does no work, for measuring the pipeline")
@@ -116,7 +122,7 @@ def model(settings: "CheckSettings") -> Finding:
     )
 
 
-def head(settings: "CheckSettings") -> Finding:
+def head(settings: CheckSettings) -> Finding:
     """Whether there is such a file; whether it fits the model shows when that is loaded."""
     if settings.head is None:
         return Finding("Head", "not checked", "None was named: the model's own is used, if any.", "Give --head.")
@@ -134,7 +140,7 @@ def _head_error(path: Path) -> str | None:
     return None
 
 
-def metrics(settings: "CheckSettings") -> Finding:
+def metrics(settings: CheckSettings) -> Finding:
     """Whether a worker could serve its metrics on the port."""
     port = settings.metrics_port
     if port is None:
@@ -149,7 +155,7 @@ def metrics(settings: "CheckSettings") -> Finding:
     return Finding("Metrics", "OK", f"port {port} is free")
 
 
-def cache(settings: "CheckSettings") -> Finding:
+def cache(settings: CheckSettings) -> Finding:
     """Opens the cache file the way a worker does, which creates it."""
     path = settings.cache_path
     if path is None:
@@ -165,7 +171,7 @@ def cache(settings: "CheckSettings") -> Finding:
     return Finding("Cache", "OK", f"{path} can be written")
 
 
-async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
+async def _cache_error(settings: CheckSettings, path: Path) -> str | None:
     from structlog.testing import capture_logs
 
     from penstock.cache import ResponseCache
@@ -179,7 +185,7 @@ async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
     return None if works else "; ".join(str(event.get("reason", event["event"])) for event in events)
 
 
-def processor(settings: "CheckSettings") -> Finding:
+def processor(settings: CheckSettings) -> Finding:
     """What `--dtype auto` will find."""
     import torch
 
@@ -189,7 +195,7 @@ def processor(settings: "CheckSettings") -> Finding:
     return Finding("Processor", "OK", f"{os.cpu_count()} cores, {arithmetic}")
 
 
-def gpu(settings: "CheckSettings") -> Finding:
+def gpu(settings: CheckSettings) -> Finding:
     """Whether there is a GPU that the kernels run on, and whether `--device` asks for one."""
     import torch
 
@@ -206,7 +212,7 @@ def gpu(settings: "CheckSettings") -> Finding:
     return Finding("GPU", "OK", f"{missing}: models run on the CPU")
 
 
-def local_kafka(settings: "CheckSettings") -> Finding:
+def local_kafka(settings: CheckSettings) -> Finding:
     """Whether `penstock broker --kind kafka` would work here; a production set-up does not need it."""
     from penstock.ops.kafka import kafka_missing
 

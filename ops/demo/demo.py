@@ -17,7 +17,7 @@ from rich.console import Console
 from penstock.ops.demo.banking77 import HEAD, Message, read_messages
 from penstock.ops.demo.closed_loop import Pass, send_all
 from penstock.ops.demo.model import SERVED_NAME, ModelUnavailable, model_directory
-from penstock.ops.demo.screen import (
+from penstock.ops.demo.results_screen import (
     MIN_ACCURACY,
     Results,
     make_console,
@@ -26,8 +26,8 @@ from penstock.ops.demo.screen import (
     show_step,
     show_title,
 )
+from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import read_batches, read_dtype
-from penstock.ops.demo.worker_process import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import BrokerError, MockBroker
 from penstock.producer import Client, Expired, PenstockError
 from penstock.producer.wire.messages import Request

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import activate
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
-from penstock.engine.gpu import kernels, products
+from penstock.engine.gpu import ops, products
 from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
@@ -100,7 +100,7 @@ def test_the_steps_compute_the_forward(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, kind: str
 ) -> None:
     for launch in LAUNCHES:
-        monkeypatch.setattr(kernels, launch.__name__, launch)
+        monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
     for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
@@ -116,14 +116,14 @@ def test_the_steps_compute_the_forward(
     ids = torch.from_numpy(batch.token_ids[layout.tokens])
     of_type = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids[layout.tokens])
     cpu = CpuOps(layout, ids, of_type, weights.num_heads, FLOAT)
-    monkeypatch.setattr(kernels, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
+    monkeypatch.setattr(ops, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
 
-    encoder = kernels.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
+    encoder = ops.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
     scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
     given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
-    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
+    found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

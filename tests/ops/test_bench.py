@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from penstock.engine import NullEngine
 from penstock.ops.bench.common.comparison import Comparison, Grid
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
@@ -34,6 +35,7 @@ from penstock.ops.bench.pipeline.part_engine import cosine, fastest
 from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Encoded
 from penstock.worker import WorkerSettings
+from penstock.worker.resolved_settings import resolve
 
 
 def test_the_report_shows_figure_baseline_floor_and_ratio() -> None:
@@ -51,7 +53,7 @@ def test_fifo_batches_keep_the_order_and_the_caps_and_are_full(
     lengths: list[int], max_sequences: int, max_tokens: int
 ) -> None:
     caps = {"model": "null", "max_batch_sequences": max_sequences, "max_batch_tokens": max_tokens}
-    settings = WorkerSettings.model_validate(caps)
+    settings = resolve(WorkerSettings.model_validate(caps), NullEngine().info)
     sequences = [Encoded(np.full(length, index, np.int32), None) for index, length in enumerate(lengths)]
     batches = fifo_batches(sequences, settings)
     assert [sequence for batch in batches for sequence in batch] == sequences
@@ -217,10 +219,10 @@ def test_processes_are_watched_through_proc() -> None:
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="No such role"):
-        run_once("echo", {"role": "nobody"}, tmp_path / "log")
+        run_once("pipeline.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("echo", {"role": "nobody"}, tmp_path / "log") as it,
+        Service("pipeline.echo", {"role": "nobody"}, tmp_path / "log") as it,
     ):
         os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
 

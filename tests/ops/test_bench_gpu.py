@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpu.kernels import prepare_for_gpu
+from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed

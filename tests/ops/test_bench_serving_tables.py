@@ -14,8 +14,8 @@ from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.serving.command import measure, record_of
 from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.drive import packed_batch, random_ids
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.harness import Known, Load, Stand
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.measures import measures
 from penstock.ops.bench.serving.noise import Noise, noisy
 from penstock.ops.bench.serving.outcome import Outcome
@@ -100,9 +100,9 @@ class SlowerThanItsTable(OnPaper):
     """Real batches take as much longer as a claim may not overlook."""
 
     def driven(self, system: System, load: Load, *, grace_s: float) -> Outcome:
-        feed = Feed(Scheduler(system.settings, self.table(system.engine)), self.num_lanes)
+        driver = MeasuredDriver(Scheduler(system.settings, self.table(system.engine)), self.num_lanes)
         slower = noisy(self.table(system.engine), Noise(np.array([1.3])), seed=0)
-        return simulate_worker(self._stream(load), feed, slower)
+        return simulate_worker(self._stream(load), driver, slower)
 
 
 class Learning(SlowerThanItsTable):

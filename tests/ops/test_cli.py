@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli import screen
 from penstock.ops.cli.broker import BrokerSettings
-from penstock.ops.cli.check import CheckSettings
 from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import env_name, option_name
+from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.transport import connection as kafka

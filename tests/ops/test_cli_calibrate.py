@@ -8,14 +8,13 @@ import pytest
 
 from penstock.cache import CostKey
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
-from penstock.ops.cli.calibrate import CalibrateSettings
 from penstock.ops.cli.calibrate_screen import law, show_costs
 from penstock.ops.cli.options import env_name, option_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.settings import ModelSettings, WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -32,7 +31,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_explains_every_setting() -> None:
     code, text = penstock("calibrate", "--help")
     assert code == 0
-    for name, field in CalibrateSettings.model_fields.items():
+    for name, field in ModelSettings.model_fields.items():
         assert f" {option_name(name)} " in text
         assert f"[env var: {env_name(name)}]" in text
         assert " ".join((field.description or "").split()) in text

@@ -18,9 +18,9 @@ from penstock.ops.demo.banking77 import HEAD, TEST_CSV, read_messages
 from penstock.ops.demo.closed_loop import Pass
 from penstock.ops.demo.direct import run_directly
 from penstock.ops.demo.model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
-from penstock.ops.demo.screen import MIN_ACCURACY, Results, show_results
+from penstock.ops.demo.results_screen import MIN_ACCURACY, Results, show_results
+from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
-from penstock.ops.demo.worker_process import WorkerFailed, WorkerProcess
 from penstock.producer import Classification
 
 

@@ -14,6 +14,7 @@ from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker.kafka import consumer
 from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
@@ -66,7 +67,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 @pytest.fixture
 async def worker(group: Group) -> AsyncIterator[Worker]:
     engine = NullEngine(name="tiny")
-    settings = WorkerSettings(model="null")  # type: ignore[call-arg]  # the others have defaults
+    given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
+    settings = resolve(given, engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
+from penstock.engine.types import PackedBatch, TaskOptions
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.requests.record import Row
 
@@ -68,18 +68,8 @@ def sums_of(rows: Sequence[Row]) -> Sums:
 
 def pack(rows: Sequence[Row]) -> PackedBatch:
     """The engine's view of rows: flat arrays, nothing else."""
-    lengths = [len(row.token_ids) for row in rows]
-    cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    types = None
-    if any(row.token_type_ids is not None for row in rows):
-        types = np.concatenate([_types(row) for row in rows])
-    token_ids = np.concatenate([row.token_ids for row in rows])
-    return PackedBatch(token_ids, cu_seqlens, max(lengths), types, [row.options for row in rows])
-
-
-def _types(row: Row) -> Int32Array:
-    return row.token_type_ids if row.token_type_ids is not None else np.zeros(len(row.token_ids), np.int32)
+    options = [row.options for row in rows]
+    return PackedBatch.of([row.token_ids for row in rows], options, [row.token_type_ids for row in rows])
 
 
 def health_probe(options: TaskOptions) -> PackedBatch:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DataCollatorWithFlattening, DebertaV2Config, DebertaV2Model
 
 from penstock.engine.gpu import GpuEncoder
-from penstock.engine.gpu.kernels import GpuDense, prepare_for_gpu
+from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.packed_model import weights_of

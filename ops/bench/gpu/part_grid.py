@@ -71,6 +71,7 @@ def resident(encoder: GpuEncoder, batch: PackedBatch) -> Work:
 
     The encoder has room for one description: an `encoder.run` in between must be of a batch of the same shape.
     """
+    encoder.prepare(batch)
     inputs = encoder.upload(batch)
     return lambda: encoder.forward(inputs)
 

@@ -164,7 +164,7 @@ def _echo_worker(setup: Setup, broker: KafkaBroker, kind: str) -> Iterator[Servi
         "topic": f"echo.{kind}",
         "batched": kind == "batched",
     }
-    with Service("echo", spec, setup.logs / f"echo-{kind}.log") as service:
+    with Service("pipeline.echo", spec, setup.logs / f"echo-{kind}.log") as service:
         yield service
 
 
@@ -180,4 +180,4 @@ def _echo_load(setup: Setup, broker: KafkaBroker, echo: Service, kind: str) -> d
         "in_flight": IN_FLIGHT,
         "watch": {"worker": echo.pid, "broker": broker.pid},
     }
-    return run_once("echo", spec, setup.logs / "echo-client.log")
+    return run_once("pipeline.echo", spec, setup.logs / "echo-client.log")

@@ -1,14 +1,14 @@
-"""`penstock bench`: what batching gains on this machine, and what a fleet of such machines would cost."""
+"""`penstock bench serve` and `penstock bench simulate`: batching policies on this machine, and in a simulated fleet."""
 
 from pathlib import Path
 from typing import Literal
 
 import typer
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.options import takes
-from penstock.producer.settings import KafkaSettings
+from penstock.producer.settings import KafkaSettings, Settings
 
 _PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
 _SWEEP_PARTS = "load,fleet,cache,loss"
@@ -19,10 +19,8 @@ bench = typer.Typer(
 )
 
 
-class ServeSettings(BaseSettings):
+class ServeSettings(Settings):
     """Settings of the measurement."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     model: str | None = Field(
         None,
@@ -32,21 +30,21 @@ class ServeSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic.")
     lengths: str = Field(
         "2-100,5-500",
-        description="Tokens of the requests: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77; the first is "
-        "also that of the tables about objectives.",
+        description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77. The tables about "
+        "objectives use the first.",
     )
-    parts: str = Field(_PARTS, description="Which tables, and kafka.")
-    kafka: bool = Field(False, description="Also through Kafka: a worker process behind a broker, and a client.")
+    parts: str = Field(_PARTS, description="Tables to measure; also kafka.")
+    kafka: bool = Field(False, description="Measure through Kafka too: a client, a broker and a worker process.")
     bootstrap_servers: str | None = Field(
         None,
-        description="kafka: an existing broker. Default: one of its own, a real one where Java is, else librdkafka's "
+        description="An existing broker for --kafka. Default: a local Kafka if Java is installed, else librdkafka's "
         "mock.",
     )
     slo_ms: float | None = Field(
         None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
     )
-    seconds: float = Field(2.0, gt=0, description="Of each run, at least.")
-    trials: int = Field(2, ge=1, description="Real runs that confirm a critical point.")
+    seconds: float = Field(2.0, gt=0, description="Least duration of each run.")
+    trials: int = Field(2, ge=1, description="Number of real runs that confirm a critical point.")
     output: Path | None = Field(
         None,
         description="Result file (JSON); tables and plots lie beside it. Default: named after the machine where all "
@@ -56,8 +54,6 @@ class ServeSettings(BaseSettings):
     @field_validator("lengths")
     @classmethod
     def _known_lengths(cls, listed: str) -> str:
-        from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
-
         return _each_of(listed, (*DISTRIBUTIONS, "banking77"))
 
     @field_validator("parts")
@@ -76,24 +72,21 @@ class ServeSettings(BaseSettings):
             raise ValueError(error.errors()[0]["msg"]) from error
 
 
-class SimulateSettings(BaseSettings):
+class SimulateSettings(Settings):
     """Settings of the simulation."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     result: Path | None = Field(
         None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
     )
     parts: str = Field(
-        _SWEEP_PARTS, description="Which tables; and large, one run of ten million requests on the largest fleet."
+        _SWEEP_PARTS,
+        description="Tables to simulate; also large, a run of ten million requests on the largest fleet.",
     )
-    workers: str = Field("1,4,16,64,256", description="Sizes of the fleet.")
+    workers: str = Field("1,4,16,64,256", description="Fleet sizes.")
     requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
-    lengths: str = Field(
-        "2-100", description="Tokens of the requests: 2-100, 5-500, normal 2-100, normal 5-500, squad."
-    )
+    lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad.")
     slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
-    load: float = Field(0.8, gt=0, description="Of saturation, where the size of the fleet is what changes.")
+    load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
     output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
 
@@ -112,22 +105,20 @@ class SimulateSettings(BaseSettings):
     @field_validator("lengths")
     @classmethod
     def _known_lengths(cls, name: str) -> str:
-        from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
-
         return _each_of(name, tuple(DISTRIBUTIONS), most=1)
 
 
 @bench.command("serve")
 @takes(ServeSettings)
 def serve(settings: ServeSettings) -> int:
-    """Find what every batching policy sustains on this machine, and print the serving tables.
+    """Measure the load that each batching policy sustains on this machine, and print the serving tables.
 
     $ penstock bench serve
 
-    Open loop, Poisson and bursty; throughput at saturation, latency at each
-    system's critical point, goodput within objectives, two classes, the cost
-    model's errors, and the simulator beside real runs. Needs no Kafka, except
-    for --kafka. Some ten minutes on two cores.
+    The load is open-loop, Poisson or bursty. The tables show throughput at
+    saturation, latency at each system's critical point, goodput within
+    objectives, two classes, the cost model's errors, and the simulator beside
+    real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
     """
     from penstock.ops.bench.serving.command import serve as run
     from penstock.ops.bench.serving.plan import KAFKA, RunPlan
@@ -147,12 +138,13 @@ def serve(settings: ServeSettings) -> int:
 @bench.command("simulate")
 @takes(SimulateSettings)
 def simulate(settings: SimulateSettings) -> int:
-    """Simulate a fleet: the same scheduler on a clock of its own, with measured costs.
+    """Simulate a fleet: the product's scheduler on a simulated clock, with measured costs.
 
     $ penstock bench simulate --workers 1,16,256 --requests 1000000
 
-    How cost and p99 grow with load and with the size of the fleet; popular
-    keys, caches, and the loss of a worker. Needs no model and no Kafka.
+    The tables show how cost and p99 grow with load and fleet size, and the
+    effect of popular keys, caches, and the loss of a worker. Needs no model
+    and no Kafka.
     """
     from penstock.ops.bench.serving.sweep import SweepPlan
     from penstock.ops.bench.serving.sweep import simulate as run

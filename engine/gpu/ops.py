@@ -60,7 +60,7 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
     return weights.prepared(dense, table)
 
 
-class GpuKernels:
+class GpuOps:
     """The operations for one batch."""
 
     def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:

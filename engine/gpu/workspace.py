@@ -22,11 +22,10 @@ class Chunk:
         return self.bytes.data_ptr()
 
 
-def give_back() -> None:
-    """Return what torch's allocator holds and nobody uses to the device, if it can be.
+def release_cached_memory() -> None:
+    """Return memory that torch's allocator holds unused to the device, if the allocator can.
 
-    Called where nothing depends on it: once a capture has failed, torch 2.8's allocator believes for ever that one is
-    underway, and refuses.
+    After a failed capture torch 2.8's allocator refuses for ever, as if one were underway; that error is ignored.
     """
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
@@ -65,7 +64,7 @@ class Workspace:
         most_rows, self._most_rows = self._most_rows, 0
         if self.arena.trim():
             self._views.cache_clear()  # the last to hold the old chunks
-            give_back()  # or torch would keep them, and cut the new chunk out of the largest
+            release_cached_memory()  # or torch would keep them, and cut the new chunk out of the largest
             if most_rows:
                 self.reserve(most_rows)
 

@@ -1,31 +1,16 @@
-"""Two proofs that no two live buffers overlap: a full one from the lifetimes, and a cheap one for every new plan."""
+"""A full proof that a memory plan is sound, which shares no code with the planner."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from penstock.engine.memory.lifetimes import ALIGNMENT, Lifetime
-
-if TYPE_CHECKING:
-    from penstock.engine.memory.plan import Plan
-
-
-def check_slots(plan: Plan, conflicts: Sequence[Set[int]]) -> None:
-    """RuntimeError if two slots that conflict overlap. Some 5 µs; the planner runs it on every plan it computes."""
-    chunk, offset = plan.slot_chunk, plan.slot_offset
-    ends = [start + num_bytes for start, num_bytes in zip(offset, plan.slot_bytes, strict=True)]
-    for slot, others in enumerate(conflicts):
-        for other in others:
-            if offset[slot] < ends[other] and offset[other] < ends[slot] and chunk[other] == chunk[slot]:
-                raise RuntimeError(f"Slots {other} and {slot} overlap in a memory plan. This is a bug.")
+from penstock.engine.memory import Lifetime, Plan
+from penstock.engine.memory.lifetimes import ALIGNMENT
 
 
 def check_no_overlap(lifetimes: Sequence[Lifetime], plan: Plan) -> None:
     """RuntimeError if the plan is unsound: an overlap at some step, or a buffer too small, unaligned or outside.
 
-    Looks at every step on its own and shares no code with the planner. For tests and for doubts.
+    Looks at every step on its own.
     """
     for lifetime, slot, (chunk, offset) in zip(lifetimes, plan.slot_of, plan.offsets, strict=True):
         if plan.slot_bytes[slot] < lifetime.num_bytes(plan.tokens, plan.sequences):

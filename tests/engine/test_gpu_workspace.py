@@ -13,8 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.buckets import GRAPH_ROWS
-from penstock.engine.gpu.kernels import prepare_for_gpu
-from penstock.engine.gpu.memory import Workspace
+from penstock.engine.gpu.ops import prepare_for_gpu
+from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.program import Program, record
 from penstock.engine.model.weights import EncoderWeights
@@ -134,7 +134,7 @@ def test_preparing_launches_each_number_of_rows_once_and_captures_each_shape(
     encoder = GpuEncoder(weights, device=CPU)
     launched, captured = [], []
     monkeypatch.setattr(encoder, "_launch", lambda inputs, workspace: launched.append(inputs.shape.rows))
-    monkeypatch.setattr(encoder._graphs, "prepare", lambda shape, work: captured.append(shape))
+    monkeypatch.setattr(encoder._graphs, "capture", lambda shape, work: captured.append(shape))
     for lengths in ((3, 5), (30,), (40,), (1,) * 30):
         assert encoder.prepare(pack(random_sequences(lengths)))
     assert launched == [32, 64]
