@@ -123,8 +123,8 @@ def test_every_table_can_be_made_and_none_is_empty() -> None:
 def test_a_table_replaces_what_stands_between_its_markers() -> None:
     text = "before\n<!-- figures:runs -->\nold\n<!-- /figures -->\nafter\n"
     renewed = figures.regenerated(text)
-    assert renewed.startswith("before\n<!-- figures:runs -->\n| suite |")
-    assert renewed.endswith("|\n<!-- /figures -->\nafter\n")
+    assert renewed.startswith("before\n<!-- figures:runs -->\n\n| suite |")
+    assert renewed.endswith("|\n\n<!-- /figures -->\nafter\n")
     assert figures.regenerated(renewed) == renewed
 
 

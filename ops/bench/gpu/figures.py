@@ -1,6 +1,7 @@
 """Tables of the kept GPU runs, for README.md and the notes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table, versions
 from penstock.ops.bench.common.markdown import table
@@ -22,6 +23,11 @@ Found = Mapping[str, Spread]
 def headline() -> str:
     """Table `gpu-headline`: backlogs and single requests beside the best alternative of the same runs."""
     return of_each_machine("gpu", ("backlog", "compile", "single"), _headline)
+
+
+def short_headline() -> str:
+    """Second half of table `headline`: backlogs beside the best alternative."""
+    return of_each_machine("gpu", ("backlog", "compile"), _short_headline)
 
 
 def backlogs() -> str:
@@ -87,6 +93,12 @@ def _headline(kept: Sequence[Run]) -> str:
     )
 
 
+def _short_headline(kept: Sequence[Run]) -> str:
+    found = spreads(kept, measures)
+    rows = [row[:3] for lengths in _RANGES for row in _backlog_row(found, lengths)]
+    return table(["BERT-base, float16, without Kafka", "penstock", "best alternative of the run"], rows)
+
+
 def _backlog_row(found: Found, lengths: str) -> list[list[str]]:
     prefix = f"backlog, {lengths}, "
     best = best_of(found, prefix, ", req/s")
@@ -114,7 +126,7 @@ def _single_rows(found: Found, lengths: str) -> list[list[str]]:
 
 def _backlogs(kept: Sequence[Run]) -> str:
     found = spreads(kept, measures)
-    rows = []
+    rows: list[list[Any]] = []
     for lengths in _BACKLOGS:
         prefix = f"backlog, {lengths}, "
         floor = found.get(f"{prefix}{FLOOR}, req/s")
@@ -126,7 +138,7 @@ def _backlogs(kept: Sequence[Run]) -> str:
     return table(["tokens", "contestant", "req/s", "share of the floor"], rows)
 
 
-def _not_run(run: Run) -> list[list[str]]:
+def _not_run(run: Run) -> list[list[Any]]:
     """Contestants of the newest run that its machine lacked something for."""
     workloads = results_of(run.record["parts"]).get("backlog", {}).get("workloads", [])
     return [

@@ -103,7 +103,8 @@ def padded_inputs(requests: Sequence[Int32Array]) -> dict[str, Tensor]:
 
 def flattened_inputs(requests: Sequence[Int32Array]) -> dict[str, Any]:
     """Inputs of a transformers model with FlashAttention-2 and no padding, as sentence-transformers 6 makes them."""
-    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_position_ids=True)
+    make: Any = DataCollatorWithFlattening
+    collator = make(return_flash_attn_kwargs=True, return_position_ids=True)
     features = collator([{"input_ids": request.tolist()} for request in requests])
     names = ("input_ids", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     found = {name: features[name] for name in names}
