@@ -1,7 +1,7 @@
 """Which products of a forward are ours, and not cuBLAS's. The crossovers were measured on an H200.
 
 Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights from beyond the L2 cache: cuBLAS and a
-launch for what follows it, and ours (part `products` of ops/bench/results/nvidia-h200, which has more).
+launch for what follows it, and ours (part `products` of ops/bench/results/gpu/nvidia-h200, which has more).
 
     rows                            32           64           128          256
     to 3,072, bias and GELU         7.8   4.6    7.9   4.9    7.9   5.7    7.7   no

@@ -17,6 +17,7 @@ from penstock.ops.bench.serving import figures as serving
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
+    "headline": lambda: "\n\n".join([pipeline.short_headline(), gpu.short_headline()]),
     "runs": run_table,
     "pipeline-cpu": pipeline.headline,
     "pipeline-targets": pipeline.against_targets,
@@ -77,7 +78,7 @@ def regenerated(text: str) -> str:
     Raises:
         UnknownTable: a marker names no table.
     """
-    return _MARKED.sub(lambda found: f"{found[1]}{_table(found[2])}\n{found[3]}", text)
+    return _MARKED.sub(lambda found: f"{found[1]}\n{_table(found[2])}\n\n{found[3]}", text)
 
 
 def _table(name: str) -> str:

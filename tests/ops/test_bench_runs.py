@@ -103,7 +103,7 @@ def test_every_target_is_of_a_measure_that_a_kept_run_has(suite: str, measures: 
 def test_a_caption_names_the_runs_and_the_known_faults_of_their_parts(tmp_path: Path) -> None:
     for day in (1, 2):
         header = {**begin("pipeline", MACHINE, commit="abcdef0"), "started": f"2026-01-0{day}T00:00:00+00:00"}
-        keep({**header, "parts": {}, "notes": {"latency": "one side alone", "null": "another"}}, tmp_path)
+        keep({**header, "parts": {}, "notes": {"latency": ["one side alone"], "null": ["another"]}}, tmp_path)
     runs = current_runs("pipeline", "amd-epyc-2-cores", tmp_path)
     assert kept_tables.caption(runs, ["latency"]) == (
         "*AMD EPYC, 2 cores, commit abcdef0, 2026-01-01 to 2026-01-02, medians (min to max) of 2 runs. "
@@ -123,8 +123,8 @@ def test_every_table_can_be_made_and_none_is_empty() -> None:
 def test_a_table_replaces_what_stands_between_its_markers() -> None:
     text = "before\n<!-- figures:runs -->\nold\n<!-- /figures -->\nafter\n"
     renewed = figures.regenerated(text)
-    assert renewed.startswith("before\n<!-- figures:runs -->\n| suite |")
-    assert renewed.endswith("|\n<!-- /figures -->\nafter\n")
+    assert renewed.startswith("before\n<!-- figures:runs -->\n\n| suite |")
+    assert renewed.endswith("|\n\n<!-- /figures -->\nafter\n")
     assert figures.regenerated(renewed) == renewed
 
 

@@ -10,6 +10,7 @@ OURS = "ours"
 FROM_HOST = "ours, from the host"
 SDPA_SORTED = "transformers SDPA, sorted, batch 256"
 COMPILED = "torch.compile, sorted, batch 256"
+UNPADDED = "sentence-transformers, FlashAttention-2 without padding, sorted"
 
 Point = Mapping[str, Any]  # has "ms": contestant -> milliseconds
 Results = Mapping[str, Any]  # part -> its result
@@ -49,17 +50,12 @@ def requests_per_s(workload: Mapping[str, Any]) -> dict[str, float]:
     return {name: workload["requests"] / seconds for name, seconds in workload["seconds"].items()}
 
 
-def share_in_scan(workload: Mapping[str, Any]) -> float | None:
-    """Ours over the floor in requests a second, the fastest way of each in the scan; None where one is missing."""
-    fastest = {name: min(seconds.values()) for name, seconds in workload["tried"].items() if seconds}
-    return fastest[FLOOR] / fastest[OURS] if {OURS, FLOOR} <= fastest.keys() else None
-
-
 def backlog_rates(results: Results) -> dict[str, dict[str, float]]:
     """Requests a second by backlog and contestant, torch.compile's from its own part."""
     rates = {work["name"]: requests_per_s(work) for work in results.get("backlog", {}).get("workloads", [])}
     for work in results.get("compile", {}).get("backlogs", []):
-        rates.setdefault(work["name"], {})[COMPILED] = work["requests"] / work["seconds"]
+        if work["seconds"] is not None:
+            rates.setdefault(work["name"], {})[COMPILED] = work["requests"] / work["seconds"]
     return rates
 
 

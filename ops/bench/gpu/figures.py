@@ -1,18 +1,20 @@
 """Tables of the kept GPU runs, for README.md and the notes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table, versions
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run, current_runs, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS, SDPA_SORTED
+from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS, SDPA_SORTED, results_of
 from penstock.ops.bench.gpu.measures import measures
 from penstock.ops.bench.gpu.tables import render
 
 _BACKLOGS = ("2-100", "5-500", "SQuAD slice")
 _RANGES = ("2-100", "5-500")
 _SDPA = "transformers SDPA"
+_FROM_HOST = ", from the host"
 _WITH_TARGETS = ("grid", "single", "backlog", "kernels", "deberta", "memory", "families")
 
 Found = Mapping[str, Spread]
@@ -21,6 +23,11 @@ Found = Mapping[str, Spread]
 def headline() -> str:
     """Table `gpu-headline`: backlogs and single requests beside the best alternative of the same runs."""
     return of_each_machine("gpu", ("backlog", "compile", "single"), _headline)
+
+
+def short_headline() -> str:
+    """Second half of table `headline`: backlogs beside the best alternative."""
+    return of_each_machine("gpu", ("backlog", "compile"), _short_headline)
 
 
 def backlogs() -> str:
@@ -66,7 +73,11 @@ def best_of(found: Found, prefix: str, unit: str, *, lowest: bool = False) -> tu
         for name, values in found.items()
         if name.startswith(prefix) and name.endswith(unit)
     }
-    others = {name: values for name, values in named.items() if not name.startswith(OURS) and name != FLOOR}
+    others = {
+        name: values
+        for name, values in named.items()
+        if not name.startswith(OURS) and name != FLOOR and not name.endswith(_FROM_HOST)
+    }
     if not others:
         return None
     choose = min if lowest else max
@@ -82,6 +93,12 @@ def _headline(kept: Sequence[Run]) -> str:
     )
 
 
+def _short_headline(kept: Sequence[Run]) -> str:
+    found = spreads(kept, measures)
+    rows = [row[:3] for lengths in _RANGES for row in _backlog_row(found, lengths)]
+    return table(["BERT-base, float16, without Kafka", "penstock", "best alternative of the run"], rows)
+
+
 def _backlog_row(found: Found, lengths: str) -> list[list[str]]:
     prefix = f"backlog, {lengths}, "
     best = best_of(found, prefix, ", req/s")
@@ -95,21 +112,21 @@ def _backlog_row(found: Found, lengths: str) -> list[list[str]]:
 
 def _single_rows(found: Found, lengths: str) -> list[list[str]]:
     prefix = f"one request, {lengths} tokens, "
-    best = best_of(found, prefix, ", ms", lowest=True)
-    if best is None:
+    if f"{prefix}{OURS}, ms" not in found:
         return []
-    on_device, from_host, theirs, floor = (
-        str(found[f"{prefix}{name}, ms"]) for name in (OURS, FROM_HOST, _SDPA, FLOOR)
-    )
-    return [
-        [f"{prefix}inputs on the device, ms", on_device, f"{best[0]}: {best[1]}", theirs, floor],
-        [f"{prefix}with the host's work, ms", from_host, "", "", ""],
-    ]
+    rows = []
+    for work, suffix, ours in (("inputs on the device", "", OURS), ("from the host", _FROM_HOST, FROM_HOST)):
+        best = best_of(found, prefix, f"{suffix}, ms", lowest=True)
+        beside = "not measured" if best is None else f"{best[0]}: {best[1]}"
+        cells = (found.get(f"{prefix}{name}, ms") for name in (ours, f"{_SDPA}{suffix}", FLOOR))
+        shown, theirs, floor = ("" if cell is None else str(cell) for cell in cells)
+        rows.append([f"{prefix}{work}, ms", shown, beside, theirs, floor])
+    return rows
 
 
 def _backlogs(kept: Sequence[Run]) -> str:
     found = spreads(kept, measures)
-    rows = []
+    rows: list[list[Any]] = []
     for lengths in _BACKLOGS:
         prefix = f"backlog, {lengths}, "
         floor = found.get(f"{prefix}{FLOOR}, req/s")
@@ -117,7 +134,18 @@ def _backlogs(kept: Sequence[Run]) -> str:
         for name in sorted(named, key=lambda name: -found[name].median):
             share = None if floor is None else found[name].median / floor.median
             rows.append([lengths, name.removeprefix(prefix).removesuffix(", req/s"), str(found[name]), share])
+    rows += _not_run(kept[-1])
     return table(["tokens", "contestant", "req/s", "share of the floor"], rows)
+
+
+def _not_run(run: Run) -> list[list[Any]]:
+    """Contestants of the newest run that its machine lacked something for."""
+    workloads = results_of(run.record["parts"]).get("backlog", {}).get("workloads", [])
+    return [
+        [workload["name"], name, f"not run: {why}", ""]
+        for workload in workloads
+        for name, why in workload.get("not_run", {}).items()
+    ]
 
 
 def _grid(kept: Sequence[Run]) -> str:

@@ -28,9 +28,9 @@ def _header(record: Mapping[str, Any]) -> str:
             f"- {versions}; CUDA {machine.get('cuda')}; {smi or 'nvidia-smi did not answer'}",
             f"- seconds of each part: {seconds}",
             "",
-            "All times are medians within this run. In the grid and for single requests everybody's inputs are on the "
-            "device already; 'ours, from the host' has all of the host's work in it. The floor is the model's linear "
-            "layers over the same tokens in one CUDA graph, and nothing else.",
+            "All times are medians within this run. In the grid and for single requests the inputs are on the device "
+            "already, unless a row says 'from the host'. The floor is the model's linear layers over the same tokens "
+            "in one CUDA graph, and nothing else.",
         ]
     )
 
@@ -41,7 +41,7 @@ def _failures(record: Mapping[str, Any]) -> str:
         if part["error"]:
             lines.append(f"- {name}: {part['error']}")
         lines += [
-            f"- {name}: {who} failed {f['count']} times, first at {f['where']}: {f['error']}"
-            for who, f in part["failures"].items()
+            f"- {name}: {contestant} failed {f['count']} times, first at {f['where']}: {f['error']}"
+            for contestant, f in part["failures"].items()
         ]
     return "## What failed\n\n" + ("\n".join(lines) if lines else "Nothing.")

@@ -17,9 +17,20 @@ def headline() -> str:
     return of_each_machine("pipeline", PARTS, _headline)
 
 
+def short_headline() -> str:
+    """First half of table `headline`: through Kafka in the precision that a worker chooses."""
+    return of_each_machine("pipeline", ("end-to-end",), _short_headline)
+
+
 def against_targets() -> str:
     """Table `pipeline-targets`."""
     return of_each_machine("pipeline", PARTS, lambda runs: target_table("pipeline", runs, measures))
+
+
+def _short_headline(runs: Sequence[Run]) -> str:
+    found = spreads(runs, measures)
+    rows = [row[:3] for row in next(filter(None, (_end_to_end(found, dtype) for dtype in reversed(DTYPES))), [])]
+    return table(["Kafka, broker and client on the same cores", "penstock", "alternative"], rows)
 
 
 def _headline(runs: Sequence[Run]) -> str:
