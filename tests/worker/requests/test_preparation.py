@@ -19,10 +19,10 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.tokenization import Encoded, Text
+from penstock.producer.tokenization import Encoded
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.producer.wire.messages import Options, Request, Text, join_tokens
 from penstock.worker.replies.reply import make_reply
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
