@@ -44,12 +44,14 @@ class Consumer:
         received: Received,
         revoked: Rebalanced,
     ) -> None:
-        """Args:
-        received: gets the records of one partition, in their order, before the assignment can change.
-        revoked: finishes or abandons the records of the given partitions, within `drain_s`.
+        """Both callbacks run on the event loop.
+
+        Args:
+            received: gets the records of one partition, in their order, before the assignment can change.
+            revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
-        self._bootstrap_servers = bootstrap_servers
         self.topics = topics
+        self._bootstrap_servers = bootstrap_servers
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
