@@ -28,8 +28,8 @@ from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
 from penstock.worker.batching.startup_costs import measure_costs
-from penstock.worker.process import default_lanes, suited
-from penstock.worker.settings import WorkerSettings, scheduler_settings
+from penstock.worker.resolved_settings import resolve, scheduler_settings
+from penstock.worker.settings import WorkerSettings
 
 TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
 _SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
@@ -70,8 +70,8 @@ class Stand:
         """`packed`: the runtime with the model of `settings`."""
         self._seed = seed
         self.packed = packed
-        self.settings = suited(settings, packed)
-        self.num_lanes = default_lanes(packed)
+        self.settings = resolve(settings, packed.info)
+        self.num_lanes = self.settings.lanes
         self._known: dict[EngineKind, Known] = {}
         self._noise: dict[EngineKind, Noise] = {}
         self._overhead: dict[EngineKind, Overhead] = {}
@@ -91,7 +91,7 @@ class Stand:
 
     def limits(self, slo_s: float) -> Limits:
         """A worker's own."""
-        return Limits(scheduler_settings(self.settings, num_lanes=self.num_lanes, padded=False), slo_s)
+        return Limits(scheduler_settings(self.settings), slo_s)
 
     def known(self, kind: EngineKind) -> Known:
         """An engine, calibrated."""
