@@ -186,7 +186,7 @@ class Scheduler:
             own_slo_s = deadline - arrival
             lane_s = job.num_tokens * estimator.token_s
             # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
-            batch_s = max(estimator.small_s + lane_s, own_slo_s * BATCH_SHARE)
+            batch_s = max(estimator.launch_s + lane_s, own_slo_s * BATCH_SHARE, estimator.small_s)
             batch_s += min(late_s, own_slo_s * LATENESS_SHARE)
             latest_begin = deadline - batch_s if deadline < math.inf else math.inf
             key = order_key(deadline, arrival, number)

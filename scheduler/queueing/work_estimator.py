@@ -32,6 +32,7 @@ class WorkEstimator:
         self._knows_ratio = False
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
+        self.launch_s = 0.0  # a batch's seconds beyond its tokens'
         self.small_s = 0.0  # the shortest batch
 
     def observe(self, jobs: Sequence[Job]) -> None:
@@ -73,6 +74,7 @@ class WorkEstimator:
             full_s = self._typical_s(full)
         self.full_s, self._full_token_s = full_s, full_s / (self._tokens * full)
         self.token_s = self._full_token_s * self._ratio
+        self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
 
     def _typical_s(self, scale: float) -> float:
         """Seconds of a batch like the jobs remembered, `scale` times as many."""

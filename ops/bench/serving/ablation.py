@@ -1,216 +1,204 @@
 """Ablation of the scheduler: each mechanism with, without and simpler, simulated on the kept cost tables.
 
-    python -m penstock.ops.bench.serving.ablation --output scheduler/ABLATION.json [--only NAME ...]
+    python -m penstock.ops.bench.serving.ablation [--only NAME ...]
 
-The batches take what a kept result's table, noise and host time say, and the scheduler learns from them as a worker
-does. A variant replaces one mechanism for the time of its runs.
+Batches take what a kept run's table, noise and host time say, and the scheduler learns from them as a worker does. The
+figures are kept as a run of the suite `ablation`, and scheduler/ABLATION.md is written anew from all such runs.
 """
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.ops.bench.common.machine import describe_machine, slug
+from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.ops.bench.serving.ablation_table import PAGE, render
 from penstock.ops.bench.serving.ablation_variants import VARIANTS
-from penstock.ops.bench.serving.arrivals import Floats, bursty, poisson
+from penstock.ops.bench.serving.arrivals import BURSTS, Floats, bursty, poisson
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.noise import Noise, Overhead, Seconds, noisy
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.simulate import simulate
 from penstock.ops.bench.serving.stream import Stream
-from penstock.scheduler import CostTable, Job, LearnedCost, Refusal, Scheduler, SchedulerSettings
+from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Refusal, Scheduler, SchedulerSettings
 from penstock.scheduler.types import Cause
 
-RESULTS = Path(__file__).parent.parent / "results"
-DEVICES = {"CPU": "serving-amd-epyc-2-cores.json", "H200": "serving-nvidia-h200.json"}
+KEPT = {
+    "CPU": "serving/amd-epyc-2-cores/20261122T000346Z-10b68f6.json",
+    "H200": "serving/nvidia-h200/20261121T232251Z-6a52b27.json",
+}
 _LENGTHS = "2-100"
 _MAX_WAIT_S = 0.002
-_REQUESTS = {"CPU": 4_000, "H200": 60_000}  # of one run at saturation; more or fewer by load
+_REQUESTS = {"CPU": 4_000, "H200": 40_000}  # of one run at saturation; fewer or more by its load
 _SHARES = (0.5, 1.0, 2.0)  # of the SLO, where deadlines are mixed
 _DRIFT = 1.5  # times as slow as the table, from the start
-_SINCE = 0.2  # of a run: what comes before is on the way to a steady state
+_SINCE = 0.2  # of a run: the time before is on the way to a steady state
+_PERIODS = 3  # of bursts, at least
+_NO_TIME = PackedCost(0.0, 0.0, 0.0, 0.0)
 
-Row = dict[str, float]
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One engine of a kept result."""
+    """One engine of a kept run."""
 
     table: CostTable
     noise: Noise
     overhead: Overhead
     settings: SchedulerSettings
-    saturation_per_s: float
+    slo_s: float
+    saturation_per_s: float  # of its best system
     requests: int
 
     @classmethod
     def kept(cls, name: str, engine: str = "packed") -> "Device":
-        """`engine`: "packed" or a padded one, whose saturation is that of its best system."""
-        record: Mapping[str, Any] = json.loads((RESULTS / DEVICES[name]).read_text(encoding="utf-8"))
+        """`name`: one of KEPT. `engine`: packed or padded."""
+        record: Mapping[str, Any] = json.loads((RESULTS / KEPT[name]).read_text(encoding="utf-8"))
         kept, workload = record["engines"][engine], record["parts"]["saturation"][0]
-        settings = SchedulerSettings(
-            _MAX_WAIT_S,
-            record["max_batch_sequences"],
-            record["max_batch_tokens"],
-            workload["slo_s"],
-            num_lanes=record["num_lanes"],
-        )
-        saturation = max(row["saturation_per_s"] for row in workload["rows"] if row["engine"] == engine)
+        caps = record["max_batch_sequences"], record["max_batch_tokens"]
         return cls(
             CostTable.from_dict(kept["table"]),
             Noise(np.array(kept["noise"])),
             Overhead.from_dict(kept["overhead"]),
-            settings,
-            saturation,
+            SchedulerSettings(_MAX_WAIT_S, *caps, workload["slo_s"], num_lanes=record["num_lanes"]),
+            workload["slo_s"],
+            max(row["saturation_per_s"] for row in workload["rows"] if row["engine"] == engine),
             _REQUESTS[name],
         )
 
-    @property
-    def slo_s(self) -> float:
-        if self.settings.slo_s is None:
-            raise RuntimeError("An ablation without an SLO. This is a bug.")
-        return self.settings.slo_s
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One simulated run."""
+
+    load: float  # saturations
+    is_bursty: bool = False
+    is_mixed: bool = False  # three kinds of deadlines in turn
+    drift: float = 1.0
+    has_bulk: bool = False
+
+    def slos_s(self, slo_s: float, count: int) -> Floats:
+        """The SLO of each online request."""
+        shares = np.array(_SHARES)[np.arange(count) % len(_SHARES)] if self.is_mixed else np.ones(count)
+        return np.asarray(slo_s * shares)
 
 
-class _MixedDeadlines(MeasuredDriver):
-    """Gives the online jobs deadlines of three kinds in turn."""
+SCENARIOS = {
+    "0.9": Scenario(0.9),
+    "2.0": Scenario(2.0),
+    "bursts": Scenario(0.7, is_bursty=True),
+    "mixed": Scenario(1.5, is_mixed=True),
+    "drift": Scenario(1.5, drift=_DRIFT),
+}
 
-    slo_s = 0.0
+
+class _Driver(MeasuredDriver):
+    """Gives online jobs the deadlines of a scenario."""
+
+    def __init__(self, scheduler: Scheduler, num_lanes: int, slos_s: Floats) -> None:
+        super().__init__(scheduler, num_lanes)
+        self._slos_s = slos_s
 
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
-        mixed = [
-            job if job.bulk else replace(job, deadline=job.arrival + self.slo_s * _SHARES[job.id % len(_SHARES)])
+        count = len(self._slos_s)
+        with_deadlines = [
+            job if job.bulk else replace(job, deadline=job.arrival + float(self._slos_s[job.id % count]))
             for job in jobs
         ]
-        return super().add(mixed, now, together=together)
+        return super().add(with_deadlines, now, together=together)
 
 
-def run(
-    device: Device,
-    load: float,
-    seed: int,
-    *,
-    is_bursty: bool = False,
-    drift: float = 1.0,
-    bulk: bool = False,
-    mixed: bool = False,
-    settings: SchedulerSettings | None = None,
-) -> tuple[Outcome, LearnedCost]:
-    """One simulated run at `load` saturations."""
-    rate = load * device.saturation_per_s / drift
-    count = round(device.requests * load / drift)
-    if is_bursty:
-        periods = max(3, round(count / rate))
-        count = round(rate * periods)
-    arrive = bursty if is_bursty else poisson
-    online = arrive(rate, count, seed)
-    num_bulk = device.requests if bulk else 0
+def run(device: Device, scenario: Scenario, seed: int) -> tuple[Outcome, LearnedCost]:
+    """Simulate a scenario; returns the cost that learned from it too."""
+    rate = scenario.load * device.saturation_per_s / scenario.drift
+    count = round(device.requests * scenario.load / scenario.drift)
+    if scenario.is_bursty:
+        period_s = BURSTS.on_s + BURSTS.off_s
+        count = round(rate * period_s * max(_PERIODS, round(count / rate / period_s)))
+    num_bulk = device.requests if scenario.has_bulk else 0
+    online = (bursty if scenario.is_bursty else poisson)(rate, count, seed)
     stream = Stream.beside_bulk(online, draw(_LENGTHS, count + num_bulk, seed + 1))
     cost = LearnedCost(device.table)
-    driver = (_MixedDeadlines if mixed else MeasuredDriver)(
-        Scheduler(settings or device.settings, cost), device.settings.num_lanes
-    )
-    if isinstance(driver, _MixedDeadlines):
-        driver.slo_s = device.slo_s
-    outcome = simulate(stream, driver, _observed(device, cost, drift, seed), keep_batches=True)
-    return outcome, cost
+    scheduler = Scheduler(device.settings, cost)
+    slos_s = np.roll(scenario.slos_s(device.slo_s, count), num_bulk)
+    driver = _Driver(scheduler, device.settings.num_lanes, slos_s)
+    return simulate(stream, driver, _seconds(device, cost, scenario.drift, seed), keep_batches=True), cost
 
 
-def _observed(device: Device, cost: LearnedCost, drift: float, seed: int) -> Seconds:
-    """Seconds of a batch, of which the device's part is told to the cost."""
+def _seconds(device: Device, cost: LearnedCost, drift: float, seed: int) -> Seconds:
+    """Seconds of a batch. The cost learns of the device's part."""
     random = np.random.default_rng(seed)
-    host = noisy(_Nothing(), Noise.none(), seed, device.overhead)
+    host = noisy(_NO_TIME, Noise.none(), seed, device.overhead)
 
     def seconds(tokens: int, squares: int, longest: int, count: int, is_idle: bool) -> float:
         expected_s = float(device.table.seconds(tokens, squares, longest, count))
         device_s = drift * expected_s * float(random.choice(device.noise.ratios))
         cost.observe(tokens, squares, longest, count, device_s)
-        return max(0.1 * device_s, device_s + host(tokens, squares, longest, count, is_idle))
+        return device_s + host(tokens, squares, longest, count, is_idle)
 
     return seconds
 
 
-class _Nothing:
-    """A device that takes no time, so that only the host's part is left."""
+def measure(name: str, seed: int) -> Figures:
+    """Every figure of one device with one seed, of the packed engine and of the padded one."""
+    device, figures = Device.kept(name), Figures()
+    for scenario_name, scenario in SCENARIOS.items():
+        outcome, cost = run(device, scenario, seed)
+        figures |= {f"{key} {scenario_name}": value for key, value in _promises(outcome, scenario, device).items()}
+        figures[f"us {scenario_name}"] = outcome.scheduler_us()
+        figures[f"error {scenario_name}"] = cost.errors()[1]
+    alone, beside = (run(device, Scenario(0.5, has_bulk=has_bulk), seed)[0] for has_bulk in (False, True))
+    figures["p99 ms"] = alone.percentile_s(99) * 1e3
+    figures["p99 ms more"] = beside.percentile_s(99) * 1e3 - figures["p99 ms"]
+    figures["bulk"] = beside.bulk_per_s()
+    padded = Device.kept(name, "padded")
+    overload = Scenario(2.0)
+    outcome, _ = run(replace(padded, requests=padded.requests // 2), overload, seed)
+    figures |= {f"{key} padded": value for key, value in _promises(outcome, overload, padded).items()}
+    figures["by dp padded"] = sum(ran.partition == "dp" for ran in outcome.batches) / len(outcome.batches)
+    return figures
 
-    padded = False
 
-    def seconds(self, tokens: Any, squares: Any, longest: Any, count: Any) -> Any:
-        return 0.0
-
-    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
-        return 0.0
-
-
-def promises(outcome: Outcome, slos_s: Floats, since: float) -> tuple[float, float]:
-    """Goodput a second after the settling time, and the share of the admitted requests not answered in time."""
+def _promises(outcome: Outcome, scenario: Scenario, device: Device) -> Figures:
+    """Answers in time a second; the admitted requests not answered in time, and the rejected ones, as shares."""
     arrival = outcome.arrival[outcome.num_bulk :]
-    in_time = outcome.latency_s <= slos_s
+    in_time = outcome.latency_s <= scenario.slos_s(device.slo_s, len(arrival))
     rejected = sum(outcome.refused.get(cause, 0) for cause in (Cause.OVERLOADED, Cause.ARRIVED_LATE))
-    begin = since * outcome.span_s
-    goodput = float((in_time & (arrival >= begin)).sum()) / (outcome.span_s - begin)
-    admitted = len(arrival) - rejected
-    return goodput, 1 - float(in_time.sum()) / admitted if admitted else 0.0
-
-
-def measure(device: Device, seed: int) -> Row:
-    """Every figure of one device with one seed."""
-    row: Row = {}
-    slo_s = device.slo_s
-    scenarios: dict[str, dict[str, Any]] = {
-        "0.9": {"load": 0.9},
-        "2.0": {"load": 2.0},
-        "bursts": {"load": 0.7, "is_bursty": True},
-        "mixed": {"load": 1.5, "mixed": True},
-        "drift": {"load": 1.5, "drift": _DRIFT},
-    }
-    for name, chosen in scenarios.items():
-        outcome, cost = run(device, seed=seed, **chosen)
-        shares = np.array(_SHARES)[np.arange(len(outcome.latency_s)) % len(_SHARES)] if name == "mixed" else 1.0
-        goodput, broken = promises(
-            outcome, np.full(len(outcome.latency_s), slo_s) * shares, 0.0 if name == "bursts" else _SINCE
-        )
-        row[f"goodput {name}"], row[f"broken {name}"] = goodput, broken
-        row[f"us {name}"] = outcome.scheduler_us()
-    row["p95 error drift"] = cost.errors()[1]
-    alone, _ = run(device, 0.5, seed)
-    beside, _ = run(device, 0.5, seed, bulk=True)
-    row["p99 ms"] = alone.percentile_s(99) * 1e3
-    row["p99 ms more"] = (beside.percentile_s(99) - alone.percentile_s(99)) * 1e3
-    row["bulk"] = beside.bulk_per_s()
-    row["lost beside bulk"] = beside.num_refused / len(beside.latency_s)
-    return row
+    begin_s = 0.0 if scenario.is_bursty else _SINCE * outcome.span_s
+    goodput = float((in_time & (arrival >= begin_s)).sum()) / (outcome.span_s - begin_s)
+    broken = 1 - float(in_time.sum()) / max(1, len(arrival) - rejected)
+    return {"goodput": goodput, "broken": broken, "rejected": rejected / len(arrival)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(VARIANTS))
-    parser.add_argument("--devices", nargs="*", default=list(DEVICES))
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), help="variants")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--dry", action="store_true", help="print, and keep nothing")
     chosen = parser.parse_args()
-    found: dict[str, dict[str, Row]] = {}
-    for name in chosen.only:
-        for device_name in chosen.devices:
-            device = Device.kept(device_name)
+    header = begin("ablation", describe_machine())
+    parts: dict[str, dict[str, Figures]] = {}
+    for variant in chosen.only:
+        for name in KEPT:
             began = time.monotonic()
-            with VARIANTS[name]():
-                rows = [measure(device, seed) for seed in range(chosen.seeds)]
-            mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-            found.setdefault(name, {})[device_name] = mean
-            text = ", ".join(f"{key} {value:.4g}" for key, value in mean.items())
-            print(f"{name} [{device_name}] {time.monotonic() - began:.0f} s: {text}", flush=True)
-    if chosen.output:
-        chosen.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            with VARIANTS[variant]():
+                found = [measure(name, seed) for seed in range(chosen.seeds)]
+            parts.setdefault(variant, {})[name] = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+            print(f"{variant}, {name}: {time.monotonic() - began:.0f} s", flush=True)
+            if not chosen.dry:
+                keep({**header, "parts": parts})
+    machine = slug(header["machine"])
+    if chosen.dry:
+        print(json.dumps(parts, indent=1))
+    else:
+        PAGE.write_text(render(machine), encoding="utf-8")
 
 
 if __name__ == "__main__":
