@@ -1,4 +1,4 @@
-"""An engine that computes nothing: what is left of a pipeline's time when the model is free."""
+"""An engine that computes nothing, to measure the rest of a pipeline."""
 
 import numpy as np
 

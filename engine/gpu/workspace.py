@@ -1,4 +1,4 @@
-"""The arena's chunks as tensors, and a plan's buffers as views of them."""
+"""Device memory of a forward's intermediates: the arena's chunks as tensors, and buffers as views of them."""
 
 import contextlib
 from dataclasses import dataclass
@@ -32,19 +32,19 @@ def release_cached_memory() -> None:
 
 
 class Workspace:
-    """Where the intermediates of one program lie, batch by batch. One stream; nothing is allocated after warm-up."""
+    """Memory for the intermediates of one program, batch by batch, on one stream."""
 
     def __init__(self, program: Program, dtype: torch.dtype, device: torch.device) -> None:
         self._program = program
         self._dtype = dtype
         self._device = device
         self._planner = Planner(program.lifetimes)
-        self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees what is no longer held
+        self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
         self._views = lru_cache(maxsize=256)(self._make_views)
-        self._most_rows = 0  # of a batch since the last `trim`
+        self._most_rows = 0  # of the batches since the last `trim`
 
     def reserve(self, rows: int) -> None:
-        """Hold memory for batches of up to so many rows."""
+        """Allocate memory for batches of up to `rows` rows."""
         self.arena.place(self._planner.plan(rows, 1, self.arena.chunk_bytes))
 
     def buffers(self, rows: int) -> list[Tensor]:
@@ -56,15 +56,14 @@ class Workspace:
         return [slots[slot] for slot in plan.slot_of]
 
     def trim(self) -> None:
-        """Give back to the device what the batches since the last call did not need.
+        """Release memory that the batches since the last call did not need. No work may be using the workspace.
 
-        No work on the device may be using the workspace. If there is no memory for what they did need, OutOfMemoryError
-        passes through, and the workspace is empty.
+        Raises OutOfMemoryError if the memory that they did need cannot be allocated again; the workspace is then empty.
         """
         most_rows, self._most_rows = self._most_rows, 0
         if self.arena.trim():
-            self._views.cache_clear()  # the last to hold the old chunks
-            release_cached_memory()  # or torch would keep them, and cut the new chunk out of the largest
+            self._views.cache_clear()  # the last references to the old chunks
+            release_cached_memory()  # otherwise torch keeps them and cuts the new chunk out of one
             if most_rows:
                 self.reserve(most_rows)
 
