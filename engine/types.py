@@ -20,6 +20,7 @@ class TaskOptions:
     task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
+    dimensions: int | None = None  # embed only: leading values to keep, before normalising; None: the checkpoint's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,23 @@ class PackedBatch:
     max_seqlen: int  # longest sequence, <= ModelInfo.max_tokens
     token_type_ids: Int32Array | None  # [T]; None: all zero
     options: Sequence[TaskOptions]  # [N]
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Int32Array | npt.NDArray[np.uint32]],
+        options: Sequence[TaskOptions],
+        token_type_ids: Sequence[Int32Array | None] = (),
+    ) -> "PackedBatch":
+        """Lay sequences end to end: at least one, each with its options. Without type ids a sequence is of type 0."""
+        lengths = [len(ids) for ids in token_ids]
+        cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1:])
+        types = None
+        if any(one is not None for one in token_type_ids):
+            pairs = zip(token_type_ids, lengths, strict=True)
+            types = np.concatenate([np.zeros(length, np.int32) if one is None else one for one, length in pairs])
+        return cls(np.concatenate(token_ids).astype(np.int32, copy=False), cu_seqlens, max(lengths), types, options)
 
 
 def require_valid(batch: PackedBatch, num_types: int | None) -> None:
@@ -78,6 +96,7 @@ class ModelInfo:
     tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
     dim: int  # length of an embedding
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
+    dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 

@@ -21,7 +21,7 @@ from penstock.engine.gpu.pinned import ResultBuffers
 from penstock.engine.gpu.workspace import release_cached_memory
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.pooling import OWN, EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
@@ -165,11 +165,11 @@ class GpuEngine:
     def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         """float32 rows: one for each sequence, or for each token if the head reads tokens."""
         if wanted.task == "embed":
-            return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
+            return self._embeddings(encoded, batch, wanted)
         head = self._heads.get(wanted.task)
         match head:
             case Head(reads="embedding"):
-                return head(self._embeddings(encoded, batch, None, None))
+                return head(self._embeddings(encoded, batch, OWN))
             case Head(reads="cls" | "mean" as pooling):
                 return head(self._pooled(encoded, batch, pooling, normalize=False))
             case Head(reads="tokens"):
@@ -177,11 +177,11 @@ class GpuEngine:
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
-    def _embeddings(self, encoded: _Encoded, batch: PackedBatch, pooling: str | None, normalize: bool | None) -> Tensor:
+    def _embeddings(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         tail = self._tail
-        normalize = tail.normalize if normalize is None else normalize
-        rows = self._pooled(encoded, batch, pooling or tail.pooling, normalize=normalize and not tail.dense)
-        return tail.after_pooling(rows, normalize) if tail.dense else rows
+        pooling, is_last = wanted.pooling or tail.pooling, tail.only_pools(wanted)
+        rows = self._pooled(encoded, batch, pooling, normalize=is_last and tail.normalizes(wanted))
+        return rows if is_last else tail.after_pooling(rows, wanted)
 
     @staticmethod
     def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:

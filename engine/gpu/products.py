@@ -1,7 +1,7 @@
 """Choice between cuBLAS and our own matrix products. The crossovers were measured on an H200.
 
 Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights not in the L2 cache. On the left cuBLAS
-and a launch for the operations after it, on the right ours (part `products` of ops/bench/results/nvidia-h200).
+and a launch for the operations after it, on the right ours (part `products` of ops/bench/results/gpu/nvidia-h200).
 
     rows                            32           64           128          256
     to 3,072, bias and GELU         7.8   4.6    7.9   4.9    7.9   5.7    7.7   no

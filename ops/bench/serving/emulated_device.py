@@ -2,7 +2,7 @@
 
 For what a fast device does to the host's side, where there is no such device. Goodput and the two classes, as printed:
 
-    python -m penstock.ops.bench.serving.emulated_device ops/bench/results/serving-nvidia-h200.json
+    python -m penstock.ops.bench.serving.emulated_device ops/bench/results/serving/nvidia-h200/RUN.json
 """
 
 import argparse

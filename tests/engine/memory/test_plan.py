@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.engine.memory import Lifetime, Plan, Planner
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
-from penstock.ops.bench.pipeline.part_memory_plan import encoder_lifetimes
+from tests.engine.memory.encoder import encoder_lifetimes
 from tests.engine.plan_check import check_no_overlap
 
 MODELS = {
