@@ -15,7 +15,6 @@ log = structlog.get_logger("penstock.engine")
 
 GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _OLDEST_CAPABILITY = (8, 0)
-_NO_GPU = "torch sees no CUDA GPU"
 
 
 def choose_device(wanted: str, *, padded: bool = False) -> str:
@@ -23,18 +22,14 @@ def choose_device(wanted: str, *, padded: bool = False) -> str:
 
     The padded engine needs no CuPy and no recent GPU.
     """
-    match wanted:
-        case "cpu":
-            return "cpu"
-        case "auto":
-            return "cuda" if _missing(padded) is None else "cpu"
-        case "cuda":
-            missing = _missing(padded)
-            if missing is not None:
-                raise UnsupportedDevice(f"device 'cuda' is not available: {missing}.")
-            return "cuda"
-        case _:
-            raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
+    if wanted == "cpu":
+        return "cpu"
+    missing = missing_for_gpu(padded)
+    if wanted == "cuda" and missing is not None:
+        raise UnsupportedDevice(f"device 'cuda' is not available: {missing}.")
+    return "cuda" if missing is None else "cpu"
 
 
 def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
@@ -49,16 +44,12 @@ def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
     return device
 
 
-def _missing(padded: bool) -> str | None:
-    if padded:
-        return None if torch.cuda.is_available() else _NO_GPU
-    return missing_for_gpu()
-
-
-def missing_for_gpu() -> str | None:
-    """The reason why the GPU engine cannot run here, or None."""
+def missing_for_gpu(padded: bool = False) -> str | None:
+    """The reason why the packed or padded engine cannot run on a GPU here, or None."""
     if not torch.cuda.is_available():
-        return _NO_GPU
+        return "torch sees no CUDA GPU"
+    if padded:
+        return None
     if find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]' (CUDA 13)"
     capability = torch.cuda.get_device_capability()

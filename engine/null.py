@@ -6,25 +6,12 @@ from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 
 
 class NullEngine:
-    """Implements `Engine`: a zero vector for each sequence. For benchmarks of the pipeline and for tests."""
+    """Implements `Engine`: a zero vector for each sequence."""
 
     def __init__(self, dim: int = 384, *, name: str = "null", vocab_size: int = 30_522, max_tokens: int = 512) -> None:
-        self._info = ModelInfo(
-            name=name,
-            revision=f"null-{dim}",
-            dtype="float32",
-            device="cpu",
-            vocab_size=vocab_size,
-            max_tokens=max_tokens,
-            tasks=frozenset({"embed"}),
-            dim=dim,
-            labels=(),
-        )
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
+        tasks = frozenset({"embed"})
+        self.info = ModelInfo(name, f"null-{dim}", "float32", "cpu", vocab_size, max_tokens, tasks, dim, labels=())
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        rows = np.zeros((len(batch.options), self._info.dim), dtype=np.float32)
+        rows = np.zeros((len(batch.options), self.info.dim), dtype=np.float32)
         return BatchOutput(rows=list(rows), device_s=0.0)
