@@ -10,8 +10,12 @@ class NullEngine:
 
     def __init__(self, dim: int = 384, *, name: str = "null", vocab_size: int = 30_522, max_tokens: int = 512) -> None:
         tasks = frozenset({"embed"})
-        self.info = ModelInfo(name, f"null-{dim}", "float32", "cpu", vocab_size, max_tokens, tasks, dim, labels=())
+        self._info = ModelInfo(name, f"null-{dim}", "float32", "cpu", vocab_size, max_tokens, tasks, dim, labels=())
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        rows = np.zeros((len(batch.options), self.info.dim), dtype=np.float32)
+        rows = np.zeros((len(batch.options), self._info.dim), dtype=np.float32)
         return BatchOutput(rows=list(rows), device_s=0.0)

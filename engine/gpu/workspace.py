@@ -1,7 +1,6 @@
 """Device memory of a forward's intermediates: the arena's chunks as tensors, and buffers as views of them."""
 
 import contextlib
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -11,21 +10,10 @@ from penstock.engine.memory import Arena, Plan, Planner
 from penstock.engine.model.program import Program
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Device memory of the arena."""
-
-    bytes: Tensor  # uint8
-
-    @property
-    def address(self) -> int:
-        return self.bytes.data_ptr()
-
-
 def release_cached_memory() -> None:
     """Return memory that torch's allocator holds unused to the device, if the allocator can.
 
-    After a failed capture torch 2.8's allocator refuses for ever, as if one were underway; that error is ignored.
+    After a failed capture torch 2.8's allocator refuses from then on, as if one were underway; that error is ignored.
     """
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
@@ -39,7 +27,7 @@ class Workspace:
         self._dtype = dtype
         self._device = device
         self._planner = Planner(program.lifetimes)
-        self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
+        self.arena: Arena[Tensor] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
         self._views = lru_cache(maxsize=256)(self._make_views)
         self._most_rows = 0  # of the batches since the last `trim`
 
@@ -74,8 +62,8 @@ class Workspace:
 
     def _view(self, plan: Plan, slot: int, rows: int, width: int) -> Tensor:
         start = plan.slot_offset[slot]
-        chunk = self.arena.buffers[plan.slot_chunk[slot]].bytes
+        chunk = self.arena.buffers[plan.slot_chunk[slot]]
         return chunk[start : start + rows * width * self._dtype.itemsize].view(self._dtype).view(rows, width)
 
-    def _allocate(self, num_bytes: int) -> Chunk:
-        return Chunk(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))
+    def _allocate(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)

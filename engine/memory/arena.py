@@ -10,11 +10,10 @@ _SLACK = 1.5  # above K_SCALE, so that a chunk just added is not freed
 
 
 class Buffer(Protocol):
-    """An allocation of device memory."""
+    """An allocation of device memory, such as a torch.Tensor."""
 
-    @property
-    def address(self) -> int:
-        """A multiple of ALIGNMENT; constant while the buffer is held."""
+    def data_ptr(self) -> int:
+        """Its address: a multiple of ALIGNMENT, constant while the buffer is held."""
         ...
 
 
@@ -61,7 +60,7 @@ class Arena(Generic[B]):
         for num_bytes in plan.chunk_bytes[num_held:]:
             self._grow(num_bytes)
         self._most_bytes = max(self._most_bytes, plan.used_bytes)
-        bases = [buffer.address for buffer in self._buffers]
+        bases = [buffer.data_ptr() for buffer in self._buffers]
         return [bases[chunk] + offset for chunk, offset in zip(plan.slot_chunk, plan.slot_offset, strict=True)]
 
     def trim(self) -> bool:
@@ -86,7 +85,7 @@ class Arena(Generic[B]):
     def _grow(self, num_bytes: int) -> None:
         buffer = self._allocate(num_bytes)
         self.num_allocations += 1
-        if buffer.address % ALIGNMENT:
+        if buffer.data_ptr() % ALIGNMENT:
             self._free(buffer)
             raise RuntimeError(f"The allocator's address is no multiple of {ALIGNMENT}. This is a bug.")
         self._buffers.append(buffer)
