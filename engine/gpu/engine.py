@@ -120,6 +120,8 @@ class GpuEngine:
 
     @torch.inference_mode()
     def _capture_next(self) -> bool:
+        if not self._encoder.is_capture_due:  # the usual case, at little cost
+            return False
         with torch.cuda.stream(self._stream):
             return self._encoder.capture_next()
 

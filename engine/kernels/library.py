@@ -40,12 +40,12 @@ class Kernel:
 
     def __init__(self, entry: Any, device: int) -> None:
         """entry: a cupy.RawKernel, whose code is loaded to `device` here."""
-        with torch.cuda.device(device):
-            self._function = entry.kernel.ptr
         self._entry = entry
         self._device = device
         self._capability = torch.cuda.get_device_capability(device)
-        self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # less the kernel's own arrays
+        with torch.cuda.device(device):
+            self._function = entry.kernel.ptr
+            self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # less the kernel's own arrays
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
