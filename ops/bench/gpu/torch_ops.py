@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Turns, attend
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, GpuOps
@@ -181,8 +181,8 @@ class TorchOps:
                 return self._unfused(spread, scale).index_select(0, padded.rows)
             case "fused":
                 out = qkv.new_empty(len(qkv), hidden)
-                tables, turns = AttentionTables(self._num_heads, None, None), Turns(self._inputs.positions)
-                return attend(out, qkv, attention, self._inputs, tables, turns)
+                tables, rotations = AttentionTables(self._num_heads, None, None), Rotations(self._inputs.positions)
+                return attend(out, qkv, attention, self._inputs, tables, rotations)
             case "flash":
                 return flash_varlen(qkv, self._packed.cu_seqlens, self._packed.max_seqlen, self._num_heads)
             case other:
