@@ -32,7 +32,7 @@ WorkOn = Callable[[int], object]  # one launch on the i-th set of buffers
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel and what torch has in its place. `num_bytes`: each input read once, each output written once."""
+    """One kernel and its counterpart in torch. `num_bytes`: each input read once, each output written once."""
 
     num_bytes: int
     ours: WorkOn
@@ -41,7 +41,7 @@ class Launch:
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 20 s."""
+    """About 5 s."""
     ceiling = copy_bytes_per_s()
     rows = []
     for name, make in KERNELS.items():
