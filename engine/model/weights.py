@@ -1,7 +1,7 @@
-"""One encoder, whatever its family called its tensors: what a checkpoint's reader returns and a device prepares.
+"""The weights of an encoder of any family.
 
-`Encoder[Dense]` is as in the checkpoint, all float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
-where D is what that device multiplies with.
+A family's reader returns an `Encoder[Dense]`, float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
+where D is its own form of a matrix.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Dense:
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
-    activation: str  # a name that engine.linear.activate knows
+    activation: str  # a name that engine.cpu.linear.activate knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Embeddings:
     """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token."""
 
     words: Tensor  # [V, E]
-    positions: Tensor | None  # [max_tokens, E]; whatever the family's offset, it has been cut off
+    positions: Tensor | None  # [max_tokens, E], without the rows of a family's offset
     token_types: Tensor | None  # [K, E]
     norm: Norm
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAttention:
-    """softmax(q k^T / sqrt(head_dim)) v, all tokens of a sequence seeing all."""
+    """softmax(q k^T / sqrt(head_dim)) v over all tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class BiasedAttention:
 
 @dataclass(frozen=True, slots=True)
 class DisentangledAttention:
-    """DeBERTa's (He et al. 2021, section 3.1): content to position and position to content beside content to content.
+    """DeBERTa's attention (He et al. 2021, section 3.1), with terms of content to position and position to content.
 
-    The projections of the relative embeddings are weights, so they are made once, at load.
+    The relative embeddings are projected at load.
     """
 
     key_positions: Tensor | None  # [2 * span, H]: content to position; None where the model has no such term
@@ -67,17 +67,17 @@ class DisentangledAttention:
 
     @property
     def num_terms(self) -> int:
-        """How many products are added up in a score: it is divided by sqrt(num_terms * head_dim)."""
+        """Products that are added up in a score, which is divided by sqrt(num_terms * head_dim)."""
         return 1 + (self.key_positions is not None) + (self.query_positions is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryAttention:
-    """Plain attention of queries and keys turned by their positions (Su et al. 2021), of all tokens or of near ones."""
+    """Plain attention with rotary positions (Su et al. 2021), over all tokens or a window."""
 
     cosines: Tensor  # [max_tokens, head_dim / 2]; dimension i is paired with i + head_dim / 2
     sines: Tensor  # [max_tokens, head_dim / 2]
-    window: int | None  # tokens further apart than this do not see each other; None: all see all
+    window: int | None  # largest distance between tokens that attend to each other; None: no limit
 
 
 Attention = PlainAttention | BiasedAttention | DisentangledAttention | RotaryAttention
@@ -91,7 +91,7 @@ T = TypeVar("T")
 class Layer(Generic[D]):
     """One transformer layer (Vaswani et al. 2017; Devlin et al. 2019). Each norm follows an addition.
 
-    In a pre-norm encoder `output_norm` is thus the next layer's first norm, or after the last layer the final one.
+    In a pre-norm encoder `output_norm` is the next layer's first norm, or the final one after the last layer.
     """
 
     qkv: D  # [3H, H]: query, key and value rows in this order; heads contiguous within each
@@ -108,7 +108,7 @@ class Layer(Generic[D]):
 class Convolution(Generic[D]):
     """norm(first layer's output + activation(convolution of the embeddings)): DeBERTa-v2's larger models."""
 
-    dense: D  # [H, kernel_size * H]: the weights for each neighbour in turn, from the furthest before to that after
+    dense: D  # [H, kernel_size * H]: the weights of each neighbour, from the furthest before to the furthest after
     kernel_size: int  # odd
     norm: Norm
 
@@ -124,7 +124,7 @@ class Encoder(Generic[D]):
     num_heads: int
     max_tokens: int | None  # longest sequence the weights allow; None: any
     convolution: Convolution[D] | None = None  # beside the first layer
-    pre_norm: bool = False  # whether what is carried from layer to layer is the sum (true) or the norm of the sum
+    pre_norm: bool = False  # whether layers pass on the sum (true) or the norm of the sum
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -141,7 +141,7 @@ class Encoder(Generic[D]):
         return self.embeddings.words.shape[0]
 
     def prepared(self, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> "Encoder[E]":
-        """The same encoder with every matrix through `dense` and every other tensor through `table`, each once."""
+        """The encoder with `dense` applied to every matrix and `table` to every other tensor, once each."""
         tables, layers = dict[int, Tensor](), dict[int, Layer[E]]()
 
         def table_once(tensor: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _prepared_convolution(
 
 
 def with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
-    """A copy of one of these dataclasses with its tensors, and those of its norm, through `table`."""
+    """A copy of one of these dataclasses with `table` applied to its tensors and those of its norm."""
     changes: dict[str, Any] = {}
     for field in fields(holder):  # type: ignore[arg-type]  # callers pass dataclasses
         value = getattr(holder, field.name)

@@ -79,7 +79,7 @@ class TestHelp:
         assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]
 
     def test_what_is_on_can_be_turned_off(self) -> None:
-        assert "--gather --no-gather" in penstock("embed", "--help")[1]
+        assert "--batch-calls --no-batch-calls" in penstock("embed", "--help")[1]
         code, text = penstock("embed", "--no-gather", "--model", "m", "--text", "")
         assert (code, text) == (2, "Error: empty: Text 0 is empty.")
 

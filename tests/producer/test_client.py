@@ -250,7 +250,7 @@ async def test_overload_is_met_by_few_tries_and_growing_random_pauses(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(module, "random", random.Random(seed))
-    async with connected(monkeypatch, lambda request: Overloaded("later"), gather=False) as (client, loop):
+    async with connected(monkeypatch, lambda request: Overloaded("later"), batch_calls=False) as (client, loop):
         pauses = Pauses(monkeypatch, client)
         calls = [client.embed(ids=[[n]], timeout_s=3600) for n in range(100)]
         results = await within(5, asyncio.gather(*calls, return_exceptions=True))
@@ -308,7 +308,7 @@ async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPa
 
 
 async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(monkeypatch, lambda request: None, max_in_flight=3, gather=False) as (client, loop):
+    async with connected(monkeypatch, lambda request: None, max_in_flight=3, batch_calls=False) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
         for _ in range(10):
             await asyncio.sleep(0)
@@ -333,11 +333,11 @@ async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
             await first
 
 
-@pytest.mark.parametrize(("gather", "records"), [(True, 1), (False, 5)])
+@pytest.mark.parametrize(("batch_calls", "records"), [(True, 1), (False, 5)])
 async def test_closing_fails_what_is_pending_and_what_comes_later(
-    monkeypatch: pytest.MonkeyPatch, gather: bool, records: int
+    monkeypatch: pytest.MonkeyPatch, batch_calls: bool, records: int
 ) -> None:
-    async with connected(monkeypatch, lambda request: None, gather=gather) as (client, loop):
+    async with connected(monkeypatch, lambda request: None, batch_calls=batch_calls) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]])) for n in range(5)]
         await loop.until_waiting(records)
         await client.close()
@@ -351,7 +351,7 @@ async def test_closing_fails_what_is_pending_and_what_comes_later(
 async def test_closing_wakes_those_who_wait_behind_records_that_were_never_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with connected(monkeypatch, first_ids, max_in_flight=2, gather=False) as (client, loop):
+    async with connected(monkeypatch, first_ids, max_in_flight=2, batch_calls=False) as (client, loop):
         monkeypatch.setattr(loop, "put", lambda *record: None)  # the broker is away: nothing is ever done
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=60)) for n in range(4)]
         for _ in range(10):

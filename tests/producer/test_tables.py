@@ -165,7 +165,7 @@ def test_an_open_quote_is_given_up_in_bounded_memory(tmp_path: Path) -> None:
     texts = read_texts(source, "id")
     assert shown(texts[:2]) == [
         "! Line 2 is not CSV: field larger than field limit (131072). A quote that it opens is not closed as it should "
-        "be; the lines after it are read as rows of their own.",
+        "be; the lines after it are read as separate rows.",
         "2",
     ]
     assert texts[1:] == [str(number) for number in range(2, 50_000)]

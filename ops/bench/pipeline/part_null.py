@@ -16,7 +16,7 @@ from penstock.ops.bench.pipeline.load_spec import LoadResult
 from penstock.ops.kafka import KafkaBroker
 
 IN_FLIGHT = 5000
-# How the same calls travel, and whether the client gathers.
+# How the same calls travel, and whether the client batches calls.
 WAYS = {"records shared": True, "a record each": False}
 # Everything that no default would change is at its default: no cache is configured, for a hit would skip the pipeline.
 # Large batches, for there is no computation that they could delay, and one lane, for it has nothing to do.
@@ -40,8 +40,8 @@ def run_null(setup: Setup) -> PartResult:
         _echo_worker(setup, broker, "batched") as batched_echo,
     ):
         for _ in range(ROUNDS):
-            for name, gather in WAYS.items():
-                ours[name].append(_null_load(setup, broker, null_worker, _NUM_REQUESTS, gather=gather))
+            for name, batch_calls in WAYS.items():
+                ours[name].append(_null_load(setup, broker, null_worker, _NUM_REQUESTS, batch_calls=batch_calls))
             echoes["send"].append(_echo_load(setup, broker, echo, "send"))
             echoes["batched"].append(_echo_load(setup, broker, batched_echo, "batched"))
     echo_rates = {name: statistics.median(r["requests_per_s"] for r in results) for name, results in echoes.items()}
@@ -88,17 +88,19 @@ def run_profile(setup: Setup) -> PartResult:
     """Part `profile`: the null engine's processor time by stage, for both ways; a run of its own for the sampling."""
     grids: list[Grid] = []
     details: dict[str, Any] = {"requests": setup.count(_PROFILED_REQUESTS)}
-    for way, gather in WAYS.items():
-        found, details[way] = _profile(setup, way, gather)
+    for way, batch_calls in WAYS.items():
+        found, details[way] = _profile(setup, way, batch_calls)
         grids += found
     return PartResult((), grids, details)
 
 
-def _profile(setup: Setup, way: str, gather: bool) -> tuple[list[Grid], dict[str, Any]]:
-    samples = {name: setup.logs / f"{name}.{gather}.samples.json" for name in ("worker", "client")}
+def _profile(setup: Setup, way: str, batch_calls: bool) -> tuple[list[Grid], dict[str, Any]]:
+    samples = {name: setup.logs / f"{name}.{batch_calls}.samples.json" for name in ("worker", "client")}
     count = setup.count(_PROFILED_REQUESTS)
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER, profile=samples["worker"]) as null_worker:
-        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, gather=gather, profile=samples["client"])
+        result = _null_load(
+            setup, broker, null_worker, _PROFILED_REQUESTS, batch_calls=batch_calls, profile=samples["client"]
+        )
     grids = []
     details: dict[str, Any] = {"requests_per_s": result.requests_per_s}
     for name, path in samples.items():
@@ -127,7 +129,7 @@ def _profile(setup: Setup, way: str, gather: bool) -> tuple[list[Grid], dict[str
 def run_memory(setup: Setup) -> PartResult:
     """Part `memory`: what the worker holds while 200,000 requests pass, after a warm-up."""
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER) as null_worker:
-        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS, gather=False)
+        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS, batch_calls=False)
     samples = result.rss_bytes["worker"]
     change = largest_change(samples)
     claim = Claim(
@@ -148,7 +150,13 @@ def largest_change(samples: Sequence[int]) -> float:
 
 
 def _null_load(
-    setup: Setup, broker: KafkaBroker, null_worker: Service, count: int, *, gather: bool, profile: Path | None = None
+    setup: Setup,
+    broker: KafkaBroker,
+    null_worker: Service,
+    count: int,
+    *,
+    batch_calls: bool,
+    profile: Path | None = None,
 ) -> LoadResult:
     return offer_load(
         setup,
@@ -161,7 +169,7 @@ def _null_load(
         num_requests=setup.count(count),
         warm_up=setup.count(_WARM_UP),
         in_flight=IN_FLIGHT,
-        gather=gather,
+        batch_calls=batch_calls,
         profile=None if profile is None else str(profile),
     )
 
