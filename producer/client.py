@@ -34,7 +34,7 @@ from penstock.producer.wire.messages import (
     concatenate_tokens,
     join_tokens,
 )
-from penstock.producer.wire.options import check_applicable, check_options, check_task, check_timeout_s, recheck_options
+from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
 from penstock.producer.wire.sequences import check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
@@ -122,18 +122,10 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options(
-            {
-                "pooling": pooling,
-                "normalize": normalize,
-                "truncate": truncate,
-                "dtype": dtype,
-                "prompt_name": prompt_name,
-                "prompt": prompt,
-                "dimensions": dimensions,
-            }
+        options = Options(
+            pooling, normalize, truncate, dtype=dtype, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions
         )
-        rows = await self._rows("embed", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        rows = await self._rows("embed", texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
         return rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
@@ -152,8 +144,7 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options({"top_k": top_k, "truncate": truncate})
-        return await self._rows("classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        return await self._rows("classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, truncate: bool = False, timeout_s: float | None = None
@@ -168,9 +159,8 @@ class Client:
         """
         if isinstance(documents, str):
             raise InvalidRequest("`documents` must be a list of strings.")
-        options = check_options({"truncate": truncate})
         pairs = [(query, document) for document in documents]
-        scores = await self._rows("rerank", pairs, None, options, timeout_s)
+        scores = await self._rows("rerank", pairs, None, Options(truncate=truncate), timeout_s)
         ranked = [Ranked(index, score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: one.score, reverse=True)
 
@@ -191,8 +181,7 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options({"top_k": top_k, "truncate": truncate})
-        return await self._rows("token_classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        return await self._rows("token_classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
     async def map(
         self,
@@ -208,8 +197,7 @@ class Client:
         Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
         growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
         """
-        task, options = check_task(task), recheck_options(options)
-        check_applicable(options, task, is_text=texts is not None)
+        task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
         kind, sequences = check(texts, ids)
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
@@ -219,8 +207,9 @@ class Client:
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
-        checked = dataclasses.replace(request, task=check_task(request.task), options=recheck_options(request.options))
-        check_applicable(checked.options, checked.task, is_text=checked.text is not None)
+        task = check_task(request.task)
+        options = recheck_options(request.options, task, is_text=request.text is not None)
+        checked = dataclasses.replace(request, task=task, options=options)
         return await self._exchange.ask(checked, time.time() + self._timeout_s(timeout_s))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
@@ -229,14 +218,14 @@ class Client:
     async def _rows(
         self,
         task: str,
-        texts: Sequence[Text] | None,
+        texts: str | Sequence[Text] | None,
         ids: Sequence[npt.ArrayLike] | None,
         options: Options,
         timeout_s: float | None,
     ) -> list[Any]:
         """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
-        check_applicable(options, task, is_text=texts is not None)
-        kind, sequences = check(texts, ids)
+        options = recheck_options(options, task, is_text=texts is not None)
+        kind, sequences = check([texts] if isinstance(texts, str) else texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         _raise_first(sequences)

@@ -15,9 +15,7 @@ from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
 from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, RotaryAttention
 
-GroupAttention = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # query, key, value, context: [heads, n, L, d]
+GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
 
 
 def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attention: GroupAttention) -> Tensor:

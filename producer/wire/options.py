@@ -71,17 +71,19 @@ def _is_short_text(value: object) -> bool:
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def recheck_options(options: Options | None) -> Options:
-    """A caller's Options, checked as by `check_options`; None stands for the defaults.
+def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Options:
+    """A caller's Options, checked as the wire's; None stands for the defaults.
 
     Raises:
-        InvalidRequest: as there, or the argument is not of type Options.
+        InvalidRequest: as `check_options` and `check_applicable`, or the argument is not of type Options.
     """
     if options is None:
         return NO_OPTIONS
     if not isinstance(options, Options):
         raise InvalidRequest(f"`options` must be Options. Given: {show(options)}")
-    return check_options({name: getattr(options, name) for name in _CHECKS})
+    checked = check_options({name: getattr(options, name) for name in _CHECKS})
+    check_applicable(checked, task, is_text=is_text)
+    return checked
 
 
 def check_task(task: str) -> str:
