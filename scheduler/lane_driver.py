@@ -37,6 +37,7 @@ class Dispatch:
 
     start: tuple[LaneBatch, ...]
     refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue
+    planned: tuple[int, ...]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
 
@@ -91,6 +92,7 @@ class LaneDriver:
         """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
         start: list[LaneBatch] = []
         refused: list[Refusal] = []
+        planned: list[int] = []
         wake_at: float | None = None
         while self._has_room():
             if not self._prepared:
@@ -102,11 +104,12 @@ class LaneDriver:
                     wake_at = decision.wake_at
                     break
                 self._prepare(decision)
+                planned += [job_id for batch in decision.batches for job_id in batch.ids]
                 continue
             batch = self._prepared.popleft()
             self._submit(batch, now)
             start.append(batch)
-        return Dispatch(tuple(start), tuple(refused), wake_at)
+        return Dispatch(tuple(start), tuple(refused), tuple(planned), wake_at)
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
         """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.

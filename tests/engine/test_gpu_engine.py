@@ -24,9 +24,10 @@ from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
-from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.requests.record import InFlight, Row
+from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.dispatcher import Dispatcher, Results
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -174,12 +175,12 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
 ) -> None:
     encoder.most_tokens, encoder.error = 20, error
-    settled: dict[int, Any] = {}
+    found: dict[int, Any] = {}
     over = asyncio.Event()
 
-    def on_settled(row: Row, result: Any) -> None:
-        settled[row.index] = result
-        if len(settled) == 8:
+    def on_batch_done(stats: BatchStats, results: Results) -> None:
+        found.update({sequence.index: result for sequence, result in results})
+        if len(found) == 8:
             over.set()
 
     def on_failure(*failure: object) -> None:
@@ -190,37 +191,29 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     cost, lanes = PackedCost(0.0, 0.0, 0.0, 0.0), EngineLanes(engine)
     dispatcher = Dispatcher(
         lanes,
-        Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost),
+        LaneDriver(Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost), 1),
         cost,
         clock=lambda: 100.0,
-        settled=on_settled,
-        failed=on_failure,
-        batch_done=lambda results, stats: None,
+        batch_done=on_batch_done,
+        rejected=on_failure,
         unhealthy=on_failure,
     )
     sequences = random_sequences((7,) * 8)
-    dispatcher.add(rows_of_one_record(sequences))
+    dispatcher.add(one_request(sequences))
     await asyncio.wait_for(over.wait(), 10)
     dispatcher.close()
     await lanes.close()
     assert failures == []
     for index, ids in enumerate(sequences):
-        np.testing.assert_array_equal(settled[index], np.tile(ids[:, None], 4))
+        np.testing.assert_array_equal(found[index], np.tile(ids[:, None], 4))
     assert sorted(encoder.lengths) == [14, 14, 14, 14, 28, 28, 56]  # and no probe of the engine's health
 
 
-def rows_of_one_record(sequences: Sequence[Int32Array]) -> list[Row]:
-    owner = InFlight(
-        record=cast(Any, None),
-        address=cast(Any, None),
-        request=cast(Any, None),
-        deadline=None,
-        bulk=False,
-        arrived=0.0,
-        rows=[None] * len(sequences),
-        missing=len(sequences),
-    )
-    return [Row(owner, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
+def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
+    nothing: Any = None  # what the dispatcher does not look at
+    n = len(sequences)
+    request = PendingRequest(nothing, nothing, nothing, None, False, 0.0, [None] * n, n)
+    return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
 
 
 def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:

@@ -1,4 +1,4 @@
-"""The order of delivery as a list of events, with a stand-in for the outbox: produced, acknowledged, finished."""
+"""The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,31 +13,35 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOr
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded
+from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded, PenstockError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.worker.kafka.backpressure import Held
+from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import make_reply
-from penstock.worker.requests.record import Row
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingSequence, Rejection
 
 ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
 DEAD_LETTERS = "penstock.requests.tiny.dead-letter"
-MakeRows = Callable[..., list[Row]]
+MakeSequences = Callable[..., list[PendingSequence]]
 MakeRecord = Callable[..., Any]
 
 
 class Desk:
-    """A delivery whose outbox only writes down what it is given; the test acknowledges."""
+    """A delivery whose outbox records what it is given; the test acknowledges."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.held = Held(8, "requests.bulk")
+        self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
-        self.delivery = Delivery(self, self.held, lambda record: self.events.append(f"finished {record.offset}"))  # type: ignore[arg-type]  # put is all of an Outbox that it uses
+        self.delivery = self.deliver_to(lambda record: self.events.append(f"finished {record.original.offset}"))
+
+    def deliver_to(self, acknowledged: Callable[[PendingRecord], None]) -> Delivery:
+        return Delivery(self, self.held, acknowledged)  # type: ignore[arg-type]  # it uses only `put` of an Outbox
 
     def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
         self.events.append(f"produced to {topic}")
@@ -53,29 +57,35 @@ def desk() -> Desk:
     return Desk()
 
 
-def answer(desk: Desk, info: ModelInfo, row: Row) -> None:
-    row.settle(np.zeros(4, np.float32))
-    desk.delivery.reply(row.owner, make_reply(row.owner, info))
+def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
+    sequence.settle(np.zeros(4, np.float32))
+    desk.delivery.reply(sequence.request, make_reply(sequence.request, info))
 
 
-def test_a_record_is_finished_when_its_reply_is_acknowledged(desk: Desk, info: ModelInfo, make_rows: MakeRows) -> None:
-    [row] = make_rows([1])
-    answer(desk, info, row)
+def reject(desk: Desk, record: Any, address: ReplyAddress | None, error: PenstockError) -> None:
+    desk.delivery.reject(Rejection(PendingRecord(record, bulk_topic=False), address, error))
+
+
+def test_a_record_is_finished_when_its_reply_is_acknowledged(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
     assert desk.events == ["produced to penstock.replies"]
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
-    info: ModelInfo, make_rows: MakeRows
+    info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
     desk, offsets = Desk(), OffsetTracker()
     source = TopicPartition("penstock.requests.tiny", 0)
-    desk.delivery = Delivery(desk, desk.held, lambda record: offsets.finish(source, record.offset))  # type: ignore[arg-type]  # as above
-    rows = [make_rows([n])[0] for n in range(3)]
-    for row in rows:
-        offsets.start(source, row.owner.record.offset)
-        answer(desk, info, row)
+    desk.delivery = desk.deliver_to(lambda record: offsets.finish(source, record.original.offset))
+    sequences = [make_sequences([n])[0] for n in range(3)]
+    for sequence in sequences:
+        offsets.start(source, sequence.request.record.original.offset)
+        answer(desk, info, sequence)
 
     def committable_after(index: int) -> dict[TopicPartition, int]:
         desk.acknowledge(index)
@@ -85,10 +95,10 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
     assert [committable_after(index) for index in (2, 0, 1)] == [{}, {source: 1}, {source: 3}]
 
 
-def test_a_refusal_is_finished_when_both_its_reply_and_its_dead_letter_are_acknowledged(
+def test_a_rejection_is_finished_when_both_its_reply_and_its_dead_letter_are_acknowledged(
     desk: Desk, make_record: MakeRecord
 ) -> None:
-    desk.delivery.refuse(make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    reject(desk, make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
     desk.acknowledge(1)
     desk.acknowledge(0)
     assert desk.events == [
@@ -100,21 +110,21 @@ def test_a_refusal_is_finished_when_both_its_reply_and_its_dead_letter_are_ackno
     ]
 
 
-def test_a_refusal_nobody_can_be_told_of_is_a_dead_letter(desk: Desk, make_record: MakeRecord) -> None:
-    desk.delivery.refuse(make_record(b"bad", offset=7), None, InvalidRequest("no reply topic"))
+def test_a_rejection_without_an_address_is_a_dead_letter(desk: Desk, make_record: MakeRecord) -> None:
+    reject(desk, make_record(b"bad", offset=7), None, InvalidRequest("no reply topic"))
     desk.acknowledge(0)
     assert desk.events == [f"produced to {DEAD_LETTERS}", "acknowledged 0", "finished 7"]
 
 
-def test_what_may_be_sent_again_is_answered_and_not_kept(desk: Desk, make_record: MakeRecord) -> None:
-    desk.delivery.refuse(make_record(b"fine", offset=7), ADDRESS, Overloaded("later"))
+def test_a_retriable_error_is_answered_without_a_dead_letter(desk: Desk, make_record: MakeRecord) -> None:
+    reject(desk, make_record(b"fine", offset=7), ADDRESS, Overloaded("later"))
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 7"]
 
 
 def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: MakeRecord) -> None:
     record = make_record(b"\x00bad", offset=7, partition=3, headers=[("x", b"1"), ("null", None)])
-    desk.delivery.refuse(record, ADDRESS, BadTokenId("too high"))
+    reject(desk, record, ADDRESS, BadTokenId("too high"))
     topic, partition, letter = desk.sent[1]
     assert (topic, partition, letter.key, letter.value) == (DEAD_LETTERS, None, b"key", b"\x00bad")
     assert list(letter.headers) == [
@@ -128,7 +138,7 @@ def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: 
 
 def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_record: MakeRecord) -> None:
     record = make_record(b"bad", offset=7)
-    desk.delivery.refuse(record, ADDRESS, BadTokenId("too high", {4: BadTokenId("Given: 9")}))
+    reject(desk, record, ADDRESS, BadTokenId("too high", {4: BadTokenId("Given: 9")}))
     topic, partition, reply = desk.sent[0]
     assert (topic, partition, reply.key) == ("penstock.replies", 2, reply_key(record))
     assert dict(reply.headers) == {"kafka_correlationId": b"id", "traceparent": b"trace"}
@@ -142,10 +152,10 @@ def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_rec
 
 
 def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
-    desk: Desk, info: ModelInfo, make_rows: MakeRows
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
-    [row] = make_rows([1])
-    answer(desk, info, row)
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
     desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
     desk.acknowledge(1)
     assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
@@ -154,7 +164,7 @@ def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
 def test_a_dead_letter_too_large_with_its_reasons_is_kept_without_its_value(
     desk: Desk, make_record: MakeRecord
 ) -> None:
-    desk.delivery.refuse(make_record(b"x" * 100, offset=7), None, InvalidRequest("no good"))
+    reject(desk, make_record(b"x" * 100, offset=7), None, InvalidRequest("no good"))
     desk.acknowledge(0, MessageSizeTooLargeError("just too large"))
     desk.acknowledge(1)
     assert desk.events[-1] == "finished 7"
@@ -168,9 +178,9 @@ def test_a_value_that_no_broker_would_take_is_never_put(desk: Desk, make_record:
     """A record of 150 MB of zeros comes as 150 kB; sent again as it is, it would end the connection."""
     value = bytes(9 * 1024 * 1024)
     with capture_logs() as logs:
-        desk.delivery.refuse(make_record(value, offset=7, headers=[("x", b"1")]), None, InvalidRequest("no good"))
+        reject(desk, make_record(value, offset=7, headers=[("x", b"1")]), None, InvalidRequest("no good"))
         [(_, _, letter)] = desk.sent
-        assert logs[-1]["event"] == "request_refused"  # nothing is said of the letter before the broker has it
+        assert logs[-1]["event"] == "request_refused"  # the letter is not logged before the broker has it
         desk.acknowledge(0)
     assert (letter.key, letter.value, letter.headers[0]) == (b"key", b"", ("x", b"1"))
     assert ("penstock-value-left-out-bytes", b"%d" % len(value)) in letter.headers
@@ -185,7 +195,7 @@ def test_a_key_or_headers_that_no_broker_would_take_are_never_put(
     huge = bytes(9 * 1024 * 1024)
     parts: dict[str, Any] = {"key": huge} if part == "key" else {"headers": [("x", huge), ("y", None)]}
     record = make_record(b"bad", offset=7, **parts)
-    desk.delivery.refuse(record, None, InvalidRequest("no good"))
+    reject(desk, record, None, InvalidRequest("no good"))
     [(_, _, letter)] = desk.sent
     assert (letter.key, letter.value) == (reply_key(record), b"")
     assert sum(len(name) + len(value) for name, value in letter.headers) < 1024
@@ -196,7 +206,7 @@ def test_headers_too_large_for_the_broker_are_left_out_last(
     desk: Desk, make_record: MakeRecord, value: bytes | None
 ) -> None:
     record = make_record(value, offset=7, headers=[("x", b"1" * 1000), ("null", None)])
-    desk.delivery.refuse(record, None, InvalidRequest("no good"))
+    reject(desk, record, None, InvalidRequest("no good"))
     for index in range(len(desk.sent) + (value is not None)):
         desk.acknowledge(index, MessageSizeTooLargeError("too large"))
     _, _, letter = desk.sent[-1]
@@ -219,7 +229,7 @@ def test_a_record_whose_smallest_letter_is_refused_for_its_size_is_finished_and_
     desk: Desk, make_record: MakeRecord
 ) -> None:
     with capture_logs() as logs:
-        desk.delivery.refuse(make_record(b"bad", offset=7, partition=3), None, InvalidRequest("no good"))
+        reject(desk, make_record(b"bad", offset=7, partition=3), None, InvalidRequest("no good"))
         for index in range(3):
             assert "finished 7" not in desk.events
             desk.acknowledge(index, MessageSizeTooLargeError("too large"))
@@ -233,7 +243,7 @@ async def test_a_letter_whose_topic_is_missing_is_tried_again(
     desk: Desk, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "_RETRY_S", 0.0)
-    desk.delivery.refuse(make_record(b"bad", offset=7), None, InvalidRequest("no good"))
+    reject(desk, make_record(b"bad", offset=7), None, InvalidRequest("no good"))
     desk.acknowledge(0, UnknownTopicOrPartitionError("not yet"))
     await asyncio.sleep(0.001)
     assert "finished 7" not in desk.events
@@ -243,10 +253,10 @@ async def test_a_letter_whose_topic_is_missing_is_tried_again(
 
 
 def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
-    desk: Desk, info: ModelInfo, make_rows: MakeRows
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
-    [row] = make_rows([1])
-    answer(desk, info, row)
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
     desk.acknowledge(0, MessageSizeTooLargeError("too large"))
     topic, _, reply = desk.sent[1]
     error = msgpack.unpackb(reply.value or b"")["error"]
@@ -269,11 +279,11 @@ def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_
 
 
 def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
-    desk: Desk, info: ModelInfo, make_rows: MakeRows, make_record: MakeRecord
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences, make_record: MakeRecord
 ) -> None:
-    for row in make_rows([1]), make_rows([2]):
-        answer(desk, info, row[0])
-    desk.delivery.refuse(make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    for sequences in make_sequences([1]), make_sequences([2]):
+        answer(desk, info, sequences[0])
+    reject(desk, make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
     [first, second, error, _letter] = [len(record.value or b"") for _, _, record in desk.sent]
     assert desk.held.reply_bytes == first + second + error
     desk.acknowledge(1)

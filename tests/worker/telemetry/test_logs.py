@@ -8,33 +8,33 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock.worker.telemetry.logs import OncePerWhile, configure_logs
+from penstock.worker.telemetry.logs import RepeatFilter, configure_logs
 
 
 def record(name: str, message: str) -> logging.LogRecord:
     return logging.LogRecord(name, logging.WARNING, __file__, 1, message, None, None)
 
 
-def test_a_library_that_repeats_itself_is_heard_once_per_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_repeats_itself_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("penstock.worker.telemetry.logs.time.monotonic", lambda: now)
-    once = OncePerWhile(5.0)
-    assert once.filter(record("aiokafka", "unable to connect"))
+    repeats = RepeatFilter(5.0)
+    assert repeats.filter(record("aiokafka", "unable to connect"))
     now = 1004.9
-    assert not once.filter(record("aiokafka", "unable to connect"))
-    assert once.filter(record("aiokafka", "something else"))
-    assert once.filter(record("aiokafka.conn", "unable to connect"))
+    assert not repeats.filter(record("aiokafka", "unable to connect"))
+    assert repeats.filter(record("aiokafka", "something else"))
+    assert repeats.filter(record("aiokafka.conn", "unable to connect"))
     now = 1005.0
-    assert once.filter(record("aiokafka", "unable to connect"))
+    assert repeats.filter(record("aiokafka", "unable to connect"))
 
 
-def test_penstock_itself_is_always_heard() -> None:
-    once = OncePerWhile(5.0)
-    assert all(once.filter(record("penstock.worker", "batch_done")) for _ in range(3))
+def test_this_projects_events_always_pass() -> None:
+    repeats = RepeatFilter(5.0)
+    assert all(repeats.filter(record("penstock.worker", "batch_done")) for _ in range(3))
 
 
 @pytest.fixture(autouse=True)
-def logging_is_put_back() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     root, penstock = logging.getLogger(), logging.getLogger("penstock")
     kept = root.handlers[:], root.level, penstock.level
     yield
@@ -71,11 +71,11 @@ def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ValueError: broken" in line["exception"]
 
 
-def test_the_level_is_penstocks_and_libraries_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_level_is_for_this_projects_events_and_libraries_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json", "debug")
-    structlog.get_logger("penstock.test").debug("heard")
-    logging.getLogger("aiokafka").info("not heard")
-    assert [event["event"] for event in events(capsys)] == ["heard"]
+    structlog.get_logger("penstock.test").debug("shown")
+    logging.getLogger("aiokafka").info("not shown")
+    assert [event["event"] for event in events(capsys)] == ["shown"]
 
 
 def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

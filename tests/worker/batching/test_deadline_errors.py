@@ -1,10 +1,10 @@
-"""Every cause has its error: typed, counted apart, and saying how late it is and what to do."""
+"""Every cause has its own typed error, which tells the lateness and what to do."""
 
 import pytest
 
 from penstock.producer.errors import BackendError, Expired, Overloaded
 from penstock.scheduler import Cause
-from penstock.worker.batching.deadline_errors import cause_of, refusal_error
+from penstock.worker.batching.deadline_errors import cause_of, deadline_error
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from penstock.worker.batching.deadline_errors import cause_of, refusal_error
     ],
 )
 def test_each_cause_has_its_error(cause: Cause, kind: type[Expired | Overloaded], advice: str) -> None:
-    error = refusal_error(cause, 1.2345)
+    error = deadline_error(cause, 1.2345)
     assert isinstance(error, kind)
     assert error.code == kind.code
     assert error.retriable == kind.retriable
@@ -27,7 +27,7 @@ def test_each_cause_has_its_error(cause: Cause, kind: type[Expired | Overloaded]
 
 
 def test_every_cause_is_covered() -> None:
-    assert {cause_of(refusal_error(cause, 0.0)) for cause in Cause} == set(Cause)
+    assert {cause_of(deadline_error(cause, 0.0)) for cause in Cause} == set(Cause)
 
 
 def test_other_errors_have_no_cause() -> None:

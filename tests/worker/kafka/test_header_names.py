@@ -1,4 +1,4 @@
-"""Records whose header names are not UTF-8: read beside their neighbours, and told from the others."""
+"""Records whose header names are not UTF-8 are read beside their neighbours, and marked."""
 
 import pytest
 from aiokafka.errors import CorruptRecordException
@@ -49,7 +49,7 @@ def test_batches_before_and_after_are_read_too() -> None:
     assert [offset for offset, *_ in read(data)] == [0, 1, 2, 3]
 
 
-def test_what_is_corrupt_in_another_way_still_raises() -> None:
+def test_other_corruption_still_raises() -> None:
     data = bytearray(batch(["a", "\xff"]))
     data[-1] ^= 3  # a header value's length that reaches past the record's end
     [one] = [LenientRecords(bytes(data)).next_batch()]
