@@ -26,7 +26,7 @@ class KeySpace:
     task: str  # as in the request
     pooling: str | None  # None: the checkpoint's own
     normalize: bool | None  # None: the checkpoint's own
-    dimensions: int | None = None  # None: the checkpoint's own
+    dimensions: int | None  # None: the checkpoint's own
     _prefix: Any = field(init=False, repr=False, compare=False)  # blake2b over the fields above
 
     def __post_init__(self) -> None:

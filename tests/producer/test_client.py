@@ -732,7 +732,7 @@ async def test_tokens_that_were_not_asked_about_are_no_answer(monkeypatch: pytes
         monkeypatch, lambda request: tokens_of(request, has_spans=False, longer=longer), tokenizer=CHECKPOINT
     ) as (client, _):
         if longer > 0:
-            with pytest.raises(BackendError, match="other tokens than it was asked about"):
+            with pytest.raises(BackendError, match="other tokens than were sent"):
                 await client.token_classify(["How are you?"])
         else:
             [tokens] = await client.token_classify(["How are you?"])

@@ -120,7 +120,9 @@ class RequestPreparer:
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
         info, wanted = self._info, request.message.options
         options, keys = _options_and_keys(
-            info.revision, info.dtype, request.message.task, wanted.pooling, wanted.normalize
+            info.revision,
+            info.dtype,
+            TaskOptions(request.message.task, wanted.pooling, wanted.normalize, wanted.dimensions),
         )
         return [
             PendingSequence(
@@ -139,8 +141,7 @@ def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
 
 
 @functools.lru_cache(maxsize=256)
-def _options_and_keys(
-    revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None
-) -> tuple[TaskOptions, KeySpace]:
-    """What all requests with equal options share."""
-    return TaskOptions(task, pooling, normalize), KeySpace(revision, dtype, task, pooling, normalize)
+def _options_and_keys(revision: str, dtype: str, options: TaskOptions) -> tuple[TaskOptions, KeySpace]:
+    """The objects that requests with equal options share."""
+    keys = KeySpace(revision, dtype, options.task, options.pooling, options.normalize, options.dimensions)
+    return options, keys

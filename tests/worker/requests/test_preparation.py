@@ -19,10 +19,10 @@ from penstock.producer.errors import (
     TooLong,
     UnsupportedTask,
 )
-from penstock.producer.tokenization import Encoded, Text
+from penstock.producer.tokenization import Encoded
 from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.messages import Options, Request, join_tokens
+from penstock.producer.wire.messages import Options, Request, Text, join_tokens
 from penstock.worker.replies.reply import make_reply
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
@@ -82,6 +82,15 @@ def tokens_of(*sequences: list[int], truncate: bool = False, task: str = "embed"
 
 def texts_of(*texts: Text, truncate: bool = False, task: str = "embed") -> Request:
     return Request("tiny", task, text=texts, options=Options(truncate=truncate))
+
+
+def test_cut_and_whole_vectors_have_different_options_and_keys() -> None:
+    whole, cut = (
+        prepare(make_preparer(), Request("tiny", "embed", tokens=join_tokens([[1]]), options=Options(dimensions=n)))[0]
+        for n in (None, 2)
+    )
+    assert (whole.options.dimensions, cut.options.dimensions) == (None, 2)
+    assert whole.key != cut.key
 
 
 def test_sequences_come_apart_where_lens_say() -> None:
