@@ -99,7 +99,7 @@ class Transformers:
         """The checkpoint's pooling and the modules after it, in float32 on the CPU."""
         starts = np.cumsum([0, *lengths[:-1]]).tolist()
         groups = [Group(start, 1, length) for start, length in zip(starts, lengths, strict=True)]
-        return embedding_tail(self._checkpoint)(hidden.cpu(), groups, None, None)
+        return embedding_tail(self._checkpoint)(hidden.cpu(), groups)
 
     def _scores(self, logits: Tensor) -> Tensor:
         match checkpoint_heads(self._checkpoint)[self._task].scores:

@@ -16,8 +16,8 @@ from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
@@ -133,15 +133,15 @@ class Stand:
         """The run itself."""
         known = self.known(system.engine)
         requests = self._requests(load)
-        feed = Feed(Scheduler(system.settings, known.cost), self.num_lanes)
-        return drive(requests, feed, known.engine, self.num_lanes, known.cost, grace_s=grace_s)
+        driver = MeasuredDriver(Scheduler(system.settings, known.cost), self.num_lanes)
+        return drive(requests, driver, known.engine, known.cost, grace_s=grace_s)
 
     def simulated(self, system: System, load: Load, *, scatter: int = 0) -> Outcome:
         """The same load in the simulator; `scatter` is the seed of what its batches take."""
         table = self.table(system.engine)
         seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead(system.engine))
-        feed = Feed(Scheduler(system.settings, table), self.num_lanes)
-        return simulate(self._stream(load), feed, seconds)
+        driver = MeasuredDriver(Scheduler(system.settings, table), self.num_lanes)
+        return simulate(self._stream(load), driver, seconds)
 
     def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
         """Take the simulator's noise and overhead from the batches of real runs.
