@@ -6,20 +6,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-gpu check bench bench-gpu bench-serve train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-serve train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
-	@echo 'make test        unit tests, and the integration tests where Java and Maven are installed'
+	@echo 'make quick       unit tests without the slow ones, in under a minute'
+	@echo 'make test        all unit tests, and the integration tests where Java and Maven are installed'
 	@echo 'make test-gpu    the tests that need a CUDA GPU (pip install .[gpu] or .[gpu-cuda13] first)'
 	@echo 'make check       ruff and mypy'
+	@echo 'make docs        the manual as a site in build/docs'
 	@echo 'make bench       the benchmarks of this machine'
 	@echo 'make bench-gpu   the benchmarks of its GPU'
 	@echo 'make bench-serve what each batching policy sustains on this machine'
+	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
 demo: $(INSTALLED)
 	$(BIN)/penstock demo
+
+quick: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses 2 -m 'not slow and not integration and not gpu'
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
@@ -32,14 +38,21 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file ops/mkdocs.yml
+	@echo 'Open build/docs/index.html. Search needs a server: python3 -m http.server --directory build/docs'
+
 bench: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.pipeline
 
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json --commit $$(git rev-parse HEAD)
+	$(BIN)/python -m penstock.ops.bench.gpu
 
 bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve
+
+figures: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.bench.figures
 
 train-head: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)
@@ -52,5 +65,5 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@echo 'Installing penstock and its tools into $(VENV)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs]'
 	@touch $@

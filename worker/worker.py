@@ -15,7 +15,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher, Results
@@ -35,7 +35,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingSequence, Rejection
 from penstock.worker.requests.validation import RequestValidator
-from penstock.worker.settings import WorkerSettings, scheduler_settings
+from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 from penstock.worker.stop_signal import StopSignal, raise_failure
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        settings: ResolvedSettings,
         engine: Engine,
         lanes: EngineLanes,
         cost: LearnedCost,
@@ -66,8 +66,7 @@ class Worker:
         self._info = info
         self._cost = cost
         self._cache = cache
-        topic = settings.topic or request_topic(info.name)
-        self._topics = (topic, bulk_topic(topic))
+        self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = StopSignal()
         self._backpressure = Backpressure(settings.max_in_flight)
         offsets = OffsetTracker()
@@ -76,7 +75,7 @@ class Worker:
         self._consumer = Consumer(
             settings.bootstrap_servers,
             self._topics,
-            settings.group_id or f"penstock.{info.name}",
+            settings.group_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             received=self._fetched.put,
@@ -93,7 +92,7 @@ class Worker:
             max_sequences=settings.max_sequences,
         )
         self._preparer = RequestPreparer(info, bounds, tokenizer)
-        scheduler = Scheduler(scheduler_settings(settings, num_lanes=lanes.num_lanes, padded=info.padded), cost)
+        scheduler = Scheduler(scheduler_settings(settings), cost)
         driver = LaneDriver(scheduler, lanes.num_lanes)
         self._dispatcher = Dispatcher(
             lanes,

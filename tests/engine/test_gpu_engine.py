@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine import EngineLanes
-from penstock.engine import lanes as lanes_module
 from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu import engine as engine_module
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
@@ -72,6 +73,9 @@ class SmallEncoder:
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs.float()[:, None].expand(-1, 4)
+
+    def capture_next(self) -> bool:
+        return False
 
     def trim(self) -> None:
         pass
@@ -164,7 +168,6 @@ def test_a_device_that_does_not_answer_has_failed_for_good(
 def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: FakeCuda, engine: GpuEngine) -> None:
     running = engine.start(BATCH)
     cast(FakeEvent, running._ended).error = LASTING
-    assert running.ready()
     cuda.broken = LASTING
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         running.result()
@@ -228,7 +231,8 @@ def test_batches_wait_for_the_weights_that_were_prepared_on_another_stream(cuda:
 async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "_REST_S", 0.001)
+    monkeypatch.setattr(engine_module, "_TRIM_AFTER_S", 0.001)
+    engine.run(BATCH)  # from which on the time counts
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr(encoder, "trim", trimmed.release)
     lanes = EngineLanes(engine)
@@ -238,7 +242,61 @@ async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     await lanes.close()
 
 
-def test_rest_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
+def test_an_idle_engine_waits_before_it_gives_memory_back(
+    encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(encoder, "trim", lambda: trims.append(now[0]))
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine.run(BATCH)
+    assert engine.idle() == 30.0
+    now[0] += 20.0
+    assert engine.idle() == 10.0
+    assert trims == []
+    now[0] += 10.0
+    assert engine.idle() == 30.0
+    assert trims == [130.0]
+
+
+def test_an_idle_engine_captures_one_graph_at_a_time(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, streams = [True, True], []
+
+    def capture_next() -> bool:
+        streams.append(cuda.stream)
+        return bool(due) and due.pop()
+
+    engine.start(BATCH).result()
+    monkeypatch.setattr(encoder, "capture_next", capture_next)
+    engine.start(BATCH).result()
+    assert streams == []  # not on the way of a batch
+    assert [engine.idle(), engine.idle()] == [0.0, 0.0]
+    assert (engine.idle() or 0.0) > 0.0
+    assert streams == [cast(FakeStream, engine._stream)] * 3
+
+
+def test_pinned_memory_is_reused_and_not_before_its_rows_were_copied_out(cuda: FakeCuda, engine: GpuEngine) -> None:
+    batches = [pack(random_sequences((3, 5), seed), TAGS) for seed in range(6)]
+    expected = [engine.run(batch).rows for batch in batches]
+    pinned = cuda.num_pinned
+    first, second = engine.start(batches[0]), engine.start(batches[1])
+    rows = [first.result().rows]
+    third = engine.start(batches[2])
+    rows += [second.result().rows, third.result().rows]
+    rows += [engine.run(batch).rows for batch in batches[3:]]
+    assert cuda.num_pinned == pinned + 1  # of the second batch underway
+    for got, want in zip(rows, expected, strict=True):
+        for row, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(row, other)
+
+
+def test_a_thread_that_waits_for_a_batch_sleeps(engine: GpuEngine) -> None:
+    assert cast(FakeEvent, engine.start(BATCH)._ended).is_blocking
+
+
+def test_idle_work_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
     cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams: list[FakeStream] = []
@@ -248,7 +306,8 @@ def test_rest_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(encoder, "trim", trim)
-    engine.rest()
+    monkeypatch.setattr(engine, "_trim_at", 0.0)
+    engine.idle()
     assert streams == [cast(FakeStream, engine._stream)]
     assert streams[0].num_synchronized == 1
     assert cuda.stream is cuda.default_stream

@@ -93,15 +93,17 @@ async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
         Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tmp_path / "model") as tokenizing,
     ):
         await worker.ready()
-        for asked in ({}, {"prompt_name": "document"}, {"prompt": "other : "}, {"prompt": ""}):
+        ways: list[dict[str, Any]] = [{}, {"prompt_name": "document"}, {"prompt": "other : "}, {"prompt": ""}]
+        for asked in ways:
             expected = reference.encode(texts, **asked)
             for one in (client, tokenizing):
                 np.testing.assert_allclose(await one.embed(texts, **asked), expected, atol=1e-5)
         whole = await client.embed(texts, dimensions=48)  # after the same ids were cached at 16
         np.testing.assert_allclose(whole, reference.encode(texts, truncate_dim=48), atol=1e-5)
-        for wrong in ({"dimensions": 8}, {"prompt_name": "topic"}):
+        wrongs: list[dict[str, Any]] = [{"dimensions": 8}, {"prompt_name": "topic"}]
+        for wrong in wrongs:
             with pytest.raises(InvalidRequest):
-                await client.embed(texts, **wrong)  # type: ignore[arg-type]  # refused by the worker
+                await client.embed(texts, **wrong)
 
 
 async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(

@@ -1,4 +1,4 @@
-"""The mock cluster does what its docstring promises for a demo, and its limits are the ones written there."""
+"""The mock cluster has the features and the limits that its docstring lists."""
 
 import asyncio
 import socket
@@ -68,5 +68,5 @@ def test_open_broker_knows_both_kinds_and_no_other() -> None:
     broker = open_broker("kafka")
     assert isinstance(broker, KafkaBroker)
     broker.close()
-    with pytest.raises(ValueError, match="No such kind of broker: 'rabbit'"):
+    with pytest.raises(ValueError, match="Given: 'rabbit'"):
         open_broker("rabbit")  # type: ignore[arg-type]  # the mistake under test

@@ -1,12 +1,11 @@
-"""What a model is called when nobody says so: the same word in the worker and in `penstock check`."""
+"""The default served name is the same in the worker and in `penstock check`."""
 
 from pathlib import Path
 
 import pytest
 
 from penstock.engine import load_engine
-from penstock.ops.cli.check import CheckSettings
-from penstock.ops.cli.probes import kafka
+from penstock.ops.cli.probes import CheckSettings, kafka
 from penstock.ops.kafka import MockBroker
 from penstock.producer.wire.topics import request_topic
 from tests.engine.helpers import save_encoder

@@ -1,4 +1,4 @@
-"""Where a worker's costs come from: measured once, then loaded; measured again where what is kept does not fit."""
+"""A worker's initial costs: measured once, then loaded; measured again if the kept table does not apply."""
 
 import json
 import sqlite3
@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from penstock.cache import CostTables
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.scheduler import CorruptTable, LearnedCost
-from penstock.worker.batching.startup_costs import MeasuredCosts, cost_for, cost_key, default_cost_path, kept_costs
+from penstock.worker.batching.startup_costs import MeasuredCosts, cost_for, cost_key, kept_costs
+from penstock.worker.resolved_settings import default_cost_path
 
 MODEL = "some/null"
 CAPS: dict[str, Any] = {"max_sequences": 64, "max_tokens": 512}
@@ -37,7 +38,7 @@ class Engine(NullEngine):
 async def start(
     path: Path | None, engine: Engine | None = None, model: str = MODEL, **caps: int
 ) -> tuple[Engine, LearnedCost, list[Any]]:
-    """What a worker does at its start: its engine, its cost model, and what it logged."""
+    """The start of a worker: its engine, its cost model, and its log events."""
     engine = engine or Engine()
     with capture_logs() as logs:
         cost = await cost_for(engine, path, model=model, **{**CAPS, **caps})
@@ -251,8 +252,8 @@ def test_tables_are_kept_in_the_users_cache_directory(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cost_path() == tmp_path / "penstock" / "costs.sqlite"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert default_cost_path() == Path("/home/somebody/.cache/penstock/costs.sqlite")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert default_cost_path() == Path("/home/user/.cache/penstock/costs.sqlite")
 
 
 def test_a_key_names_what_computes() -> None:

@@ -18,6 +18,7 @@ from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker import worker as worker_module
 from penstock.worker.kafka import consumer
+from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
@@ -112,7 +113,8 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
 async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
     engine = NullEngine(name="tiny")
-    settings = WorkerSettings(model="null")  # type: ignore[call-arg]  # the others have defaults
+    given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
+    settings = resolve(given, engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)

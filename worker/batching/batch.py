@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
+from penstock.engine.types import PackedBatch, TaskOptions
 from penstock.worker.requests.request import PendingSequence
 
 
@@ -44,19 +44,10 @@ def sums_of(sequences: Sequence[PendingSequence]) -> Sums:
 
 def pack(sequences: Sequence[PendingSequence]) -> PackedBatch:
     """Lay sequences end to end, in their order, without padding."""
-    lengths = [len(sequence.token_ids) for sequence in sequences]
-    cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    types = None
-    if any(sequence.token_type_ids is not None for sequence in sequences):
-        types = np.concatenate([_types(sequence) for sequence in sequences])
-    token_ids = np.concatenate([sequence.token_ids for sequence in sequences])
-    return PackedBatch(token_ids, cu_seqlens, max(lengths), types, [sequence.options for sequence in sequences])
-
-
-def _types(sequence: PendingSequence) -> Int32Array:
-    types = sequence.token_type_ids
-    return types if types is not None else np.zeros(len(sequence.token_ids), np.int32)
+    options = [sequence.options for sequence in sequences]
+    return PackedBatch.of(
+        [sequence.token_ids for sequence in sequences], options, [sequence.token_type_ids for sequence in sequences]
+    )
 
 
 def health_probe(options: TaskOptions) -> PackedBatch:

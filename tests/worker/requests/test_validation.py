@@ -32,11 +32,11 @@ def make_validator(
     info: ModelInfo,
     *,
     max_reply_bytes: int = 1024,
-    prompts: Prompts = Prompts(),
-    **changes: Any,  # noqa: B008 -- frozen
+    prompts: Prompts | None = None,
+    **changes: Any,
 ) -> RequestValidator:
     given = {"reply_topics": ".*", "slo_s": None, "max_sequences": 16}
-    return RequestValidator(info, ReplyBounds(info, max_reply_bytes), prompts, **given | changes)
+    return RequestValidator(info, ReplyBounds(info, max_reply_bytes), prompts or Prompts(), **given | changes)
 
 
 @pytest.fixture

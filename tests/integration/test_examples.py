@@ -1,0 +1,112 @@
+"""The clients of ops/examples, each built and run as its page says, against one worker behind the real broker."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+from tests.integration.conftest import WorkerProcess
+
+EXAMPLES = Path(__file__).parents[2] / "ops" / "examples"
+MODEL = "examples"
+TEXTS = ["My card is lost", "I cannot find my card ☹", "What is the exchange rate?"]
+# For each language: the tool that builds it, the commands that build it, and the command that runs it.
+CLIENTS = {
+    "java": ("mvn", [["mvn", "-q", "-B", "package"]], ["java", "-jar", "target/embed.jar"]),
+    "go": ("go", [["go", "build", "-o", "embed", "."]], ["./embed"]),
+    "node": ("npm", [["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"]], ["node", "embed.js"]),
+}
+
+BUILD_S = 360.0  # the first build downloads its dependencies
+
+pytestmark = pytest.mark.timeout(BUILD_S + 60)
+
+
+@pytest.fixture(scope="module")
+def servers(kafka: KafkaBroker, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Servers of the broker, with a worker that serves all-MiniLM-L6-v2 in float32."""
+    log_path = tmp_path_factory.mktemp("examples") / "worker.log"
+    settings = {"bootstrap_servers": kafka.bootstrap_servers, "model": minilm, "served_name": MODEL, "dtype": "float32"}
+    with WorkerProcess(log_path, settings) as worker:
+        asyncio.run(worker.ready())
+        yield kafka.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def expected(servers: str) -> str:
+    """Lines that a client prints for TEXTS: the cosine similarity of each text to the first."""
+
+    async def lines() -> list[str]:
+        async with Client(bootstrap_servers=servers, model=MODEL) as client:
+            vectors = await client.embed(TEXTS, normalize=True)
+        return [f"{vector @ vectors[0]:.3f}  {text}\n" for vector, text in zip(vectors, TEXTS, strict=True)]
+
+    return "".join(asyncio.run(lines()))
+
+
+def run(command: list[str], folder: Path, stdin: str = "", timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=timeout_s)
+
+
+def built(language: str) -> Path:
+    """A copy of the example with its build beside it, in a cache folder named after the example's contents."""
+    tool, commands, _ = CLIENTS[language]
+    if shutil.which(tool) is None:
+        missing = f"{tool} is not installed, which builds ops/examples/{language}"
+        if language == "java" and os.environ.get("CI") == "true":
+            pytest.fail(f"CI must run the Java example, but {missing}.")
+        pytest.skip(missing)
+    source = EXAMPLES / language
+    digest = hashlib.sha256()
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes() + b"\0")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "examples"
+    target = cache / f"{language}-{digest.hexdigest()[:12]}"
+    if not target.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{language}-", dir=cache) as scratch:
+            folder = shutil.copytree(source, Path(scratch, language))
+            for command in commands:
+                done = run(command, folder, timeout_s=BUILD_S)
+                assert done.returncode == 0, done.stdout + done.stderr
+            with contextlib.suppress(FileExistsError):  # another process built the same
+                folder.rename(target)
+    return target
+
+
+@pytest.mark.parametrize("language", CLIENTS)
+def test_a_client_in_another_language_prints_the_same_similarities(language: str, servers: str, expected: str) -> None:
+    done = run([*CLIENTS[language][2], servers, MODEL, *TEXTS], built(language))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+
+
+@pytest.mark.parametrize("language", CLIENTS)
+def test_a_client_in_another_language_reports_an_error_reply(language: str, servers: str, expected: str) -> None:
+    done = run([*CLIENTS[language][2], servers, MODEL, "a text", " "], built(language))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("empty: ")
+
+
+def test_the_python_service_routes_each_message_and_reports_the_one_that_fails(servers: str) -> None:
+    routes = ["lost or stolen card", "exchange rate", "forgotten password"]
+    messages = ["Someone took my card!", "", "How many dollars do I get for a euro?", "I cannot log in"]
+    command = [sys.executable, "service.py", servers, MODEL, *routes]
+    done = run(command, EXAMPLES / "python", stdin="\n".join(messages) + "\n")
+    assert done.returncode == 0, done.stderr
+    card, empty, rate, password = done.stdout.splitlines()
+    assert card[5:] == f"  {routes[0]}: {messages[0]}"
+    assert empty == "empty: ''"
+    assert rate[5:] == f"  {routes[1]}: {messages[2]}"
+    assert password[5:] == f"  {routes[2]}: {messages[3]}"
