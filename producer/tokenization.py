@@ -15,7 +15,7 @@ import tokenizers
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts, read_prompts
-from penstock.producer.wire.messages import Text
+from penstock.producer.wire.messages import Text, utf8_fault
 
 Int32Array = npt.NDArray[np.int32]
 Uint32Array = npt.NDArray[np.uint32]
@@ -163,11 +163,7 @@ def _encoded(encoding: Any, with_spans: bool) -> Encoded:
 
 
 def _refuse_surrogates(texts: Sequence[Text]) -> None:
-    rows: dict[int, Any] = {}
-    for index, text in enumerate(texts):
-        try:
-            "".join(text).encode()
-        except UnicodeEncodeError as error:
-            rows[index] = InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+    faults = {index: utf8_fault("".join(text)) for index, text in enumerate(texts)}
+    rows = {i: InvalidRequest(f"Text {i} cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
     if rows:
         raise InvalidRequest(next(iter(rows.values())).message, rows)

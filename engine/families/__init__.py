@@ -31,7 +31,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(distilbert.encoder, distilbert.classifier),
     "electra": Family(electra.encoder, electra.classifier),
     "modernbert": Family(modernbert.encoder, modernbert.classifier, modernbert.classifier),
-    "mpnet": Family(mpnet.encoder, mpnet.classifier),
+    "mpnet": Family(mpnet.encoder, roberta.classifier),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

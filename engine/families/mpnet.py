@@ -8,14 +8,13 @@ from torch import Tensor
 from penstock.engine.errors import CheckpointError
 from penstock.engine.families.readers import (
     LayerNames,
-    read_classifier,
     read_layer,
     read_norm,
     refuse_variants,
     require_int,
 )
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.weights import BiasedAttention, Dense, Embeddings, Encoder, EncoderWeights
+from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -58,11 +57,6 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         num_heads=num_heads,
         max_tokens=len(positions),
     )
-
-
-def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
-    """MPNetForSequenceClassification: dense, tanh, projection, on the first token."""
-    return read_classifier(checkpoint.weights, "classifier.dense", "tanh", "classifier.out_proj")
 
 
 def _bias(table: Tensor, max_tokens: int) -> Tensor:

@@ -16,5 +16,5 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
-    """RobertaForSequenceClassification: dense, tanh, projection, on the first token <s>."""
+    """RobertaForSequenceClassification, and MPNet's: dense, tanh, projection, on the first token <s>."""
     return read_classifier(checkpoint.weights, "classifier.dense", "tanh", "classifier.out_proj")

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors, read_safetensors
 from penstock.engine.model.pooling import EmbeddingTail, apply_layers
-from penstock.engine.model.weights import Dense, Norm, with_tables
+from penstock.engine.model.weights import Dense, Norm
 
-L = TypeVar("L")
 
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
@@ -85,8 +84,9 @@ def on_device(
 ) -> tuple[EmbeddingTail, dict[str, Head]]:
     """Copies with their tensors on the device."""
 
-    def moved(layer: L) -> L:
-        return with_tables(layer, lambda tensor: tensor.to(device))
+    def moved(layer: Any) -> Any:
+        values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        return replace(layer, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
     heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
     return replace(tail, dense=tuple(map(moved, tail.dense))), heads

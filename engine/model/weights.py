@@ -5,7 +5,7 @@ where D is its own form of a matrix.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -84,7 +84,6 @@ Attention = PlainAttention | BiasedAttention | DisentangledAttention | RotaryAtt
 
 D = TypeVar("D")
 E = TypeVar("E")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,61 +139,29 @@ class Encoder(Generic[D]):
     def vocab_size(self) -> int:
         return self.embeddings.words.shape[0]
 
-    def prepared(self, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> "Encoder[E]":
+    def prepared(
+        self: "Encoder[Dense]", dense: Callable[[Dense], E], table: Callable[[Tensor], Tensor]
+    ) -> "Encoder[E]":
         """The encoder with `dense` applied to every matrix and `table` to every other tensor, once each."""
-        tables, layers = dict[int, Tensor](), dict[int, Layer[E]]()
+        converted: dict[int, Any] = {}  # by id, as weights and layers may be shared
 
-        def table_once(tensor: Tensor) -> Tensor:
-            if id(tensor) not in tables:
-                tables[id(tensor)] = table(tensor)
-            return tables[id(tensor)]
+        def convert(value: Any) -> Any:
+            if id(value) in converted:
+                return converted[id(value)]
+            result = value
+            if isinstance(value, Dense):
+                result = dense(value)
+            elif isinstance(value, Tensor):
+                result = table(value)
+            elif isinstance(value, tuple):
+                result = tuple([convert(item) for item in value])
+            elif is_dataclass(value) and not isinstance(value, type):
+                result = replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})
+            converted[id(value)] = result
+            return result
 
-        for layer in self.layers:
-            if id(layer) not in layers:
-                layers[id(layer)] = _prepared_layer(layer, dense, table_once)
-        return Encoder(
-            embeddings=with_tables(self.embeddings, table_once),
-            projection=None if self.projection is None else dense(self.projection),
-            layers=tuple(layers[id(layer)] for layer in self.layers),
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            max_tokens=self.max_tokens,
-            convolution=_prepared_convolution(self.convolution, dense, table_once),
-            pre_norm=self.pre_norm,
-        )
+        result: Encoder[E] = convert(self)
+        return result
 
 
 EncoderWeights = Encoder[Dense]
-
-
-def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> Layer[E]:
-    return Layer(
-        qkv=dense(layer.qkv),
-        attention=with_tables(layer.attention, table),
-        attention_output=dense(layer.attention_output),
-        attention_norm=with_tables(layer.attention_norm, table),
-        up=dense(layer.up),
-        down=dense(layer.down),
-        output_norm=with_tables(layer.output_norm, table),
-        gate=layer.gate,
-    )
-
-
-def _prepared_convolution(
-    convolution: Convolution[D] | None, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]
-) -> Convolution[E] | None:
-    if convolution is None:
-        return None
-    return Convolution(dense(convolution.dense), convolution.kernel_size, with_tables(convolution.norm, table))
-
-
-def with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
-    """A copy of one of these dataclasses with `table` applied to its tensors and those of its norm."""
-    changes: dict[str, Any] = {}
-    for field in fields(holder):  # type: ignore[arg-type]  # callers pass dataclasses
-        value = getattr(holder, field.name)
-        if isinstance(value, Tensor):
-            changes[field.name] = table(value)
-        elif isinstance(value, Norm):
-            changes[field.name] = with_tables(value, table)
-    return replace(holder, **changes)  # type: ignore[type-var]  # callers pass dataclasses

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.producer.client import Row
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Options, Text
+from penstock.producer.wire.messages import Options, Text, utf8_fault
 
 # Rows in flight: enough that the worker does not wait for the file. A long text counts as one row for each 16 KiB, so
 # that the window holds at most about 64 MiB.
@@ -127,9 +127,6 @@ def _check(text: str | PenstockError) -> str | PenstockError:
     """The text, or its error. The client would number texts by their place in a record, which means nothing here."""
     if isinstance(text, str) and not text.strip():
         return EmptyInput("The text is empty.")
-    if isinstance(text, str) and not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return InvalidRequest(f"The text cannot be UTF-8: {error.reason} at character {error.start}.")
+    if isinstance(text, str) and (fault := utf8_fault(text)):
+        return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
     return text

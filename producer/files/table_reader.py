@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.files.csv_records import BrokenLine, csv_records
+from penstock.producer.wire.messages import utf8_fault
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
@@ -138,7 +139,7 @@ def _open_csv_reader(path: Path, column: str) -> Reader:
         _, header = next(records, (0, None))
         if header is None:
             raise TableError(f"{path} is empty: a line of column names was expected.")
-        if isinstance(header, BrokenLine) or not _is_unicode("".join(header)):
+        if isinstance(header, BrokenLine) or utf8_fault("".join(header)):
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         _check_columns(path, header, column)
         rows = (_csv_row(line, fields, header, column) for line, fields in records)
@@ -152,7 +153,7 @@ def _csv_row(
     if isinstance(fields, BrokenLine):
         return InvalidRequest(f"Line {line} is not CSV: {fields.reason}"), _salvaged(fields.line, header)
     row = _named(fields, header)
-    if not _is_unicode("".join(fields)):
+    if utf8_fault("".join(fields)):
         shown = {name: value.encode(errors="surrogateescape").decode(errors="replace") for name, value in row.items()}
         return InvalidRequest(f"Line {line} holds bytes that are not UTF-8."), shown
     if len(fields) != len(header):
@@ -171,14 +172,6 @@ def _salvaged(line: str, header: Sequence[str]) -> Object:
         return _named(next(csv.reader([readable]), []), header)
     except csv.Error:  # a field over the csv module's limit
         return _named([], header)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # JSON Lines

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens
+from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
 from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
 
@@ -52,17 +52,9 @@ def encode_request(request: Request) -> bytes:
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
-        message = f"A text cannot be UTF-8: {error.reason} at character {error.start}."
-        at_fault = [index for index, text in enumerate(request.text or ()) if not _is_utf8(text)]
-        raise InvalidRequest(message, {index: InvalidRequest(message) for index in at_fault}) from error
-
-
-def _is_utf8(text: Text) -> bool:
-    try:
-        "".join(text).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        faults = {index: utf8_fault("".join(text)) for index, text in enumerate(request.text or ())}
+        rows = {i: InvalidRequest(f"The text cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
+        raise InvalidRequest(f"A string cannot be UTF-8: {error.reason} at character {error.start}.", rows) from error
 
 
 def decode_request(value: bytes | None) -> Request:

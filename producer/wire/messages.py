@@ -169,6 +169,15 @@ class ErrorReply:
         return error
 
 
+def utf8_fault(text: str) -> str | None:
+    """The reason for which a text cannot be UTF-8, half a surrogate pair, or None."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        return f"{error.reason} at character {error.start}"
+    return None
+
+
 def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
     """Token ids of several sequences, end to end.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
-from penstock.producer.wire.messages import DTYPES, POOLINGS, TASKS, Options
+from penstock.producer.wire.messages import DTYPES, POOLINGS, TASKS, Options, utf8_fault
 from penstock.producer.wire.reply_rows import is_int
 
 NO_OPTIONS = Options()
@@ -66,9 +66,7 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
 
 
 def _is_short_text(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > _PROMPT_CHARS:
-        return False
-    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    return isinstance(value, str) and len(value) <= _PROMPT_CHARS and utf8_fault(value) is None
 
 
 def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Options:

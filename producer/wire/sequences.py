@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Text, Uint32Array, token_ids
+from penstock.producer.wire.messages import Text, Uint32Array, token_ids, utf8_fault
 
 Checked = Text | Uint32Array | PenstockError  # ready to be sent, or the error that prevents it
 
@@ -55,11 +55,8 @@ def _check_text(text: Any, index: int) -> Checked:
         # A worker would reject it too, and the record would have to be sent again.
         if not part or part.isspace():
             return EmptyInput(f"Text {index} is empty.")
-        if not part.isascii():
-            try:
-                part.encode()
-            except UnicodeEncodeError as error:
-                return InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+        if fault := utf8_fault(part):
+            return InvalidRequest(f"Text {index} cannot be UTF-8: {fault}.")
     return text  # type: ignore[no-any-return]  # checked above
 
 
