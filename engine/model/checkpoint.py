@@ -38,6 +38,11 @@ class Checkpoint:
     max_tokens: int | None  # the smallest limit that a file states; None: the position table alone limits
     sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
 
+    @property
+    def root(self) -> Path:
+        """The directory of the transformer's config.json and weights."""
+        return self.modules[0].directory if self.modules else self.directory
+
 
 class Tensors:
     """Tensors of a safetensors file or a set of shards, as float32, with their shapes checked."""

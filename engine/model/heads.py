@@ -15,7 +15,6 @@ from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors, read_s
 from penstock.engine.model.pooling import EmbeddingTail, apply_layers
 from penstock.engine.model.weights import Dense, Norm
 
-
 # Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",

@@ -108,15 +108,10 @@ def _refuse(checkpoint: Checkpoint) -> None:
         )
     if config.get("quantization_config"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: quantised weights (quantization_config) are not run.")
-    if (_root(checkpoint) / "adapter_config.json").exists():
+    if (checkpoint.root / "adapter_config.json").exists():
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: adapters are not loaded. Merge this one into its model.")
     if config.get("is_encoder_decoder") and _kind_of_head(checkpoint):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of encoder-decoder models are not implemented.")
-
-
-def _root(checkpoint: Checkpoint) -> Path:
-    """The directory of the transformer's config.json."""
-    return checkpoint.modules[0].directory if checkpoint.modules else checkpoint.directory
 
 
 def _kind_of_head(checkpoint: Checkpoint) -> str:
@@ -134,7 +129,7 @@ def _precision(dtype: str, *, on_gpu: bool) -> str:
 
 def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
     """The transformers model, in eval mode on the CPU, with no weight missing from the checkpoint."""
-    root = _root(checkpoint)
+    root = checkpoint.root
     encoder = _ENCODER_OF_TWO if checkpoint.config.get("is_encoder_decoder") else _ENCODER
     try:
         config: Any = transformers.AutoConfig.from_pretrained(root, trust_remote_code=False, local_files_only=True)

@@ -1,4 +1,4 @@
-"""Reader of CSV, JSONL and Parquet: blocks of rows, in bounded memory. See `penstock.producer.files.tables`."""
+"""Reader of CSV, JSONL and Parquet: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import csv
 import itertools

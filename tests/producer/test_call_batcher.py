@@ -116,7 +116,7 @@ async def test_nothing_that_can_be_sent_is_no_record() -> None:
     assert worker.records == []
 
 
-async def test_a_caller_that_leaves_disturbs_nobody_and_is_not_sent_again() -> None:
+async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again() -> None:
     worker = Worker()
     batcher = make(worker)
     calls = [asyncio.create_task(ask(batcher, [[n]])) for n in (1, 2, 1500, 3)]
@@ -156,7 +156,7 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
 
 
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
-async def test_an_error_of_the_whole_record_is_everybodys(error: Exception) -> None:
+async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception) -> None:
     async def fail(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
         raise error
 

@@ -156,7 +156,7 @@ async def test_a_duplicate_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         assert (await client.embed(ids=[[6]])).tolist() == [[6, 1, 0]]
 
 
-async def test_a_request_says_who_asks_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_has_a_reply_address_and_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
         before = time.time()
         await client.embed(ids=[[1]], timeout_s=7)
@@ -275,7 +275,7 @@ async def test_bulk_waits_overload_out_with_few_records(monkeypatch: pytest.Monk
         assert max(pauses.seconds) <= 60
 
 
-async def test_who_is_refused_keeps_his_place_while_he_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_record_keeps_its_permit_in_its_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, lambda request: Overloaded("later"), bulk=True, max_in_flight=1) as (
         client,
         loop,
@@ -319,7 +319,7 @@ async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert loop.waiting == 3
 
 
-async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
+async def test_a_deadline_holds_while_waiting_for_a_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected(monkeypatch, lambda request: None, max_in_flight=1) as (client, loop):
@@ -348,7 +348,7 @@ async def test_closing_fails_what_is_pending_and_what_comes_later(
             await client.embed(ids=[[1]])
 
 
-async def test_closing_wakes_those_who_wait_behind_records_that_were_never_sent(
+async def test_closing_wakes_calls_that_wait_behind_unsent_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected(monkeypatch, first_ids, max_in_flight=2, batch_calls=False) as (client, loop):
@@ -502,7 +502,7 @@ async def test_a_top_k_that_is_no_count_is_refused(monkeypatch: pytest.MonkeyPat
     assert loop.requests == []
 
 
-async def test_one_callers_mistake_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_one_call_does_not_fail_another(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
         wrong = client.embed(ids=[[1]], truncate=1)  # type: ignore[arg-type]  # the mistake
         others = [client.embed(ids=[[n]], truncate=truncate) for n, truncate in ((2, True), (3, np.True_))]  # type: ignore[arg-type]  # taken too

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.files import TableError, count_rows, open_reader, open_writer
 from penstock.producer.files.table_reader import BLOCK_ROWS, MAX_LINE_BYTES
 from penstock.producer.files.table_writer import Result
-from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
 from penstock.producer.wire.messages import Classification
 
 
@@ -319,7 +319,7 @@ NO_PYTHON_VALUE = {  # of Parquet, with what is written for it
         [["at", "00:00:00.000000001"]],
     ),
     "a dictionary": (pa.array([1, None], pa.timestamp("ns")).dictionary_encode(), "1970-01-01 00:00:00.000000001"),
-    "a time zone nobody knows": (pa.array([1, None], pa.timestamp("ns", "Nowhere/At_all")), None),
+    "an unknown time zone": (pa.array([1, None], pa.timestamp("ns", "Nowhere/At_all")), None),
 }
 
 
