@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "worker": {"producer", "scheduler", "engine", "cache"},
     "ops": {"producer", "scheduler", "engine", "cache", "worker"},
 }
-# Which rooms may import a library. What is not listed here is free.
+# Library -> rooms that may import it. Other libraries are free.
 LIBRARY_ROOMS = {
     "torch": {"engine", "ops"},
     "transformers": {"producer", "engine", "ops"},  # the producer takes its tokenizers
@@ -53,7 +53,7 @@ def shipped_files() -> list[Path]:
 
 
 def run_python(code: str) -> str:
-    """What a fresh interpreter prints, outside the repository so that no folder of it is importable by accident."""
+    """Output of a fresh interpreter, outside the repository so that no folder of it is importable by accident."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
+from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
@@ -83,6 +84,7 @@ class Worker:
         self._validator = RequestValidator(
             info,
             bounds,
+            Prompts() if tokenizer is None else tokenizer.prompts,
             reply_topics=settings.reply_topics,
             slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,

@@ -26,7 +26,7 @@ def ids(number: int) -> list[int]:
 async def both(broker: KafkaBroker, model: str) -> AsyncIterator[tuple[Client, Client]]:
     """An online client and a bulk one, of one sequence a record."""
     chosen: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "model": model}
-    chosen |= {"timeout_s": 100, "sequences_per_record": 1, "gather": False, "max_in_flight": 1000}
+    chosen |= {"timeout_s": 100, "sequences_per_record": 1, "batch_calls": False, "max_in_flight": 1000}
     async with Client(**chosen) as online, Client(**chosen, bulk=True) as bulk:
         yield online, bulk
 

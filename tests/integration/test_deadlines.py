@@ -20,7 +20,7 @@ def ids(number: int) -> list[int]:
 
 def client_of(broker: KafkaBroker, model: str) -> Client:
     """A client that sends one sequence in a record."""
-    return Client(bootstrap_servers=broker.bootstrap_servers, model=model, sequences_per_record=1, gather=False)
+    return Client(bootstrap_servers=broker.bootstrap_servers, model=model, sequences_per_record=1, batch_calls=False)
 
 
 async def metric(worker: Any, line: str) -> float:

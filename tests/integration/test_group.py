@@ -49,7 +49,7 @@ class Stream:
 @asynccontextmanager
 async def streaming(kafka: KafkaBroker, model: str) -> AsyncIterator[Stream]:
     """Send requests to `model` inside. On leaving, every one of them must be answered."""
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         stream = Stream(client)
         async with asyncio.TaskGroup() as group:
             for _ in range(32):
@@ -158,7 +158,7 @@ async def test_once_processes_up_to_the_end_and_exits(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("once")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
         await asyncio.sleep(0)
         await client._exchange._outbox.flush()  # all of them are in the topic
@@ -180,7 +180,7 @@ async def test_once_waits_for_a_job_that_sends_more_after_each_answer(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("waves")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False, bulk=True) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False, bulk=True) as client:
         waves = [[client.embed(ids=[[wave, n + 1]], timeout_s=60) for n in range(20)] for wave in range(3)]
         first = asyncio.gather(*waves[0])
         await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_
     settings = {"served_name": model, "max_batch_sequences": 1, "lanes": 1}
     slow = start_worker(kafka, drain_s=0.5, echo_batch_s=0.1, **settings)
     await slow.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         slow.process.terminate()
@@ -220,7 +220,7 @@ async def test_a_broken_engine_ends_the_worker_and_another_answers(
     model = unique("broken")
     broken = start_worker(kafka, served_name=model, echo_breaks=True)
     await broken.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(20)]
         assert await broken.exit_code() == 1
         assert broken.events("engine_unhealthy")

@@ -14,7 +14,14 @@ import pytest
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
 from penstock.producer.wire.messages import Options, Request
-from tests.engine.helpers import MAX_TOKENS, VOCAB, save_classifier, save_tagger, write_json
+from tests.engine.helpers import (
+    MAX_TOKENS,
+    VOCAB,
+    save_classifier,
+    save_sentence_transformer,
+    save_tagger,
+    write_json,
+)
 
 Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
@@ -64,6 +71,39 @@ def assert_same_tokens(rows: list[list[TokenClass]], expected: list[list[dict[st
         assert shown == [(token["entity"], token["start"], token["end"]) for token in theirs]
         scores = [token.score for token in tokens]
         np.testing.assert_allclose(scores, [token["score"] for token in theirs], atol=1e-5)
+
+
+@pytest.mark.timeout(180)
+async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    prompts = {"query": "search : ", "document": "passage : "}
+    words = ["search", "passage", ":", "other", *(f"w{i}" for i in range(30))]
+    save_sentence_transformer(tmp_path, words, prompts=prompts, default_prompt_name="query", truncate_dim=16)
+    reference: Any = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    model, texts = unique("prompted"), ["w1 w2", "w3", "w1 w2 w3 w4"]
+    worker = start_worker(
+        kafka, model=tmp_path / "model", served_name=model, dtype="float32", cache_path=tmp_path / "cache.sqlite"
+    )
+    servers = kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model, timeout_s=60) as client,
+        Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tmp_path / "model") as tokenizing,
+    ):
+        await worker.ready()
+        ways: list[dict[str, Any]] = [{}, {"prompt_name": "document"}, {"prompt": "other : "}, {"prompt": ""}]
+        for asked in ways:
+            expected = reference.encode(texts, **asked)
+            for one in (client, tokenizing):
+                np.testing.assert_allclose(await one.embed(texts, **asked), expected, atol=1e-5)
+        whole = await client.embed(texts, dimensions=48)  # after the same ids were cached at 16
+        np.testing.assert_allclose(whole, reference.encode(texts, truncate_dim=48), atol=1e-5)
+        wrongs: list[dict[str, Any]] = [{"dimensions": 8}, {"prompt_name": "topic"}]
+        for wrong in wrongs:
+            with pytest.raises(InvalidRequest):
+                await client.embed(texts, **wrong)
 
 
 async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(

@@ -1,4 +1,4 @@
-"""The local broker is a real Kafka: it keeps what it acknowledged, and it never outlives its owner."""
+"""The local broker is a real Kafka: it keeps acknowledged records, and it never outlives its owner."""
 
 import asyncio
 import contextlib

@@ -108,10 +108,11 @@ class RequestPreparer:
         return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
-        message, info = request.message, self._info
-        options = message.options
-        task_options, keys = _options_and_keys(
-            info.revision, info.dtype, message.task, options.pooling, options.normalize
+        info, wanted = self._info, request.message.options
+        options, keys = _options_and_keys(
+            info.revision,
+            info.dtype,
+            TaskOptions(request.message.task, wanted.pooling, wanted.normalize, wanted.dimensions),
         )
         return [
             PendingSequence(
@@ -119,7 +120,7 @@ class RequestPreparer:
                 i,
                 ids,
                 types,
-                task_options,
+                options,
                 keys.key(ids.tobytes(), None if types is None else types.tobytes()),
             )
             for i, (ids, types) in enumerate(sequences)
@@ -147,8 +148,7 @@ def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
 
 
 @functools.lru_cache(maxsize=256)
-def _options_and_keys(
-    revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None
-) -> tuple[TaskOptions, KeySpace]:
-    """The values that requests with equal options share."""
-    return TaskOptions(task, pooling, normalize), KeySpace(revision, dtype, task, pooling, normalize)
+def _options_and_keys(revision: str, dtype: str, options: TaskOptions) -> tuple[TaskOptions, KeySpace]:
+    """The objects that requests with equal options share."""
+    keys = KeySpace(revision, dtype, options.task, options.pooling, options.normalize, options.dimensions)
+    return options, keys

@@ -16,7 +16,7 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.transport.inbox", "inbox"),
     ("penstock.producer.client", "client calls"),
     ("penstock.producer.transport.exchange", "client calls"),
-    ("penstock.producer.transport.gather", "gathering and rows"),
+    ("penstock.producer.transport.call_batcher", "batching of calls and rows"),
     ("penstock.producer.wire.sequences", "gathering and rows"),
     ("penstock.producer", "other producer code"),
     ("penstock.worker.requests.preparation", "admission"),

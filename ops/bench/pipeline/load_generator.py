@@ -169,7 +169,7 @@ async def _connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
             bootstrap_servers=spec.bootstrap_servers,
             model=spec.model,
             timeout_s=_TIMEOUT_S,
-            gather=spec.gather,
+            batch_calls=spec.batch_calls,
             **bound,
         )
     )

@@ -21,7 +21,7 @@ class LoadSpec:
     warm_up: int
     in_flight: int = 1  # closed: callers, each with one sequence at a time; bulk: callers, each with a list of texts
     rate_per_s: float = 0.0  # poisson
-    gather: bool = True  # penstock: calls of one turn of the event loop may share a record, as is the client's default
+    batch_calls: bool = True  # penstock: calls of one turn of the event loop may share a record
     watch: Mapping[str, int] = field(default_factory=dict)  # name -> pid of the processes to account for
     profile: str | None = None  # sample this process into that file, and send SIGUSR1 to the worker in `watch`
 

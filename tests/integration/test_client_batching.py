@@ -16,7 +16,7 @@ FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: 
 async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
-    model = unique("gather")
+    model = unique("batching")
     worker = start_worker(kafka, served_name=model)
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
         await worker.ready()
