@@ -143,7 +143,7 @@ def distribution(requirement: str) -> str:
     return re.sub("[-_.]+", "-", re.split("[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room != "engine"])
+@pytest.mark.parametrize("room", ROOMS)
 def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> None:
     """Also inside functions and for type checkers. Raises CycleError with the circle."""
     imports = {module_name(path): imported_names(path) for path in room_files(room) if path.suffix == ".py"}
