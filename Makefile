@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo quick test test-gpu check docs bench bench-gpu bench-serve train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-serve train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -18,6 +18,7 @@ help:
 	@echo 'make bench       the benchmarks of this machine'
 	@echo 'make bench-gpu   the benchmarks of its GPU'
 	@echo 'make bench-serve what each batching policy sustains on this machine'
+	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
 demo: $(INSTALLED)
@@ -45,10 +46,13 @@ bench: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.pipeline
 
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.gpu --output gpu-bench.json --commit $$(git rev-parse HEAD)
+	$(BIN)/python -m penstock.ops.bench.gpu
 
 bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve
+
+figures: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.bench.figures
 
 train-head: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.demo.train_head $(TRAIN_CSV)

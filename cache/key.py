@@ -26,13 +26,13 @@ class KeySpace:
     task: str  # as in the request
     pooling: str | None  # None: the checkpoint's own
     normalize: bool | None  # None: the checkpoint's own
+    dimensions: int | None = None  # None: the checkpoint's own
     _prefix: Any = field(init=False, repr=False, compare=False)  # blake2b over the fields above
 
     def __post_init__(self) -> None:
         prefix = blake2b(digest_size=KEY_BYTES, person=b"penstock cache 1")
-        normalize = None if self.normalize is None else str(self.normalize)
-        for part in (self.revision, self.dtype, self.task, self.pooling, normalize):
-            prefix.update(_part(part))
+        for part in (self.revision, self.dtype, self.task, self.pooling, self.normalize, self.dimensions):
+            prefix.update(_part(None if part is None else str(part)))
         object.__setattr__(self, "_prefix", prefix)
 
     def key(self, ids: Buffer, token_type_ids: Buffer | None = None) -> bytes:

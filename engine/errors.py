@@ -1,10 +1,11 @@
-"""What can go wrong in the engine room.
+"""Errors of the engine.
 
 EngineError
-├── CheckpointError         a file is missing, damaged, or of a kind that is not read
-│   └── UnsupportedCheckpoint   the files are sound, but describe a model that is not implemented
+├── CheckpointError         a file is missing, damaged, or not safetensors
+│   └── UnsupportedCheckpoint   the files are sound, but the architecture or a module is not implemented
 ├── UnsupportedDevice       the requested device or precision is not available here
-├── DeviceFailed            the GPU is past use in this process
+├── InvalidBatch            a batch that would read outside of the model's tables
+├── DeviceFailed            the GPU cannot be used by this process any more
 └── LanesClosed             a batch was submitted to, or still queued in, closed lanes
 """
 
@@ -23,6 +24,10 @@ class UnsupportedCheckpoint(CheckpointError):
 
 class UnsupportedDevice(EngineError):
     """The requested device or precision is not available here."""
+
+
+class InvalidBatch(EngineError, ValueError):
+    """A batch's bounds or token types are not the model's; nothing was computed."""
 
 
 class DeviceFailed(EngineError):

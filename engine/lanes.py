@@ -1,17 +1,22 @@
-"""Threads that own the engine: batches in through a queue, results out through the event loop."""
+"""Threads that run an engine: batches in through a queue, results out through the event loop."""
 
 import asyncio
 import contextlib
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
+
+import structlog
 
 from penstock.engine.errors import EngineError, LanesClosed
 from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
+
+_MAX_UNDERWAY = 2  # batches on a device: one that it computes, and the next
+
+log = structlog.get_logger("penstock.engine")
 
 
 class _Work(NamedTuple):
@@ -19,35 +24,34 @@ class _Work(NamedTuple):
     future: asyncio.Future[BatchOutput]
 
 
-_Queue = SimpleQueue[_Work | None]
-
-_LOOK_S = 0.0002  # how often a lane that waits for the device looks for a batch to queue behind
-_REST_S = 30.0  # how long a lane waits for a batch before its engine may give back what it does not need
+class _BatchEnded:
+    """Wakes a pipelined lane, which may have nothing underway now."""
 
 
-@runtime_checkable
-class _Resting(Protocol):
-    """An engine that has something to do when nothing comes."""
-
-    def rest(self) -> None:
-        """Called by the thread that calls `start`, each _REST_S without a batch, with none underway. Raises nothing."""
-        ...
+_Queue = SimpleQueue[_Work | _BatchEnded | None]  # None: stop
+_Underway = SimpleQueue[tuple[_Work, Running] | None]
 
 
 class EngineLanes:
     """`num_lanes` threads over one engine; each runs one batch at a time, taken from a common queue.
 
-    Every future is completed, whatever the engine does. Close it: an unclosed one warns when collected.
+    A pipelined engine has one lane, of two threads. Every future is completed, whatever the engine does. Close it: an
+    unclosed one warns when collected.
     """
 
     def __init__(self, engine: Engine, num_lanes: int = 1) -> None:
         if num_lanes < 1:
             raise ValueError(f"num_lanes must be at least 1, not {num_lanes}.")
+        run_lane: Callable[[_Queue], None] = partial(_run_batches, engine)
+        if isinstance(engine, PipelinedEngine):
+            if num_lanes > 1:
+                raise ValueError(f"an engine that queues batches on its device has one lane, not {num_lanes}.")
+            run_lane = partial(_pipeline_batches, engine)
         self._queue: _Queue = SimpleQueue()
         self._closed = False
         # The threads hold the queue and the engine but not this object, so that it can be collected.
         self._threads = [
-            threading.Thread(target=_lane, args=(engine, self._queue), name=f"engine-lane-{i}", daemon=True)
+            threading.Thread(target=run_lane, args=(self._queue,), name=f"engine-lane-{i}", daemon=True)
             for i in range(num_lanes)
         ]
         for thread in self._threads:
@@ -69,7 +73,7 @@ class EngineLanes:
         return future
 
     async def close(self) -> None:
-        """Fail what is queued with LanesClosed, and wait for the batches that already run. Idempotent."""
+        """Fail queued batches with LanesClosed, and wait for those that already run. Idempotent."""
         if not self._closed:
             self._closed = True
             self._fail_queued()
@@ -83,7 +87,7 @@ class EngineLanes:
                 work = self._queue.get_nowait()
             except Empty:
                 return
-            if work is not None:
+            if isinstance(work, _Work):
                 _complete(work.future, LanesClosed("the engine lanes were closed before this batch was computed."))
 
     def _stop(self) -> None:
@@ -101,44 +105,68 @@ class EngineLanes:
             self._stop()
 
 
-def _lane(engine: Engine, queue: _Queue) -> None:
-    if isinstance(engine, PipelinedEngine):
-        _pipeline(engine, queue)
-        return
-    while (work := queue.get()) is not None:
+def _run_batches(engine: Engine, queue: _Queue) -> None:
+    while isinstance(work := queue.get(), _Work):
         if not work.future.cancelled():
             _report(work, partial(engine.run, work.batch))
-        del work  # else the arrays live until the next batch comes
+        del work  # otherwise its arrays live until the next batch
 
 
-def _pipeline(engine: PipelinedEngine, queue: _Queue) -> None:
-    """Two batches on the device: the next is queued while one is computed, and the device never waits for the host."""
-    underway: deque[tuple[_Work, Running]] = deque()
-    open_ = True
-    while open_ or underway:
-        if underway and (not open_ or len(underway) == 2 or underway[0][1].ready()):
-            work, running = underway.popleft()
-            _report(work, running.result)
-            del work, running
-            continue
+def _pipeline_batches(engine: PipelinedEngine, queue: _Queue) -> None:
+    """Start batches on the device, the next one while the last is computed; a second thread waits for their results.
+
+    A thread cannot wait for the device and for the queue at once. A callback on the stream (cudaLaunchHostFunc) would
+    need the GIL while the device waits for it; the second thread sleeps in the driver, without the GIL.
+    """
+    underway: _Underway = SimpleQueue()
+    room = threading.Semaphore(_MAX_UNDERWAY)
+    waiter = threading.Thread(target=_await_results, args=(underway, room, queue), name="engine-results", daemon=True)
+    waiter.start()
+    while room.acquire() and (work := _next_work(engine, queue, room)) is not None:
         try:
-            work_or_end = queue.get(timeout=_LOOK_S if underway else _REST_S)
-        except Empty:
-            if not underway and isinstance(engine, _Resting):
-                engine.rest()
-            continue
-        if work_or_end is None:
-            open_ = False
-        elif not work_or_end.future.cancelled():
-            _start(engine, work_or_end, underway)
-        del work_or_end
+            underway.put((work, engine.start(work.batch)))
+        except BaseException as error:
+            _report(work, partial(_raise, error))
+            room.release()
+        del work
+    underway.put(None)
+    waiter.join()
 
 
-def _start(engine: PipelinedEngine, work: _Work, underway: "deque[tuple[_Work, Running]]") -> None:
+def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore) -> _Work | None:
+    """The next batch to start, or None to stop. The engine does its idle work while no batch is queued or underway.
+
+    room: the caller has acquired the place of the next batch.
+    """
+    while True:
+        wait_s: float | None = None
+        if queue.empty() and room.acquire(blocking=False):  # the other place: nothing is underway
+            wait_s = _idle(engine)
+            room.release()
+        with contextlib.suppress(Empty):
+            work = queue.get(timeout=wait_s)
+            if work is None:
+                return None
+            if isinstance(work, _Work) and not work.future.cancelled():
+                return work
+
+
+def _idle(engine: PipelinedEngine) -> float | None:
     try:
-        underway.append((work, engine.start(work.batch)))
-    except BaseException as error:
-        _report(work, partial(_raise, error))
+        return engine.idle()
+    except Exception as error:
+        log.warning("idle_work_failed", error=repr(error))
+        return None
+
+
+def _await_results(underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:
+    """Complete the futures of started batches, in their order."""
+    while (started := underway.get()) is not None:
+        work, running = started
+        _report(work, running.result)
+        del started, work, running
+        room.release()
+        queue.put(_BatchEnded())
 
 
 def _raise(error: BaseException) -> BatchOutput:
@@ -146,7 +174,7 @@ def _raise(error: BaseException) -> BatchOutput:
 
 
 def _report(work: _Work, compute: Callable[[], BatchOutput]) -> None:
-    """Complete the future with what `compute` returns or raises: a lane never dies with a future in its hands."""
+    """Complete the future with what `compute` returns or raises, so that no error ends a lane."""
     result: BatchOutput | Exception
     try:
         result = compute()
@@ -155,14 +183,14 @@ def _report(work: _Work, compute: Callable[[], BatchOutput]) -> None:
     except BaseException as error:
         result = EngineError(f"the engine raised {error!r}")
         result.__cause__ = error
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be waiting
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the future
         work.future.get_loop().call_soon_threadsafe(_complete, work.future, result)
 
 
 def _complete(future: asyncio.Future[BatchOutput], result: BatchOutput | Exception) -> None:
     if future.done():
         return
-    if isinstance(result, StopIteration):  # which a future refuses to carry
+    if isinstance(result, StopIteration):  # a future refuses to carry it
         future.set_exception(EngineError(f"the engine raised {result!r}"))
     elif isinstance(result, Exception):
         future.set_exception(result)

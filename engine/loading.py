@@ -13,7 +13,7 @@ from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, g
 from penstock.engine.families import FAMILIES, family_of
 from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, resolve_model, revision_of
 from penstock.engine.model.heads import Head, checkpoint_heads, linear_head, on_device
-from penstock.engine.model.modules import embedding_tail
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import ModelInfo
@@ -64,7 +64,8 @@ def load_engine(
     on_gpu = choose_device_for(weights, device) == "cuda"
     precision = gpu_precision(dtype) if on_gpu else cpu_precision(dtype)
     tail = embedding_tail(checkpoint)
-    dim = tail.dense[-1].weight.shape[0] if tail.dense else weights.hidden_size
+    width = tail.width(weights.hidden_size)
+    dim = min(width, tail.dimensions or width)
     heads = {"classify": linear_head(Path(head), dim)} if head is not None else checkpoint_heads(checkpoint)
     info = ModelInfo(
         name=own_name,
@@ -76,6 +77,7 @@ def load_engine(
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
+        dimensions=matryoshka_dimensions(checkpoint, width),
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)

@@ -140,7 +140,7 @@ def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
 
     def encode(batch: PackedBatch) -> Tensor:
         with turn:
-            return encoder.run(batch).clone()  # what `run` returns is overwritten by the next batch
+            return encoder.run(batch).clone()  # `run`'s result is overwritten by the next batch
 
     return encode
 

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.errors import InvalidBatch
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -18,6 +20,7 @@ class TaskOptions:
     task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
+    dimensions: int | None = None  # embed only: leading values to keep, before normalising; None: the checkpoint's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,45 @@ class PackedBatch:
     max_seqlen: int  # longest sequence, <= ModelInfo.max_tokens
     token_type_ids: Int32Array | None  # [T]; None: all zero
     options: Sequence[TaskOptions]  # [N]
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Int32Array | npt.NDArray[np.uint32]],
+        options: Sequence[TaskOptions],
+        token_type_ids: Sequence[Int32Array | None] = (),
+    ) -> "PackedBatch":
+        """Lay sequences end to end: at least one, each with its options. Without type ids a sequence is of type 0."""
+        lengths = [len(ids) for ids in token_ids]
+        cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1:])
+        types = None
+        if any(one is not None for one in token_type_ids):
+            pairs = zip(token_type_ids, lengths, strict=True)
+            types = np.concatenate([np.zeros(length, np.int32) if one is None else one for one, length in pairs])
+        return cls(np.concatenate(token_ids).astype(np.int32, copy=False), cu_seqlens, max(lengths), types, options)
+
+
+def require_valid(batch: PackedBatch, num_types: int | None) -> None:
+    """Raise InvalidBatch where a kernel would read outside of its tables or buffers.
+
+    Token ids are not looked at: the caller has checked them against the vocabulary.
+    num_types: rows of the model's table of token types; None: it has none, and ignores them.
+    """
+    bounds, num_tokens = batch.cu_seqlens, len(batch.token_ids)
+    lengths = np.diff(bounds)
+    if len(lengths) == 0 or bounds[0] != 0 or bounds[-1] != num_tokens or lengths.min() < 1:
+        raise InvalidBatch(f"cu_seqlens must increase from 0 to {num_tokens}, the number of tokens.")
+    if lengths.max() != batch.max_seqlen:
+        raise InvalidBatch(f"max_seqlen is {batch.max_seqlen}; the longest sequence has {lengths.max()} tokens.")
+    types = batch.token_type_ids
+    if types is None or num_types is None:
+        return
+    if len(types) != num_tokens or types.min() < 0 or types.max() >= num_types:
+        raise InvalidBatch(
+            f"token_type_ids must be {num_tokens} values in [0, {num_types}); "
+            f"found {len(types)} from {types.min()} to {types.max()}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +96,7 @@ class ModelInfo:
     tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
     dim: int  # length of an embedding
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
+    dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     padded: bool = False  # whether sequences of a batch are padded to its longest: its time follows count * longest
 
 
@@ -85,12 +128,8 @@ class PreparedEngine(Engine, Protocol):
 class Running(Protocol):
     """A batch that was started."""
 
-    def ready(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
-        ...
-
     def result(self) -> BatchOutput:
-        """Wait for the batch. Called once, by the thread that started it."""
+        """Wait for the batch. Called once, by any thread, in the order in which batches were started."""
         ...
 
 
@@ -99,5 +138,12 @@ class PipelinedEngine(Engine, Protocol):
     """An engine whose device can have the next batch queued behind the one that it works on."""
 
     def start(self, batch: PackedBatch) -> Running:
-        """As `run`, but returns as soon as the work is queued. At most two batches are underway at a time."""
+        """As `run`, but returns once the work is queued. Called by one thread; at most two batches are underway."""
+        ...
+
+    def idle(self) -> float | None:
+        """Do a bounded piece of deferred work. Called by the thread that calls `start`, with no batch underway.
+
+        Returns the seconds after which to call again if no batch comes; None: not before the next batch has ended.
+        """
         ...

@@ -34,7 +34,13 @@ from penstock.producer.wire.messages import (
     concatenate_tokens,
     join_tokens,
 )
-from penstock.producer.wire.options import check_options, check_task, check_timeout_s, recheck_options
+from penstock.producer.wire.options import (
+    check_applicable,
+    check_options,
+    check_task,
+    check_timeout_s,
+    recheck_options,
+)
 from penstock.producer.wire.sequences import check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
@@ -100,19 +106,38 @@ class Client:
         normalize: bool | None = None,
         truncate: bool = False,
         dtype: str = "float32",
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        dimensions: int | None = None,
         timeout_s: float | None = None,
     ) -> Vector:
         """Vectors of texts, or of sequences of token ids (special tokens included).
 
         Many texts are split over several records; calls made at the same moment share one (setting `gather`).
 
+        Args:
+            prompt_name: name of the checkpoint's prompt that is prepended to each text; without it and `prompt`, the
+                checkpoint's default. Token ids take no prompt.
+            prompt: the prompt itself, in place of a name; "" for none.
+            dimensions: length that vectors are cut to before they are normalised, for models trained so (Matryoshka).
+
         Returns:
-            [n, dim]; for a single text (not in a list) [dim]. May be read-only: it lies in the answer's own memory.
+            [n, dim]; for a single text (not in a list) [dim]. The array may be read-only: it shares the reply's memory.
 
         Raises:
-            PenstockError: the first sequence's error; use `map` to get the others' results beside it.
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options({"pooling": pooling, "normalize": normalize, "truncate": truncate, "dtype": dtype})
+        options = check_options(
+            {
+                "pooling": pooling,
+                "normalize": normalize,
+                "truncate": truncate,
+                "dtype": dtype,
+                "prompt_name": prompt_name,
+                "prompt": prompt,
+                "dimensions": dimensions,
+            }
+        )
         rows = await self._rows("embed", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
@@ -189,6 +214,7 @@ class Client:
         tried again after growing pauses: `Overloaded` three times (with `bulk` until the deadline).
         """
         task, options = check_task(task), recheck_options(options)
+        check_applicable(options, task, is_text=texts is not None)
         kind, sequences = check(texts, ids)
         return await self._gatherer.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
@@ -199,6 +225,7 @@ class Client:
             PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
         """
         checked = dataclasses.replace(request, task=check_task(request.task), options=recheck_options(request.options))
+        check_applicable(checked.options, checked.task, is_text=checked.text is not None)
         return await self._exchange.ask(checked, time.time() + self._timeout_s(timeout_s))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
@@ -213,6 +240,7 @@ class Client:
         timeout_s: float | None,
     ) -> list[Any]:
         """Every row, or the first error; what is at fault on sight is not sent."""
+        check_applicable(options, task, is_text=texts is not None)
         kind, sequences = check(texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
@@ -232,8 +260,10 @@ class Client:
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
             request = Request(model, task, None, tuple(sequences), options)
         else:
+            prompted = self._tokenizer.prompts.apply(Request(model, task, None, tuple(sequences), options))
             spans = task == "token_classify"
-            encoded = await self._tokenizer.encode_async(sequences, truncate=False, spans=spans)
+            encoded = await self._tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
+            options = dataclasses.replace(options, prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, deadline)
         return _with_spans(reply, encoded).rows(task)

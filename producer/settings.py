@@ -24,10 +24,14 @@ def _check_addresses(servers: str) -> str:
     return servers
 
 
-class KafkaSettings(BaseSettings):
-    """Connection settings; every field is also an environment variable, PENSTOCK_ and its name in capitals."""
+class Settings(BaseSettings):
+    """Base of all settings: every field is also an environment variable, PENSTOCK_ and its name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
+
+
+class KafkaSettings(Settings):
+    """Connection settings."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import tokenizers
 
 from penstock.producer.errors import InvalidRequest
+from penstock.producer.prompts import Prompts, read_prompts
+from penstock.producer.wire.messages import Text
 
-Text = str | tuple[str, str]
 Int32Array = npt.NDArray[np.int32]
 Uint32Array = npt.NDArray[np.uint32]
 
@@ -46,8 +47,9 @@ class Tokenizer:
     taken off on loading. Safe to call from several threads: nothing changes after it is made.
     """
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: Any, prompts: Prompts) -> None:
         """`plain` is a `tokenizers.Tokenizer`, which this object owns from now on. Called by `from_directory`."""
+        self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
         plain.no_truncation()
         plain.no_padding()
         self._plain = plain
@@ -60,14 +62,18 @@ class Tokenizer:
         """Load `tokenizer.json`; without one, ask transformers to build it from the older files.
 
         Raises:
-            TokenizerError: neither works.
+            TokenizerError: neither works, or the checkpoint's prompts cannot be read.
         """
         directory = Path(path)
         file = directory / "tokenizer.json"
-        if not file.is_file():
-            return cls(_from_transformers(directory))
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)))
+            prompts = read_prompts(directory)
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"The prompts of {directory} cannot be read: {error}.") from error
+        if not file.is_file():
+            return cls(_from_transformers(directory), prompts)
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)), prompts)
         except Exception as error:  # the library raises bare Exception for a file that it cannot parse
             raise TokenizerError(
                 f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint anew."

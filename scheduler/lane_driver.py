@@ -37,6 +37,7 @@ class Dispatch:
 
     start: tuple[LaneBatch, ...]
     refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue
+    planned: tuple[int, ...]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
 
@@ -50,7 +51,7 @@ class LaneDriver:
     def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
         self.scheduler = scheduler
         self.draining = False  # true: run what is queued without waiting for full batches
-        self._num_lanes = num_lanes
+        self.num_lanes = num_lanes
         self._prepared: deque[LaneBatch] = deque()  # planned, not handed out
         self._submitted: list[LaneBatch] = []  # handed out, in order; the first `num_lanes` of them run
         self._next_trial = -math.inf
@@ -58,7 +59,7 @@ class LaneDriver:
     @property
     def is_busy(self) -> bool:
         """Whether every lane has a batch."""
-        return len(self._submitted) >= self._num_lanes
+        return len(self._submitted) >= self.num_lanes
 
     @property
     def num_unfinished(self) -> int:
@@ -68,7 +69,7 @@ class LaneDriver:
     def busy_s(self, now: float) -> float:
         """Predicted seconds until the lanes have finished what was planned, mean over lanes."""
         batches = (*self._submitted, *self._prepared)
-        return sum([batch.left_s(now) for batch in batches]) / self._num_lanes
+        return sum([batch.left_s(now) for batch in batches]) / self.num_lanes
 
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
         """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
@@ -91,6 +92,7 @@ class LaneDriver:
         """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
         start: list[LaneBatch] = []
         refused: list[Refusal] = []
+        planned: list[int] = []
         wake_at: float | None = None
         while self._has_room():
             if not self._prepared:
@@ -102,11 +104,12 @@ class LaneDriver:
                     wake_at = decision.wake_at
                     break
                 self._prepare(decision)
+                planned += [job_id for batch in decision.batches for job_id in batch.ids]
                 continue
             batch = self._prepared.popleft()
             self._submit(batch, now)
             start.append(batch)
-        return Dispatch(tuple(start), tuple(refused), wake_at)
+        return Dispatch(tuple(start), tuple(refused), tuple(planned), wake_at)
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
         """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
@@ -120,9 +123,9 @@ class LaneDriver:
     def withdraw(self, batch: LaneBatch, now: float) -> LaneBatch | None:
         """A submitted batch leaves the lanes without having run. Returns as `finish`."""
         self._submitted.remove(batch)
-        if not self.is_busy or self._submitted[self._num_lanes - 1].started is not None:
+        if not self.is_busy or self._submitted[self.num_lanes - 1].started is not None:
             return None
-        following = self._submitted[self._num_lanes - 1]
+        following = self._submitted[self.num_lanes - 1]
         following.started = now
         return following
 
@@ -141,13 +144,13 @@ class LaneDriver:
     def _has_room(self) -> bool:
         if not self.is_busy:
             return True
-        return len(self._submitted) == self._num_lanes and (bool(self._prepared) or self.scheduler.is_full)
+        return len(self._submitted) == self.num_lanes and (bool(self._prepared) or self.scheduler.is_full)
 
     def _ask(self, now: float) -> Plan | Wait | None:
         if self.draining:
             return self.scheduler.drain(now)
         first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
-        idle_lanes = max(1, self._num_lanes - len(self._submitted))
+        idle_lanes = max(1, self.num_lanes - len(self._submitted))
         return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s)
 
     def _prepare(self, plan: Plan) -> None:

@@ -1,5 +1,4 @@
-"""Unit tests need Python alone. Integration tests need a real Kafka: where it cannot run they are skipped, and one line
-of the summary says so; under CI they fail instead."""
+"""Skips of tests that need a Kafka broker or a GPU. The summary names every skip; under CI a missing broker fails."""
 
 import os
 
@@ -7,14 +6,14 @@ import pytest
 
 from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
+from tests.skip_summary import skip_lines
 
-_MISSING = pytest.StashKey[str]()
-_NOT_RUN = pytest.StashKey[list[str]]()
+_NO_KAFKA = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Download Kafka before the first test, so that no test's timeout pays for it."""
+    """Download Kafka before the first test, so that no test's timeout includes the download."""
     if session.config.option.collectonly or not any(map(_needs_kafka, session.items)):
         return
     missing = kafka_missing()
@@ -24,28 +23,31 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         except BrokerError as error:
             missing = " ".join(str(error).split())
     if missing is not None:
-        session.config.stash[_MISSING] = missing
-        session.config.stash[_NOT_RUN] = []
+        session.config.stash[_NO_KAFKA] = missing
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    stash = item.config.stash
-    if _MISSING not in stash or not _needs_kafka(item):
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"CI must run the integration tests, but {stash[_MISSING]}.", pytrace=False)
-    stash[_NOT_RUN].append(item.location[0])
-    pytest.skip(stash[_MISSING])
+    if item.get_closest_marker("gpu") is not None:
+        _require_gpu()
+    if _needs_kafka(item) and _NO_KAFKA in item.config.stash:
+        missing = item.config.stash[_NO_KAFKA]
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must run the integration tests, but {missing}.", pytrace=False)
+        pytest.skip(missing)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    not_run = config.stash.get(_NOT_RUN, [])
-    if not_run:
-        files = ", ".join(sorted(set(not_run)))
-        reason = config.stash[_MISSING]
-        terminalreporter.write_line(f"{len(not_run)} integration tests did not run ({files}): {reason}.", yellow=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in skip_lines(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line, yellow=True)
 
 
 def _needs_kafka(item: pytest.Item) -> bool:
     return item.get_closest_marker("integration") is not None
+
+
+def _require_gpu() -> None:
+    import torch  # slow to import, and most runs need none of it
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")

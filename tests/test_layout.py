@@ -1,10 +1,14 @@
-"""The layout holds: imports go one way, imports stay light, and the wheel is whole and takes one name only."""
+"""Imports go one way and stay light, libraries are declared, and the wheel holds the runtime and the command line."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -33,12 +37,19 @@ LIBRARY_ROOMS = {
     "dill": set[str](),
     "cloudpickle": set[str](),
 }
+BENCH = ROOT / "ops" / "bench"  # part of a checkout, not of the wheel
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
 def room_files(room: str) -> list[Path]:
     files = (path for path in (ROOT / room).rglob("*") if path.is_file())
     return sorted(path for path in files if not {"__pycache__", "typing"} & set(path.relative_to(ROOT).parts))
+
+
+def shipped_files() -> list[Path]:
+    """The files of the rooms' packages that the wheel holds."""
+    files = (path for room in ROOMS for path in room_files(room))
+    return [path for path in files if (path.parent / "__init__.py").exists() and BENCH not in path.parents]
 
 
 def run_python(code: str) -> str:
@@ -103,6 +114,49 @@ def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: 
     assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
 
 
+def test_what_the_wheel_holds_imports_no_benchmark() -> None:
+    for path in shipped_files():
+        if path.suffix == ".py":
+            assert not any(f"{name}.".startswith("penstock.ops.bench.") for name in imported_names(path)), path
+
+
+def test_every_library_that_the_wheel_imports_is_declared() -> None:
+    """In the dependencies, or in an extra for users."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = {
+        distribution(line) for lines in (project["dependencies"], extras["demo"], extras["bench"]) for line in lines
+    }
+    libraries = packages_distributions()
+    undeclared = {
+        library: path.relative_to(ROOT)
+        for path in shipped_files()
+        if path.suffix == ".py"
+        for library in {name.split(".")[0] for name in imported_names(path)} - sys.stdlib_module_names - {"penstock"}
+        if declared.isdisjoint(map(distribution, libraries[library]))
+    }
+    assert undeclared == {}
+
+
+def distribution(requirement: str) -> str:
+    """`faststream[kafka]>=0.7` -> `faststream`, in the form of the package index."""
+    return re.sub("[-_.]+", "-", re.split("[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "engine"])
+def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> None:
+    """Also inside functions and for type checkers. Raises CycleError with the circle."""
+    imports = {module_name(path): imported_names(path) for path in room_files(room) if path.suffix == ".py"}
+    graph = {name: (imported & imports.keys()) - {name} for name, imported in imports.items()}
+    assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+def module_name(path: Path) -> str:
+    """ops/cli/main.py -> penstock.ops.cli.main."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("penstock", *parts)).removesuffix(".__init__")
+
+
 def test_no_room_is_importable_or_imported_by_its_bare_name() -> None:
     imports = ", ".join(f"penstock.{room}" for room in ROOMS)
     code = f"import sys, importlib.util as util, {imports}; rooms = {ROOMS!r}\n"
@@ -141,14 +195,14 @@ def test_the_only_top_level_name_of_the_wheel_is_penstock(wheel: Path) -> None:
     assert {name for name in names if not name.endswith(".dist-info")} == {"penstock"}
 
 
-def test_the_wheel_holds_every_file_of_every_room(wheel: Path) -> None:
-    packed = set(zipfile.ZipFile(wheel).namelist())
-    in_packages = [path for room in ROOMS for path in room_files(room) if (path.parent / "__init__.py").exists()]
-    wanted = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in in_packages}
-    wanted -= {"penstock/ops/constraints.txt"}  # for a checkout only
-    assert wanted - packed == set()
+def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel: Path) -> None:
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    shipped = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in shipped_files()}
+    shipped -= {"penstock/ops/constraints.txt"}  # for a checkout only
+    assert packed == shipped
     assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
     assert {"penstock/producer/wire/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
+    assert not any(name.startswith("penstock/ops/bench") for name in packed)
 
 
 def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> None:
@@ -167,3 +221,6 @@ def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> No
     done = subprocess.run([tmp_path / "bin" / "penstock", "--help"], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+    done = subprocess.run([tmp_path / "bin" / "penstock", "bench"], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Benchmarks run from a checkout of the repository;")

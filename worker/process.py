@@ -1,13 +1,11 @@
-"""The process around a worker: logs, model, cache, signals, exit code."""
+"""The process around a worker: logs, engine, tokenizer, cache, metrics, signals, exit code."""
 
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import sys
 import time
-from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -18,15 +16,14 @@ from penstock.cache import ResponseCache
 from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, resolve_model
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
-from penstock.worker.batching.startup_costs import BUDGET_S, cost_for, default_cost_path
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
+from penstock.worker.resolved_settings import ResolvedSettings, resolve
+from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.worker import Worker
 
-NULL_MODEL = "null"
-_GPU_CAPS = {"max_batch_tokens": 16_384, "max_batch_sequences": 1024}
-_NULL_BUDGET_S = 1.0  # for measuring an engine that does no work
-_SWITCH_INTERVAL_S = 0.0005  # engine lanes hand the interpreter back and forth with the event loop at each tensor call
+_NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
+_SWITCH_INTERVAL_S = 0.0005  # engine lanes and the event loop exchange the interpreter lock at each tensor call
 
 log = structlog.get_logger("penstock.serve")
 
@@ -36,27 +33,28 @@ def serve(settings: WorkerSettings) -> int:
 
     Raises:
         EngineError: the model cannot be loaded.
-        TokenizerError: its tokenizer is broken.
+        TokenizerError: the model's tokenizer is invalid.
     """
     configure_logs(settings.log_format, settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    log.info("worker_starting", **settings.model_dump(mode="json", exclude_none=True))
+    log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
     engine = load(settings)
-    settings = suited(settings, engine)
-    cost = _cost(engine, settings)
-    _calm_garbage_collection()
-    return uvloop.run(_run(settings, engine, cost))
+    resolved = resolve(settings, engine.info)
+    log.info("settings_resolved", **resolved.model_dump(mode="json"))
+    cost = _cost(engine, resolved)
+    _tune_garbage_collection()
+    return uvloop.run(_run(resolved, engine, cost))
 
 
-def _calm_garbage_collection() -> None:
-    """Records in flight are many and short-lived, and none is part of a cycle: full collections only cost pauses."""
+def _tune_garbage_collection() -> None:
+    """Collect rarely: records in flight are many, short-lived and free of cycles, so full collections only pause."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)
 
 
-def load(settings: WorkerSettings) -> Engine:
-    """The engine that the settings name. Raises EngineError."""
+def load(settings: ModelSettings) -> Engine:
+    """Load the engine that the settings name. Raises EngineError."""
     if settings.model == NULL_MODEL:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
@@ -84,25 +82,25 @@ def load(settings: WorkerSettings) -> Engine:
     return engine
 
 
-def _cost(engine: Engine, settings: WorkerSettings) -> LearnedCost:
-    """The cost model to start with; the engine is warm afterwards."""
+def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
+    """Load or measure the initial cost model. The engine is warm afterwards."""
     is_null = settings.model == NULL_MODEL
     costs = cost_for(
         engine,
-        None if is_null else settings.cost_path or default_cost_path(),
+        None if is_null else settings.cost_path,
         model=settings.model,
         max_sequences=settings.max_batch_sequences,
         max_tokens=settings.max_batch_tokens,
         budget_s=_NULL_BUDGET_S if is_null else BUDGET_S,
     )
-    # Not asyncio.run, whose handler of Ctrl-C waits for the loop, which the timings hold for seconds.
+    # asyncio.run would delay Ctrl-C: its handler waits for the event loop, which the timings block for seconds.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         return loop.run_until_complete(costs)
 
 
-async def _run(settings: WorkerSettings, engine: Engine, cost: LearnedCost) -> int:
+async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        lanes = EngineLanes(engine, settings.lanes or default_lanes(engine))
+        lanes = EngineLanes(engine, settings.lanes)
         stack.push_async_callback(lanes.close)
         tokenizer = _tokenizer(settings)
         if tokenizer is not None:
@@ -127,25 +125,13 @@ def _serve_metrics(port: int, worker: Worker) -> WSGIServer:
     return server
 
 
-def suited(settings: WorkerSettings, engine: Engine) -> WorkerSettings:
-    """The settings with the caps that nobody chose fitted to the engine: it takes larger batches to fill a GPU."""
-    if engine.info.device == "cpu":
-        return settings
-    return settings.model_copy(update={k: v for k, v in _GPU_CAPS.items() if k not in settings.model_fields_set})
-
-
-def default_lanes(engine: Engine) -> int:
-    """One lane a core that this process may use; one for a GPU, which it keeps busy."""
-    return len(os.sched_getaffinity(0)) if engine.info.device == "cpu" else 1
-
-
 def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
     if settings.model == NULL_MODEL:
         return None
     try:
         return Tokenizer.from_directory(resolve_model(settings.model))
     except TokenizerError as error:
-        log.warning("no_tokenizer", reason=str(error), consequence="requests with text are refused")
+        log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
         return None
 
 
@@ -153,7 +139,7 @@ async def _open_cache(settings: WorkerSettings, stack: contextlib.AsyncExitStack
     if settings.cache_path is None:
         return None
     cache = await ResponseCache.open(
-        Path(settings.cache_path), max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
+        settings.cache_path, max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
     )
     stack.push_async_callback(cache.close)
     return cache

@@ -67,11 +67,11 @@ class CpuEngine:
     def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
         """From the batch's hidden states to one result a sequence, in the layout's order."""
         if wanted.task == "embed":
-            return lambda hidden, layout: self._tail(hidden, layout.groups, wanted.pooling, wanted.normalize).unbind()
+            return lambda hidden, layout: self._tail(hidden, layout.groups, wanted).unbind()
         head = self._heads.get(wanted.task)
         match head:
             case Head(reads="embedding"):
-                return lambda hidden, layout: head(self._tail(hidden, layout.groups, None, None)).unbind()
+                return lambda hidden, layout: head(self._tail(hidden, layout.groups)).unbind()
             case Head(reads="cls" | "mean" as pooling):
                 return lambda hidden, layout: head(pool(hidden, layout.groups, pooling)).unbind()
             case Head(reads="tokens"):

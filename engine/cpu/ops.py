@@ -24,7 +24,7 @@ from penstock.engine.model.weights import (
     PlainAttention,
     RotaryAttention,
 )
-from penstock.engine.types import PackedBatch
+from penstock.engine.types import PackedBatch, require_valid
 
 CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,8 +45,9 @@ def cpu_precision(dtype: str) -> str:
 
 
 def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Hidden states [R, H] of a batch, sorted as `layout` says."""
-    types = batch.token_type_ids
+    """Hidden states [R, H] of a batch, sorted as `layout` says. Raises InvalidBatch."""
+    types, table = batch.token_type_ids, encoder.embeddings.token_types
+    require_valid(batch, None if table is None else len(table))
     ops = CpuOps(
         layout,
         torch.from_numpy(batch.token_ids[layout.tokens]),
@@ -142,7 +143,7 @@ def _type_0_folded(embeddings: Embeddings) -> Embeddings:
     types = embeddings.token_types
     if types is None:
         return embeddings
-    others = types - types[0] if len(types) > 1 else None
+    others = types - types[0]
     if embeddings.positions is not None:
         return replace(embeddings, positions=embeddings.positions + types[0], token_types=others)
     return replace(embeddings, words=embeddings.words + types[0], token_types=others)

@@ -1,4 +1,4 @@
-"""Hidden states of packed batches on a GPU: upload, forward, nothing waited for."""
+"""Hidden states of packed batches on a GPU: upload and forward, both asynchronous."""
 
 from functools import partial
 
@@ -10,16 +10,17 @@ from torch import Tensor
 from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
-from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.inputs import Inputs, Shape, Staging, exact_shape, views
-from penstock.engine.gpu.kernels import GpuKernels, prepare_for_gpu
-from penstock.engine.gpu.memory import Workspace
-from penstock.engine.gpu.products import Products
+from penstock.engine.gpu.graphs import Graphs, Work
+from penstock.engine.gpu.inputs import Inputs, Shape, exact_shape, views
+from penstock.engine.gpu.ops import GpuOps, prepare_for_gpu
+from penstock.engine.gpu.pinned import UploadRing
+from penstock.engine.gpu.products import Products, float32_sums
 from penstock.engine.gpu.support import require_supported
+from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.model.program import record
 from penstock.engine.model.weights import EncoderWeights
-from penstock.engine.types import PackedBatch
+from penstock.engine.types import PackedBatch, require_valid
 
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
 
@@ -37,27 +38,27 @@ class GpuEncoder:
         device: torch.device | str = "cuda",
         graphs: bool = True,
     ) -> None:
-        """`graphs=False` launches every kernel of every batch from the host.
+        """graphs: whether to capture CUDA graphs; without them every kernel of every batch is launched by the host.
 
-        Raises UnsupportedDevice and UnsupportedCheckpoint for what would fail in every batch.
+        Raises UnsupportedDevice and UnsupportedCheckpoint for a model that no kernel supports.
         """
         require_supported(weights)
-        self.device = torch.device(device)
+        encoder = prepare_for_gpu(weights, dtype, torch.device(device))
+        self.device = encoder.embeddings.words.device  # "cuda" with its index
         self.dtype = dtype
-        encoder = prepare_for_gpu(weights, dtype, self.device)
         shared_bytes = block_shared_bytes(self.device)
         self._kernel_for = partial(
             choose_kernel, encoder.layers[0].attention, encoder.head_dim, shared_bytes=shared_bytes
         )
-        self._kernel_for(1, 1)  # raises here, and not in the first batch, where there is none
+        self._kernel_for(1, 1)  # raises here, instead of in the first batch, if there is no kernel
         self._tables = AttentionTables.of(encoder, self.device)
         activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
         self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
         self._max_tokens = encoder.max_tokens or _NO_LIMIT
         types = encoder.embeddings.token_types
-        self._has_types = types is not None and len(types) > 1
+        self._num_types = None if types is None else len(types)
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
-        self._staging = Staging()
+        self._uploads = UploadRing()
         self._graphs = Graphs(self.device) if graphs else None
         self._graph_workspace = Workspace(self._program, dtype, self.device)
         self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
@@ -67,53 +68,67 @@ class GpuEncoder:
         self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)
 
     def run(self, batch: PackedBatch) -> Tensor:
-        """Hidden states [T, H] of the batch's tokens, in its order; valid until the next run. Does not wait."""
-        return self.forward(self.upload(batch))[: len(batch.token_ids)]
+        """Hidden states [T, H] of the batch's tokens, in its order; valid until the next run.
+
+        For callers without a lane, whose device is never known to be idle: a graph that is due is captured here, behind
+        the batch, which waits for it. Raises InvalidBatch.
+        """
+        with torch.cuda.device(self.device):
+            hidden = self.forward(self.upload(batch))[: len(batch.token_ids)]
+            self.capture_next()
+        return hidden
 
     def upload(self, batch: PackedBatch) -> Inputs:
-        """Describe the batch and queue the copy to the device. What was uploaded before is overwritten."""
+        """Check the batch and queue the copy of its description, over that of the batch before. Raises InvalidBatch."""
+        require_valid(batch, self._num_types)
+        has_types = self._num_types is not None and self._num_types > 1
         if self._graphs is not None:
-            shape = graph_shape(batch, self._max_tokens, self._kernel_for, has_types=self._has_types)
+            shape = graph_shape(batch, self._max_tokens, self._kernel_for, has_types=has_types)
             if shape is not None and self._has_graph_memory():
                 return self._upload_for_graph(batch, shape)
-        return self._upload(batch, exact_shape(batch, self._kernel_for(batch.max_seqlen, len(batch.token_ids))))
+        kernel = self._kernel_for(batch.max_seqlen, len(batch.token_ids))
+        return self._upload(batch, exact_shape(batch, kernel, has_types=has_types))
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Hidden states [rows, H] of what was uploaded last."""
+        """Hidden states [rows, H] of what was uploaded last. Does not wait for the device."""
         if self._graphs is not None and inputs.at_rest:
-            return self._graphs.run(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
+            return self._graphs.run(inputs.shape, self._graph_work(inputs.shape))
         return self._launch(inputs, self._workspace)
 
-    def prepare(self, batch: PackedBatch) -> bool:
-        """Capture the graph for batches of this one's shape, if they may have one: none of them waits for it then.
+    def capture_next(self) -> bool:
+        """Capture the graph that is due most, if any is. Returns whether one was. Called between batches."""
+        return self._graphs is not None and self._graphs.capture_next(self._graph_work)
 
-        Kernels of ours have been loaded by a batch of each kind; cuBLAS has some of its own for each number of rows, so
-        each is launched once here. Returns whether there may be more graphs.
+    def prepare(self, batch: PackedBatch) -> bool:
+        """Capture the graph for batches of this one's shape ahead of them. Returns whether there may be more graphs.
+
+        Our own kernels were loaded by warm-up batches. cuBLAS loads some for each number of rows, so each number of
+        rows is launched once first.
         """
         if self._graphs is None or self._graphs.is_prepared:
             return False
         inputs = self.upload(batch)
-        if not inputs.at_rest:
-            return self._graphs is not None
-        if inputs.shape.rows not in self._prepared_rows:
-            self._prepared_rows.add(inputs.shape.rows)
-            self._launch(inputs, self._graph_workspace)
-        self._graphs.prepare(inputs.shape, lambda: self._launch(inputs, self._graph_workspace))
-        return True
+        if inputs.at_rest:
+            work = self._graph_work(inputs.shape)
+            if inputs.shape.rows not in self._prepared_rows:
+                self._prepared_rows.add(inputs.shape.rows)
+                work()
+            self._graphs.capture(inputs.shape, work)
+        return self._graphs is not None
 
     def trim(self) -> None:
-        """Give back memory that recent batches did not need. No work may be underway."""
-        self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)  # the next batch makes it again
+        """Release memory that recent batches did not need. No work may be underway."""
+        self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)  # the next batch allocates it again
         self._workspace.trim()
 
     def _upload(self, batch: PackedBatch, shape: Shape) -> Inputs:
         if len(self._inputs) < shape.num_values:
             self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
-        self._staging.upload(batch, shape, self._inputs)
+        self._uploads.upload(batch, shape, self._inputs)
         return views(self._inputs, shape, lengths=np.diff(batch.cu_seqlens).tolist())
 
     def _has_graph_memory(self) -> bool:
-        """Graphs hold addresses, so their memory is made once, for the largest shape. Without it there are none."""
+        """Allocate, once, the memory that graphs hold addresses of. Graphs are turned off if there is too little."""
         if len(self._graph_inputs):
             return True
         largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
@@ -128,13 +143,17 @@ class GpuEncoder:
         return True
 
     def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
-        """To where every graph reads."""
-        self._staging.upload(batch, shape, self._graph_inputs)
+        """As `_upload`, to the address that every graph reads."""
+        self._uploads.upload(batch, shape, self._graph_inputs)
         inputs = self._graph_views.get(shape)
         if inputs is None:
             inputs = self._graph_views[shape] = views(self._graph_inputs, shape, at_rest=True)
         return inputs
 
+    def _graph_work(self, shape: Shape) -> Work:
+        return lambda: self._launch(self._graph_views[shape], self._graph_workspace)
+
     def _launch(self, inputs: Inputs, workspace: Workspace) -> Tensor:
-        kernels = GpuKernels(inputs, self._tables, self._products)
-        return self._program.run(kernels.by_name(), workspace.buffers(inputs.shape.rows))
+        ops = GpuOps(inputs, self._tables, self._products)
+        with float32_sums():
+            return self._program.run(ops.by_name(), workspace.buffers(inputs.shape.rows))

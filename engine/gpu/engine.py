@@ -1,4 +1,4 @@
-"""The engine on a GPU: batches queued on one stream, one ahead of the other, rows fetched when they are there."""
+"""The engine on a GPU: batches queued on one stream, one ahead of the other; rows are copied back asynchronously."""
 
 import contextlib
 import re
@@ -17,18 +17,20 @@ from penstock.engine.errors import DeviceFailed
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.memory import give_back
+from penstock.engine.gpu.pinned import ResultBuffers
+from penstock.engine.gpu.workspace import release_cached_memory
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.pooling import OWN, EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch, TaskOptions
 
 _TRIM_EVERY = 4096  # batches
+_TRIM_AFTER_S = 30.0  # without a batch
 _EMBED = (TaskOptions("embed"),)
-# Most tokens of a sequence, and at least so many in all, for every kind of kernel: products of few rows, of some and of
-# many; attention of short sequences and of long ones, where those are few and where they fill the device.
+# Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
+# few, some and many rows; attention of short sequences and of long ones, both few and enough to fill the device.
 _WARM_UPS = ((8, 32), (64, 320), (64, 1280), (300, 2400), (300, 3300))
-# torch's allocator raises a type of its own; the driver, cuBLAS, cuDNN and torch's pinned memory have only words.
+# torch's allocator raises a type of its own. The driver, cuBLAS, cuDNN and torch's pinned memory say it in the message.
 _OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 
 
@@ -40,17 +42,8 @@ class _Encoded:
     inputs: Inputs
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """One option's results on their way to the host."""
-
-    wanted: TaskOptions
-    rows: Tensor  # pinned, a row a sequence or a token; filled once the batch's `ended` has come
-    of_tokens: bool
-
-
 class GpuEngine:
-    """Implements `penstock.engine.types.PipelinedEngine`. One thread calls it: the only one that uses the device."""
+    """Implements `penstock.engine.types.PipelinedEngine`. One thread calls it; another may wait for what it started."""
 
     def __init__(
         self, info: ModelInfo, directory: Path, encoder: GpuEncoder, tail: EmbeddingTail, heads: Mapping[str, Head]
@@ -62,16 +55,17 @@ class GpuEngine:
         self._tail = tail
         self._heads = heads
         self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
-        # Weights were prepared on the current stream, and nothing else makes this one wait for that.
+        # Weights were prepared on the current stream; nothing else orders this one after it.
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
+        self._results = ResultBuffers()
         self._failure: str | None = None
         self._num_batches = 0
+        self._trim_at = time.monotonic() + _TRIM_AFTER_S
 
     def warm_up(self) -> None:
-        """Run a batch for every kind of kernel, and with every head: what a kernel's first launch costs is paid here.
+        """Run a batch for every kind of kernel and every head, so that requests do not wait for a kernel's compilation.
 
-        That is seconds where none was compiled on this machine before. Called at load, before the first batch. Raises
-        what `run` raises.
+        Takes seconds where no kernel was compiled on this machine before. Called at load. Raises as `run` does.
         """
         options = [TaskOptions(task) for task in sorted(self.info.tasks)]
         for most, rows in _WARM_UPS:
@@ -93,12 +87,14 @@ class GpuEngine:
             self._raise(error)
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        """See `Engine.run`."""
-        return self.start(batch).result()
+        """See `Engine.run`. Called without lanes, so graphs are captured here, after the batch."""
+        output = self.start(batch).result()
+        self._capture_next()
+        return output
 
     @torch.inference_mode()
     def start(self, batch: PackedBatch) -> "RunningBatch":
-        """See `PipelinedEngine.start`. Raises DeviceFailed from the device's first failure on."""
+        """See `PipelinedEngine.start`. Raises InvalidBatch, and DeviceFailed from the device's first failure on."""
         if self._failure is not None:
             raise DeviceFailed(self._failure)
         try:
@@ -108,44 +104,72 @@ class GpuEngine:
             self._raise(error)
 
     @torch.inference_mode()
-    def rest(self) -> None:
-        """Called by the lane when nothing has come for a while and nothing is underway: memory goes back."""
-        if self._failure is None:
-            # Whatever is wrong with the device, the next batch hears of it, and there is nobody here who could.
-            with contextlib.suppress(RuntimeError), torch.cuda.stream(self._stream):
-                self._trim()
+    def idle(self) -> float | None:
+        """See `PipelinedEngine.idle`: captures one graph; with none due, releases memory after some time of rest."""
+        if self._failure is not None:
+            return None
+        # Errors of the device appear again in the next batch, which has a caller to raise them to.
+        with contextlib.suppress(RuntimeError):
+            if self._capture_next():
+                return 0.0
+            if time.monotonic() >= self._trim_at:
+                self._trim_at = time.monotonic() + _TRIM_AFTER_S
+                with torch.cuda.stream(self._stream):
+                    self._trim()
+        return max(0.0, self._trim_at - time.monotonic())
+
+    @torch.inference_mode()
+    def _capture_next(self) -> bool:
+        with torch.cuda.stream(self._stream):
+            return self._encoder.capture_next()
 
     def _trim(self) -> None:
         self._stream.synchronize()
+        self._results.clear()
         self._encoder.trim()
 
     def _start(self, batch: PackedBatch) -> "RunningBatch":
         self._num_batches += 1
+        self._trim_at = time.monotonic() + _TRIM_AFTER_S
         if self._num_batches % _TRIM_EVERY == 0:
             self._trim()
         started, ended = _event(), _event()
         inputs = self._encoder.upload(batch)
-        started.record()  # not before: while nothing else is underway, the device waits for the host's description
+        started.record()  # behind the upload: an idle device waits for the host's description
         encoded = _Encoded(self._encoder.forward(inputs), inputs)
-        fetched = [self._fetch(encoded, batch, wanted) for wanted in dict.fromkeys(batch.options)]
+        rows = {wanted: self._rows(encoded, batch, wanted) for wanted in dict.fromkeys(batch.options)}
+        pinned = self._results.take(sum(map(Tensor.numel, rows.values())))
+        fetched = self._fetch(rows, pinned)
         ended.record()
-        return RunningBatch(self, batch, fetched, started, ended)
+        return RunningBatch(self, batch, fetched, pinned, started, ended)
 
-    def _fetch(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> _Fetched:
-        rows = self._rows(encoded, batch, wanted)
-        pinned = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
-        pinned.copy_(rows, non_blocking=True)
-        head = self._heads.get(wanted.task)
-        return _Fetched(wanted, pinned, head is not None and head.reads == "tokens")
+    def _fetch(self, rows: Mapping[TaskOptions, Tensor], pinned: Tensor) -> dict[TaskOptions, Tensor]:
+        """Queue the copies of all rows into the pinned memory; returns where they will be."""
+        fetched, start = {}, 0
+        for wanted, result in rows.items():
+            fetched[wanted] = pinned[start : start + result.numel()].view(result.shape)
+            fetched[wanted].copy_(result, non_blocking=True)
+            start += result.numel()
+        return fetched
+
+    def _by_sequence(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor]) -> list[Float32Array]:
+        """Copies of the results in the order of the batch's sequences."""
+        rows: dict[TaskOptions, Sequence[Float32Array]] = {}
+        for wanted, pinned in fetched.items():
+            result: Float32Array = pinned.numpy().copy()
+            head = self._heads.get(wanted.task)
+            is_of_tokens = head is not None and head.reads == "tokens"
+            rows[wanted] = np.split(result, batch.cu_seqlens[1:-1]) if is_of_tokens else list(result)
+        return [rows[wanted][index] for index, wanted in enumerate(batch.options)]
 
     def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         """float32, one row a sequence, or with a head that reads tokens one a token."""
         if wanted.task == "embed":
-            return self._embeddings(encoded, batch, wanted.pooling, wanted.normalize)
+            return self._embeddings(encoded, batch, wanted)
         head = self._heads.get(wanted.task)
         match head:
             case Head(reads="embedding"):
-                return head(self._embeddings(encoded, batch, None, None))
+                return head(self._embeddings(encoded, batch, OWN))
             case Head(reads="cls" | "mean" as pooling):
                 return head(self._pooled(encoded, batch, pooling, normalize=False))
             case Head(reads="tokens"):
@@ -153,11 +177,11 @@ class GpuEngine:
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
-    def _embeddings(self, encoded: _Encoded, batch: PackedBatch, pooling: str | None, normalize: bool | None) -> Tensor:
+    def _embeddings(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
         tail = self._tail
-        normalize = tail.normalize if normalize is None else normalize
-        rows = self._pooled(encoded, batch, pooling or tail.pooling, normalize=normalize and not tail.dense)
-        return tail.after_pooling(rows, normalize) if tail.dense else rows
+        pooling, is_last = wanted.pooling or tail.pooling, tail.only_pools(wanted)
+        rows = self._pooled(encoded, batch, pooling, normalize=is_last and tail.normalizes(wanted))
+        return rows if is_last else tail.after_pooling(rows, wanted)
 
     @staticmethod
     def _pooled(encoded: _Encoded, batch: PackedBatch, pooling: str, *, normalize: bool) -> Tensor:
@@ -167,20 +191,19 @@ class GpuEngine:
         return rows
 
     def _raise(self, error: RuntimeError) -> NoReturn:
-        """What became of a batch, as its caller should see it.
+        """Raise a batch's error as its caller should handle it.
 
-        Memory that ran out, in whatever words, is OutOfMemoryError: the caller runs the batch again in halves. After
-        any other error the device is asked whether it still answers. If not, all use of it ends with DeviceFailed; if
-        it does, the error is the batch's own.
+        Any lack of memory is OutOfMemoryError: the caller runs the batch again in halves. After any other error the
+        device is synchronised. If that fails, it has failed for good: DeviceFailed. Else the error is the batch's own.
         """
         if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(str(error)):
-            give_back()
+            release_cached_memory()
             raise torch.OutOfMemoryError(str(error)) from error
         try:
             torch.cuda.synchronize(self._encoder.device)
         except RuntimeError as lasting:
             said = str(lasting).partition("\n")[0]
-            self._failure = f"the device failed, and this process can use it no more: {said}"
+            self._failure = f"the device failed, and this process cannot use it any more: {said}"
             raise DeviceFailed(self._failure) from error
         raise error
 
@@ -192,36 +215,28 @@ class RunningBatch:
         self,
         engine: GpuEngine,
         batch: PackedBatch,
-        fetched: Sequence[_Fetched],
+        fetched: Mapping[TaskOptions, Tensor],
+        pinned: Tensor,
         started: torch.cuda.Event,
         ended: torch.cuda.Event,
     ) -> None:
+        """fetched: each option's rows, in `pinned`; filled once `ended` has come."""
         self._engine = engine
         self._batch = batch
         self._fetched = fetched
+        self._pinned = pinned
         self._started = started
         self._ended = ended
 
-    def ready(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
-        try:
-            return bool(self._ended.query())  # type: ignore[no-untyped-call]  # torch
-        except RuntimeError:
-            return True
-
     def result(self) -> BatchOutput:
-        """Wait for the device. Raises DeviceFailed."""
+        """See `Running.result`. Sleeps until the device is done, without the GIL. Raises DeviceFailed."""
         try:
             self._ended.synchronize()
         except RuntimeError as error:
             self._engine._raise(error)
-        rows = {fetched.wanted: self._by_sequence(fetched) for fetched in self._fetched}
-        results = [rows[wanted][index] for index, wanted in enumerate(self._batch.options)]
-        return BatchOutput(rows=results, device_s=self._started.elapsed_time(self._ended) / 1e3)
-
-    def _by_sequence(self, fetched: _Fetched) -> Sequence[Float32Array]:
-        rows: Float32Array = fetched.rows.numpy().copy()
-        return np.split(rows, self._batch.cu_seqlens[1:-1]) if fetched.of_tokens else list(rows)
+        rows = self._engine._by_sequence(self._batch, self._fetched)
+        self._engine._results.put(self._pinned)
+        return BatchOutput(rows=rows, device_s=self._started.elapsed_time(self._ended) / 1e3)
 
 
 def _blank(lengths: Sequence[int], options: Sequence[TaskOptions]) -> PackedBatch:
@@ -232,4 +247,5 @@ def _blank(lengths: Sequence[int], options: Sequence[TaskOptions]) -> PackedBatc
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+    """blocking: a thread that waits for the event sleeps, where CUDA's default is to spin."""
+    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]  # torch

@@ -6,7 +6,6 @@ from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.engine.gpu.choice import AttentionKernel, plan_capacity, plan_items
@@ -54,13 +53,13 @@ class Inputs:
     lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`, for graphs must not see them
 
 
-def exact_shape(batch: PackedBatch, kernel: AttentionKernel) -> Shape:
-    """No spare rows or slots."""
+def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool = True) -> Shape:
+    """The batch's own shape, without spare rows or slots. has_types: whether the model tells token types apart."""
     return Shape(
         rows=len(batch.token_ids),
         slots=len(batch.cu_seqlens) - 1,
         max_seqlen=batch.max_seqlen,
-        has_types=batch.token_type_ids is not None,
+        has_types=has_types and batch.token_type_ids is not None,
         kernel=kernel,
     )
 
@@ -93,30 +92,6 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
         at_rest=at_rest,
         lengths=lengths,
     )
-
-
-class Staging:
-    """A few pinned buffers in turn: one is written while the copy from another may still be running."""
-
-    def __init__(self, num_buffers: int = 4) -> None:
-        self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(num_buffers)]
-        self._copied: list[torch.cuda.Event | None] = [None] * num_buffers
-        self._next = 0
-
-    def upload(self, batch: PackedBatch, shape: Shape, device: Tensor) -> None:
-        """Copy the batch's description to `device`, in the order of the current stream."""
-        turn, self._next = self._next, (self._next + 1) % len(self._buffers)
-        copied = self._copied[turn]
-        if copied is not None:
-            copied.synchronize()
-        if len(self._buffers[turn]) < shape.num_values:
-            self._buffers[turn] = torch.empty(2 * shape.num_values, dtype=torch.int32, pin_memory=True)
-        pinned = self._buffers[turn][: shape.num_values]
-        describe(batch, shape, pinned.numpy())
-        device[: shape.num_values].copy_(pinned, non_blocking=True)
-        if copied is None:
-            copied = self._copied[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        copied.record()
 
 
 def _fill_slots(slots: Int32Array, own: Int32Array, shape: Shape) -> None:

@@ -1,7 +1,7 @@
 """Which products of a forward are ours, and not cuBLAS's. The crossovers were measured on an H200.
 
 Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights from beyond the L2 cache: cuBLAS and a
-launch for what follows it, and ours (part `products` of ops/bench/results/nvidia-h200, which has more).
+launch for what follows it, and ours (part `products` of ops/bench/results/gpu/nvidia-h200, which has more).
 
     rows                            32           64           128          256
     to 3,072, bias and GELU         7.8   4.6    7.9   4.9    7.9   5.7    7.7   no
@@ -19,6 +19,8 @@ Many rows, to 3,072 with bias and GELU:
 and to 2,304 with bias alone, which takes 1 to 5 % off a forward of 2,048 rows and more.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +41,10 @@ _BLOCKS = 200  # that run at a time, at one or two a multiprocessor
 _WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
 _WIDE_DEPTH = 256  # a tile of less is not worth its beginning and end
 _WIDE_SHARE = 0.65  # of the tensor cores' time, at least, that is not lost to a last round of too few tiles
+
+# Whether cuBLAS may add the parts of a float16 product in float16, torch's default. To measure what it would gain, set
+# it to True and run the parts `products` and `grid` of ops/bench/gpu.
+_FLOAT16_SUMS = False
 
 log = structlog.get_logger("penstock.engine")
 
@@ -63,14 +69,14 @@ class Products:
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
-        with torch.cuda.device(device):
-            groups = wide_product.num_groups(torch.cuda.current_device())
-            try:
-                for kind in activations if groups else ():
-                    wide_product.prepare(kind, dtype)
-            except UnsupportedDevice as error:
-                log.warning("wide_product_off", error=str(error).partition("\n")[0])
-                groups = 0
+        index = torch.cuda.current_device() if device.index is None else device.index
+        groups = wide_product.num_groups(index)
+        try:
+            for kind in activations if groups else ():
+                wide_product.prepare(kind, dtype, index)
+        except UnsupportedDevice as error:
+            log.warning("wide_product_off", error=str(error).partition("\n")[0])
+            groups = 0
         return cls(scratch, groups)
 
     def is_wide(self, rows: int, width: int, depth: int, *, is_plain: bool) -> bool:
@@ -80,6 +86,27 @@ class Products:
             return False
         tiles = wide_product.num_tiles(rows, width)
         return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Make cuBLAS add the parts of products in float32 meanwhile, as our own products do.
+
+    torch's setting is the process's, not the thread's; it is restored at the end.
+    """
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction, settings.allow_bf16_reduced_precision_reduction
+    _allow_reduced_sums(_FLOAT16_SUMS, _FLOAT16_SUMS)
+    try:
+        yield
+    finally:
+        _allow_reduced_sums(*before)
+
+
+def _allow_reduced_sums(float16: bool, bfloat16: bool) -> None:
+    settings = torch.backends.cuda.matmul
+    settings.allow_fp16_reduced_precision_reduction = float16
+    settings.allow_bf16_reduced_precision_reduction = bfloat16
 
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:

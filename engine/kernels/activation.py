@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, multiprocessors, pointer, pointer_or_null
+from penstock.engine.kernels.library import index_of, kernel, multiprocessors, pointer, pointer_or_null
 
 KINDS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity")
 _THREADS, _VECTOR, _ROWS_IN_FLIGHT = 128, 8, 4  # as in activation.cu
@@ -18,7 +18,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> None:
     1 ulp. One launch; none when there is nothing to do. Raises ValueError for anything else.
     """
     rows, width = x.shape
-    grid, block = _geometry(rows, width, kind, x.device.index)
+    grid, block = _geometry(rows, width, kind, index_of(x))
     args = (
         pointer("x", x, x.dtype, (rows, width)),
         pointer_or_null("bias", bias, x.dtype, (width,)),
@@ -26,7 +26,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> None:
         np.int32(width),
     )
     if rows and not (kind == "identity" and bias is None):
-        kernel("activation", f"bias_activation_{kind}", x.dtype)(grid, block, args)
+        kernel("activation", f"bias_activation_{kind}", x)(grid, block, args)
 
 
 def gated(out: Tensor, x: Tensor, kind: str) -> None:
@@ -36,7 +36,7 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
     Raises ValueError for anything else.
     """
     rows, width = out.shape
-    grid, block = _geometry(rows, width, kind, out.device.index)
+    grid, block = _geometry(rows, width, kind, index_of(out))
     args = (
         pointer("out", out, out.dtype, (rows, width)),
         pointer("x", x, out.dtype, (rows, 2 * width)),
@@ -44,17 +44,15 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
         np.int32(width),
     )
     if rows:
-        kernel("activation", f"gated_{kind}", out.dtype)(grid, block, args)
+        kernel("activation", f"gated_{kind}", out)(grid, block, args)
 
 
-def _geometry(rows: int, width: int, kind: str, device: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
+def _geometry(rows: int, width: int, kind: str, device: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Columns along x, rows along y: a row a thread until the device is full, then four of them."""
     if kind not in KINDS:
         raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
     if width <= 0 or width % _VECTOR:
         raise ValueError(f"width {width}: must be a positive multiple of {_VECTOR}")
-    if device is None:
-        raise ValueError("activations are computed on a CUDA device")
     vectors = width // _VECTOR
     across = min(_THREADS, 1 << (vectors - 1).bit_length())
     down = _THREADS // across

@@ -67,5 +67,5 @@ def disentangled_attention(
     terms = "c2p_p2c" if len(relative) == 2 else "c2p" if qr is None else "p2c"
     staged_rows = 4 * _KEYS + _RING * len(relative)  # keys and values twice, and the distances of kr and qr
     shared_bytes = (staged_rows * head_dim + _UNUSED * (2 - len(relative))) * out.element_size()
-    entry = kernel("disentangled_attention", f"disentangled_attention_{terms}_{head_dim}", out.dtype)
+    entry = kernel("disentangled_attention", f"disentangled_attention_{terms}_{head_dim}", out)
     entry((-(-max_seqlen // _QUERIES), num_heads, sequences), (_THREADS,), arguments, shared_bytes)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, multiprocessors, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels.library import index_of, kernel, multiprocessors, pointer, pointer_or_null, row_geometry
 
 
 def embed_norm(
@@ -28,7 +28,7 @@ def embed_norm(
     """
     dtype = out.dtype
     rows, hidden = out.shape
-    geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
+    geometry = row_geometry(rows, hidden, multiprocessors(index_of(out)))
     args = (
         pointer("out", out, dtype, (rows, hidden)),
         pointer("token_ids", token_ids, torch.int32, (rows,)),
@@ -44,7 +44,7 @@ def embed_norm(
         np.float32(eps),
     )
     if rows:
-        kernel("embed_norm", f"embed_norm_{geometry.entry}", dtype)(geometry.grid, geometry.block, args)
+        kernel("embed_norm", f"embed_norm_{geometry.entry}", out)(geometry.grid, geometry.block, args)
 
 
 def _table(name: str, table: Tensor | None, dtype: torch.dtype, hidden: int) -> int:

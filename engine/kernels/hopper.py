@@ -1,4 +1,4 @@
-"""Kernels with instructions that only Hopper has: compiled for sm_90a, which CuPy's RawModule cannot be asked for."""
+"""Compilation of kernels for sm_90a, with instructions that only Hopper has: CuPy's RawModule cannot target it."""
 
 from functools import cache
 from importlib import import_module
@@ -15,23 +15,19 @@ CAPABILITY = (9, 0)
 _OPTIONS = (*OPTIONS, "-ftz=true", "-arch=sm_90a", "--device-as-default-execution-space")
 
 
-def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str) -> Kernel:
-    """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh, on the current device.
+@cache
+def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str, device: int) -> Kernel:
+    """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh, on CUDA device `device`.
 
-    Compiled once a process, in about a second. Raises UnsupportedDevice where that is impossible, ValueError for a
+    Compiled once in a process, in about a second. Raises UnsupportedDevice where that is impossible, ValueError for a
     `dtype` without kernels.
     """
-    return _kernel(source, entry, dtype, activation, torch.cuda.current_device())
-
-
-@cache
-def _kernel(source: str, entry: str, dtype: torch.dtype, activation: str, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device) != CAPABILITY:
         raise UnsupportedDevice(f"{source} is for devices of compute capability {CAPABILITY}.")
     text = f"#define ACTIVATION {activation}\n{source_text(source, dtype)}"
     try:
         return _loaded(_compiled(text), entry, device)
-    except Exception as error:  # of CuPy's bindings, whose types depend on its version; or there is no place for a file
+    except Exception as error:  # the types of CuPy's errors depend on its version; temporary files fail too
         raise UnsupportedDevice(f"{source} was not compiled and loaded: {error}") from error
 
 
@@ -39,7 +35,8 @@ def _loaded(cubin: bytes, entry: str, device: int) -> Kernel:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        return Kernel(import_module("cupy").RawModule(path=str(path)).get_function(entry), device)  # reads it now
+        with torch.cuda.device(device):
+            return Kernel(import_module("cupy").RawModule(path=str(path)).get_function(entry), device)  # reads it now
 
 
 def _compiled(text: str) -> bytes:

@@ -40,8 +40,9 @@ class Kernel:
 
     def __init__(self, entry: Any, device: int) -> None:
         """entry: a cupy.RawKernel, whose code is loaded to `device` here."""
+        with torch.cuda.device(device):
+            self._function = entry.kernel.ptr
         self._entry = entry
-        self._function = entry.kernel.ptr
         self._device = device
         self._capability = torch.cuda.get_device_capability(device)
         self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # beside what the kernel's own arrays take
@@ -53,20 +54,31 @@ class Kernel:
 
         shared_bytes: dynamic shared memory of a block.
         """
+        if torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                self(grid, block, args, shared_bytes)
+            return
         if shared_bytes > self._free_bytes:
             self._entry.max_dynamic_shared_size_bytes = self._free_bytes = shared_bytes
-        # What torch.cuda.current_stream().cuda_stream returns, at a fifth of the time.
+        # The value of torch.cuda.current_stream().cuda_stream, at a fifth of the time.
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         launch(self._function, grid, block, args, shared_bytes, stream, self._capability)
 
 
-def kernel(source: str, entry: str, dtype: torch.dtype) -> Kernel:
-    """`entry` of `source`.cu for `dtype`, on the current device; compiled when first asked for.
+def kernel(source: str, entry: str, operand: Tensor) -> Kernel:
+    """`entry` of `source`.cu for the operand's type, on the operand's device; compiled when first asked for.
 
-    source: the file's name without its ending. Raises UnsupportedDevice without CuPy, ValueError for a `dtype` without
-    kernels.
+    source: the file's name without its ending. Raises UnsupportedDevice without CuPy, ValueError for a type or a device
+    without kernels.
     """
-    return _kernel(source, entry, dtype, torch.cuda.current_device())
+    return _kernel(source, entry, operand.dtype, index_of(operand))
+
+
+def index_of(operand: Tensor) -> int:
+    """The CUDA device of a tensor. ValueError if it is on none."""
+    if operand.device.index is None:
+        raise ValueError(f"kernels take tensors on a CUDA device, not on {operand.device}")
+    return operand.device.index
 
 
 @cache

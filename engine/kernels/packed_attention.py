@@ -55,7 +55,7 @@ def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, sca
         np.float32(scale * math.log2(math.e)),
     )
     if items:
-        entry = kernel("packed_attention", f"packed_attention_{head_dim}_{queries}", dtype)
+        entry = kernel("packed_attention", f"packed_attention_{head_dim}_{queries}", out)
         threads = _WARP * _WARPS[head_dim, queries]
         entry((num_heads, items), (threads,), args, shared_bytes(head_dim, queries))
 

@@ -35,4 +35,4 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
     )
     if count:
         shared_bytes = 4 * (VECTOR * across * down + width)  # one row, beside 16 KiB of shares
-        kernel("pool", f"pool_{kind}", hidden.dtype)((count,), (across, down), args, shared_bytes)
+        kernel("pool", f"pool_{kind}", hidden)((count,), (across, down), args, shared_bytes)

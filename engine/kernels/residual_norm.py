@@ -1,4 +1,4 @@
-"""Bias, residual and LayerNorm in one pass: the launch."""
+"""Launches of the fused bias, residual and LayerNorm."""
 
 from typing import Any
 
@@ -6,85 +6,74 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import VECTOR, kernel, multiprocessors, pointer, pointer_or_null, row_geometry
+from penstock.engine.kernels import library
+from penstock.engine.kernels.library import VECTOR, kernel, pointer, pointer_or_null
 
-_NARROW, _NARROW_HIDDEN = ("w4_v1", 128), 128 * VECTOR  # entry and threads of split_norm for rows that so many hold
+_NARROW, _NARROW_HIDDEN = ("w4_v1", 128), 128 * VECTOR  # split_norm's entry and threads for rows of up to this width
 
 
 def residual_norm(
-    out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, gamma: Tensor, beta: Tensor | None, eps: float
-) -> None:
-    """out = LayerNorm(x + bias + residual) * gamma + beta, row by row.
-
-    out, x, residual [R, H]; bias, gamma, beta [H]: all float16 or all bfloat16, H a multiple of 8 up to 8,192. `out`
-    may be `x` or `residual`, but must not overlap them otherwise. One launch. Raises ValueError for anything else.
-    """
-    _launch(out, None, x, None, bias, residual, gamma, beta, eps)
-
-
-def residual_norm_sum(
     out: Tensor,
-    total: Tensor,
     x: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     gamma: Tensor,
     beta: Tensor | None,
     eps: float,
+    total: Tensor | None = None,
 ) -> None:
-    """As `residual_norm`, and total [R, H] = x + bias + residual, for models that normalise before each block.
+    """out = LayerNorm(x + bias + residual) * gamma + beta, and total = x + bias + residual, row by row.
 
-    The norm is that of the sum before it is rounded to total's type. `total` too may be `x` or `residual`; not `out`.
+    out, x, residual, total [R, H]; bias, gamma, beta [H]: all float16 or all bfloat16, H a multiple of 8 up to 8,192.
+    The norm is of the sum before it is rounded to total's type. `out` and `total` may each be `x` or `residual`, but
+    may not overlap anything otherwise. One launch. Raises ValueError for anything else.
     """
-    _launch(out, total, x, None, bias, residual, gamma, beta, eps)
+    rows, hidden = out.shape
+    geometry = library.row_geometry(rows, hidden, library.multiprocessors(library.index_of(out)))
+    addends = (pointer("x", x, out.dtype, (rows, hidden)),)
+    args = _arguments(out, total, addends, bias, residual, gamma, beta, (rows, np.int32(hidden), np.float32(eps)))
+    if rows:
+        kernel("residual_norm", f"residual_norm_{geometry.entry}", out)(geometry.grid, geometry.block, args)
 
 
 def split_norm(
     out: Tensor,
-    total: Tensor | None,
     parts: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     gamma: Tensor,
     beta: Tensor | None,
     eps: float,
+    total: Tensor | None = None,
 ) -> None:
-    """As the two above, of the sum of `parts` float32 [S, R, H], for few rows: a block a row.
+    """As `residual_norm` for few rows, with x the sum of `parts`, float32 [S, R, H]: see `split_product`."""
+    rows, hidden = out.shape
+    geometry = library.row_geometry(rows, hidden, library.multiprocessors(library.index_of(out)))
+    addends = (pointer("parts", parts, torch.float32, (len(parts), rows, hidden)), np.int32(len(parts)))
+    args = _arguments(out, total, addends, bias, residual, gamma, beta, (np.int32(hidden), np.float32(eps)))
+    entry, threads = _NARROW if hidden <= _NARROW_HIDDEN else (geometry.entry, geometry.block[0])
+    if rows:
+        kernel("residual_norm", f"split_norm_{entry}", out)((rows,), (threads,), args)
 
-    With `total`, that too is written. `out` or `total` may be `residual`.
-    """
-    _launch(out, total, None, parts, bias, residual, gamma, beta, eps)
 
-
-def _launch(
+def _arguments(
     out: Tensor,
     total: Tensor | None,
-    x: Tensor | None,
-    parts: Tensor | None,
+    addends: tuple[Any, ...],
     bias: Tensor | None,
     residual: Tensor | None,
     gamma: Tensor,
     beta: Tensor | None,
-    eps: float,
-) -> None:
-    """Of x or of parts; the other is None."""
-    dtype, (rows, hidden) = out.dtype, out.shape
-    geometry = row_geometry(rows, hidden, multiprocessors(out.device.index))
-    outs = pointer("out", out, dtype, (rows, hidden)), pointer_or_null("total", total, dtype, (rows, hidden))
-    tensors = (
-        pointer_or_null("bias", bias, dtype, (hidden,)),
-        pointer_or_null("residual", residual, dtype, (rows, hidden)),
-        pointer("gamma", gamma, dtype, (hidden,)),
-        pointer_or_null("beta", beta, dtype, (hidden,)),
+    scalars: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    dtype, shape = out.dtype, tuple(out.shape)
+    return (
+        pointer("out", out, dtype, shape),
+        pointer_or_null("total", total, dtype, shape),
+        *addends,
+        pointer_or_null("bias", bias, dtype, shape[1:]),
+        pointer_or_null("residual", residual, dtype, shape),
+        pointer("gamma", gamma, dtype, shape[1:]),
+        pointer_or_null("beta", beta, dtype, shape[1:]),
+        *scalars,
     )
-    scalars = np.int32(hidden), np.float32(eps)
-    if parts is None:
-        args: tuple[Any, ...] = (*outs, pointer_or_null("x", x, dtype, (rows, hidden)), *tensors, rows, *scalars)
-        name, grid, block = f"residual_norm_{geometry.entry}", geometry.grid, geometry.block
-    else:
-        addends = pointer("parts", parts, torch.float32, (len(parts), rows, hidden))
-        args = (*outs, addends, np.int32(len(parts)), *tensors, *scalars)
-        entry, threads = _NARROW if hidden <= _NARROW_HIDDEN else (geometry.entry, geometry.block[0])
-        name, grid, block = f"split_norm_{entry}", (rows,), (threads,)
-    if rows:
-        kernel("residual_norm", name, dtype)(grid, block, args)

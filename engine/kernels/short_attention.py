@@ -55,7 +55,7 @@ def short_attention(
     )
     entry = f"short_attention_{head_dim}" if bias is None else f"short_attention_biased_{head_dim}"
     if items:
-        kernel("short_attention", entry, dtype)((num_heads, items // _WARPS), (_WARP * _WARPS,), args)
+        kernel("short_attention", entry, out)((num_heads, items // _WARPS), (_WARP * _WARPS,), args)
 
 
 def plan_capacity(tokens: int, slots: int) -> int:

@@ -79,4 +79,4 @@ def _launch(out: int, parts: int, bias: int, kind: str, x: Tensor, weight: Tenso
     shared_bytes = ring.stages * sum(tile) * STAGE_DEPTH * dtype.itemsize
     if rows:
         name = f"short_product_{tile.rows}x{tile.columns}"
-        kernel("short_product", name, dtype)(grid, (ring.threads,), args, shared_bytes)
+        kernel("short_product", name, x)(grid, (ring.threads,), args, shared_bytes)

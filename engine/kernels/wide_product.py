@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel
-from penstock.engine.kernels.library import VECTOR, Kernel, multiprocessors, pointer, pointer_or_null
+from penstock.engine.kernels.library import VECTOR, Kernel, index_of, multiprocessors, pointer, pointer_or_null
 from penstock.engine.kernels.tensor_map import tensor_map
 
 # As in wide_product.cu.
@@ -30,9 +30,9 @@ _ACTIVATIONS = {
 }
 
 
-def prepare(kind: str, dtype: torch.dtype) -> None:
-    """Compile, if it was not, for the current device. Raises UnsupportedDevice where `wide_product` does not run."""
-    _kernel(kind, dtype)
+def prepare(kind: str, dtype: torch.dtype, device: int) -> None:
+    """Compile and load for CUDA device `device`. Raises UnsupportedDevice where `wide_product` does not run."""
+    _kernel(kind, dtype, device)
 
 
 def num_groups(device: int) -> int:
@@ -63,7 +63,8 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
     ):
         pointer(name, matrix, dtype, shape)
     shift = pointer_or_null("bias", bias, dtype, (width,))
-    run = _kernel(kind, dtype)
+    device = index_of(out)
+    run = _kernel(kind, dtype, device)
     if not rows:
         return
     args = (
@@ -75,11 +76,11 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
         np.int32(width),
         np.int32(depth),
     )
-    clusters = min(multiprocessors(x.device.index) // _CLUSTER, num_tiles(rows, width))
+    clusters = min(multiprocessors(device) // _CLUSTER, num_tiles(rows, width))
     run((clusters * _CLUSTER,), (_THREADS,), args, _SHARED_BYTES)
 
 
-def _kernel(kind: str, dtype: torch.dtype) -> Kernel:
+def _kernel(kind: str, dtype: torch.dtype, device: int) -> Kernel:
     if kind not in _ACTIVATIONS:
         raise ValueError(f"activation {kind!r} is not one of {', '.join(_ACTIVATIONS)}")
-    return hopper_kernel("wide_product", "wide_product", dtype, _ACTIVATIONS[kind])
+    return hopper_kernel("wide_product", "wide_product", dtype, _ACTIVATIONS[kind], device)

@@ -4,7 +4,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
-from penstock.engine.memory.check import check_slots
 from penstock.engine.memory.greedy import place_greedily
 from penstock.engine.memory.lifetimes import Lifetime, aligned
 
@@ -128,6 +127,16 @@ def _slot_conflicts(lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> tu
             conflicts[slot_of[buffer]].add(slot_of[other])
         alive.append(buffer)
     return tuple(conflicts)
+
+
+def check_slots(plan: Plan, conflicts: Sequence[Set[int]]) -> None:
+    """RuntimeError if two slots that conflict overlap. Takes some 5 µs; runs on every new plan."""
+    chunk, offset = plan.slot_chunk, plan.slot_offset
+    ends = [start + num_bytes for start, num_bytes in zip(offset, plan.slot_bytes, strict=True)]
+    for slot, others in enumerate(conflicts):
+        for other in others:
+            if offset[slot] < ends[other] and offset[other] < ends[slot] and chunk[other] == chunk[slot]:
+                raise RuntimeError(f"Slots {other} and {slot} overlap in a memory plan. This is a bug.")
 
 
 def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple[tuple[int, ...], ...]:

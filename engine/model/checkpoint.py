@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from penstock.engine.errors import CheckpointError
 
 Config = dict[str, Any]
 
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json"]
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json", "README.md"]
 _RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # the last two: tokenizers without a tokenizer.json
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -36,7 +36,7 @@ class Checkpoint:
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
     max_tokens: int | None  # the smallest limit stated beside the weights; None: only the position table limits
-    activation_fn: str | None = None  # class path that sentence-transformers' CrossEncoder left beside the weights
+    sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
 
 
 class Tensors:
@@ -105,7 +105,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         weights=read_tensors(root),
         modules=modules,
         max_tokens=_stated_max_tokens(directory, root),
-        activation_fn=_stated_activation(directory),
+        sentence_transformers=_read_optional(directory / "config_sentence_transformers.json"),
     )
 
 
@@ -195,16 +195,14 @@ def _stated_max_tokens(directory: Path, root: Path) -> int | None:
         (root / "sentence_bert_config.json", "max_seq_length"),
         (directory / "tokenizer_config.json", "model_max_length"),
     ):
-        value = read_json(path).get(key) if path.exists() else None
+        value = _read_optional(path).get(key)
         if isinstance(value, int | float) and value > 0:
             limits.append(int(value))
     return min(limits, default=None)
 
 
-def _stated_activation(directory: Path) -> str | None:
-    path = directory / "config_sentence_transformers.json"
-    value = read_json(path).get("activation_fn") if path.exists() else None
-    return None if value is None else str(value)
+def _read_optional(path: Path) -> Config:
+    return read_json(path) if path.exists() else {}
 
 
 def _missing_weights(path: Path) -> str:

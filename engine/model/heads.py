@@ -125,9 +125,11 @@ def _classifier_pooling(checkpoint: Checkpoint) -> str:
 
 def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
     """sentence-transformers' rule: the activation that is stated, wherever its versions state it; else a sigmoid."""
-    config = checkpoint.config
+    config, saved = checkpoint.config, checkpoint.sentence_transformers
+    if (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: a cross-encoder's default prompt is not implemented.")
     stated = (
-        checkpoint.activation_fn
+        saved.get("activation_fn")
         or (config.get("sentence_transformers") or {}).get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
     )

@@ -1,7 +1,9 @@
 """sentence-transformers' modules.json: what follows the transformer, as one EmbeddingTail."""
 
+import re
+
 from penstock.engine.cpu.linear import require_activation
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Config, Module, read_json, read_tensors
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import Dense
@@ -15,6 +17,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_CARD_DIMENSIONS = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]+)\]')
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.ReLU": "relu",
@@ -25,7 +28,10 @@ _ACTIVATIONS = {
 
 
 def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
-    """Pooling, dense layers, normalisation. A plain directory: mean pooling alone, as in sentence-transformers."""
+    """Pooling, dense layers, cutting, normalisation; mean pooling alone for a directory without modules.json.
+
+    Raises UnsupportedCheckpoint for a module or a pooling that is not implemented.
+    """
     pooling, dense, normalize = "mean", list[Dense](), False
     for module in checkpoint.modules[1:]:
         if normalize:
@@ -46,11 +52,41 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
                     f"{module.directory}: module {other!r} is not implemented. "
                     "Supported: Transformer, Pooling, Dense, Normalize, Dropout."
                 )
-    return EmbeddingTail(pooling, tuple(dense), normalize)
+    return EmbeddingTail(pooling, tuple(dense), normalize, _truncate_dim(checkpoint))
+
+
+def matryoshka_dimensions(checkpoint: Checkpoint, width: int) -> tuple[int, ...]:
+    """Lengths that embeddings of this model may be cut to (Kusupati et al. 2022); empty if it states none.
+
+    A checkpoint states them in `matryoshka_dimensions` of config.json, in `truncate_dim` of
+    config_sentence_transformers.json, or in its README as sentence-transformers' trainer writes it. `width`, the whole
+    embedding, is then one of them.
+    """
+    listed = checkpoint.config.get("matryoshka_dimensions") or []
+    card = checkpoint.directory / "README.md"
+    if card.is_file() and (found := _CARD_DIMENSIONS.search(card.read_text(encoding="utf-8", errors="replace"))):
+        listed = [*listed, *map(int, re.findall(r"[1-9]\d*", found[1]))]
+    stated = {*listed, _truncate_dim(checkpoint)} - {None}
+    if not all(isinstance(dimension, int) and dimension > 0 for dimension in stated):
+        raise CheckpointError(f"{checkpoint.directory}: matryoshka_dimensions must be a list of positive integers.")
+    return tuple(sorted({dimension for dimension in stated if dimension < width} | {width})) if stated else ()
+
+
+def _truncate_dim(checkpoint: Checkpoint) -> int | None:
+    """The length that sentence-transformers cuts embeddings to when a caller names none."""
+    value = checkpoint.sentence_transformers.get("truncate_dim")
+    if value is not None and not (isinstance(value, int) and value > 0):
+        raise CheckpointError(f"{checkpoint.directory}: truncate_dim must be a positive integer, not {value!r}.")
+    return value
 
 
 def _pooling(module: Module) -> str:
     config = read_json(module.directory / "config.json")
+    if not config.get("include_prompt", True):
+        raise UnsupportedCheckpoint(
+            f"{module.directory}: pooling that leaves out the tokens of the prompt (include_prompt false) is not "
+            "implemented."
+        )
     stated = config.get("pooling_mode")
     if stated is None:
         modes = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]

@@ -1,4 +1,4 @@
-"""From hidden states to one vector a sequence: pooling, dense modules, L2 normalisation. All in float32."""
+"""From hidden states to one vector a sequence: pooling, dense modules, cutting, L2 normalisation. All in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +10,41 @@ from torch import Tensor
 from penstock.engine.cpu.linear import activate
 from penstock.engine.model.layout import Group
 from penstock.engine.model.weights import Dense, Norm
+from penstock.engine.types import TaskOptions
 
 POOLINGS = frozenset({"cls", "mean", "max", "last"})
+OWN = TaskOptions("embed")  # the checkpoint's own pooling, dimensions and normalisation
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTail:
-    """What a checkpoint makes of hidden states, in this order."""
+    """A checkpoint's steps from hidden states to embeddings, in this order."""
 
     pooling: str  # one of POOLINGS
     dense: tuple[Dense, ...]
     normalize: bool
+    dimensions: int | None = None  # leading values that are kept; None: all
 
-    def __call__(self, hidden: Tensor, groups: Sequence[Group], pooling: str | None, normalize: bool | None) -> Tensor:
-        """Embeddings [N, D] in the order of `groups`. None for `pooling` or `normalize` means the checkpoint's own."""
-        rows = pool(hidden, groups, pooling or self.pooling)
-        return self.after_pooling(rows, self.normalize if normalize is None else normalize)
+    def width(self, hidden_size: int) -> int:
+        """Length of an embedding before it is cut."""
+        return self.dense[-1].weight.shape[0] if self.dense else hidden_size
 
-    def after_pooling(self, rows: Tensor, normalize: bool) -> Tensor:
-        """Pooled rows [N, H] to embeddings [N, D], wherever the rows and this tail's weights lie."""
-        rows = apply_layers(rows, self.dense)
-        return F.normalize(rows, dim=1) if normalize else rows
+    def __call__(self, hidden: Tensor, groups: Sequence[Group], wanted: TaskOptions = OWN) -> Tensor:
+        """Embeddings [N, D] in the order of `groups`; `wanted` may differ from the checkpoint's own options."""
+        return self.after_pooling(pool(hidden, groups, wanted.pooling or self.pooling), wanted)
+
+    def after_pooling(self, rows: Tensor, wanted: TaskOptions) -> Tensor:
+        """Pooled rows [N, H] to embeddings [N, D], on the device of the rows and of this tail's weights."""
+        rows = apply_layers(rows, self.dense)[:, : wanted.dimensions or self.dimensions]
+        return F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
+
+    def normalizes(self, wanted: TaskOptions) -> bool:
+        """Whether the embeddings are L2-normalised."""
+        return self.normalize if wanted.normalize is None else wanted.normalize
+
+    def only_pools(self, wanted: TaskOptions) -> bool:
+        """Whether normalisation alone follows pooling."""
+        return not self.dense and (wanted.dimensions or self.dimensions) is None
 
 
 def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:

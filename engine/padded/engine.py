@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.model.heads import Head
-from penstock.engine.model.pooling import POOLINGS, EmbeddingTail
+from penstock.engine.model.pooling import OWN, POOLINGS, EmbeddingTail
 from penstock.engine.types import BatchOutput, Float32Array, Int32Array, ModelInfo, PackedBatch, TaskOptions
 
 
@@ -117,11 +117,11 @@ class PaddedEngine:
     def _results(self, wanted: TaskOptions, padded: _Padded) -> Sequence[Float32Array]:
         """One array a sequence."""
         if wanted.task == "embed":
-            return list(self._embeddings(padded, wanted.pooling, wanted.normalize).cpu().numpy())
+            return list(self._embeddings(padded, wanted).cpu().numpy())
         head = self._heads.get(wanted.task)
         match head:
             case Head(reads="embedding"):
-                return list(head(self._embeddings(padded, None, None)).cpu().numpy())
+                return list(head(self._embeddings(padded, OWN)).cpu().numpy())
             case Head(reads="logits") if padded.output.ndim == 2:
                 return list(head(padded.output.float()).cpu().numpy())
             case Head(reads="logits"):
@@ -130,10 +130,8 @@ class PaddedEngine:
             case _:
                 raise ValueError(f"task {wanted.task!r} is not one of {sorted(self.info.tasks)}.")
 
-    def _embeddings(self, padded: _Padded, pooling: str | None, normalize: bool | None) -> Tensor:
-        tail = self._tail
-        rows = _pool(padded, pooling or tail.pooling)
-        return tail.after_pooling(rows, tail.normalize if normalize is None else normalize)
+    def _embeddings(self, padded: _Padded, wanted: TaskOptions) -> Tensor:
+        return self._tail.after_pooling(_pool(padded, wanted.pooling or self._tail.pooling), wanted)
 
 
 def _pool(padded: _Padded, pooling: str) -> Tensor:

@@ -14,7 +14,7 @@ from penstock.engine.device import choose_device, device_name, gpu_precision
 from penstock.engine.errors import CheckpointError, EngineError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.heads import Head, linear_head, logit_heads, on_device
-from penstock.engine.model.modules import embedding_tail
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
@@ -72,7 +72,8 @@ def load_padded(
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)
     tail = embedding_tail(checkpoint)
-    dim = tail.dense[-1].weight.shape[0] if tail.dense else int(model.config.hidden_size)
+    width = tail.width(int(model.config.hidden_size))
+    dim = min(width, tail.dimensions or width)
     heads: dict[str, Head] = {}
     if head is not None:
         heads = {"classify": linear_head(Path(head), dim)}
@@ -88,6 +89,7 @@ def load_padded(
         tasks=frozenset({"embed", *heads}),
         dim=dim,
         labels=next((head.labels for head in heads.values()), ()),
+        dimensions=matryoshka_dimensions(checkpoint, width),
         padded=True,
     )
     tail, heads = on_device(tail, heads, model.device)

@@ -1,1 +1,1 @@
-"""The command line: `penstock`."""
+"""The command line `penstock`."""

@@ -3,27 +3,25 @@
 import threading
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import say
 from penstock.ops.kafka import BrokerKind, open_broker
+from penstock.producer.settings import Settings
 
-MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up, even if there are records
+MOCK_FETCH_MAX_WAIT_MS = 5  # the mock holds each fetch for this time, even if there are records
 ABOUT = {
-    "kafka": "A real Apache Kafka of one node. Its data goes when it stops.",
-    "mock": "librdkafka's mock: for development only. It forgets everything, drops the oldest beyond 5 MB a partition, "
-    "and one worker at a time can use it.",
+    "kafka": "A real Apache Kafka of one node. Its data is removed when it stops.",
+    "mock": "librdkafka's mock, for development only. It stores nothing on disk, drops the oldest records beyond 5 MB "
+    "per partition, and serves one worker at a time.",
 }
 
 
-class BrokerSettings(BaseSettings):
+class BrokerSettings(Settings):
     """Settings of the local broker."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
-
     kind: BrokerKind = Field(
-        "mock", description="mock: starts at once, needs no Java. kafka: the real thing, needs Java 17 and Maven."
+        "mock", description="mock: starts at once, needs no Java. kafka: Apache Kafka, needs Java 17 and Maven."
     )
 
 
@@ -31,7 +29,7 @@ class BrokerSettings(BaseSettings):
 def broker(settings: BrokerSettings) -> int:
     """Run a Kafka broker for development on this machine until Ctrl-C."""
     if settings.kind == "kafka":
-        say("Starting Kafka; the first time its jars are fetched with Maven.")
+        say("Starting Kafka. The first start downloads its jars with Maven.")
     with open_broker(settings.kind) as running:
         say(f"Kafka is at {running.bootstrap_servers}", "bold")
         say(ABOUT[settings.kind])
@@ -41,4 +39,4 @@ def broker(settings: BrokerSettings) -> int:
             say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS}")
         say("Ctrl-C stops it.")
         threading.Event().wait()
-    raise RuntimeError("Waiting for ever has ended. This is a bug.")
+    raise RuntimeError("The wait for Ctrl-C ended. This is a bug.")

@@ -1,87 +1,71 @@
-"""`penstock calibrate`: how long batches take here, measured, kept and shown."""
+"""`penstock calibrate`: measure, keep and show the batch times of a model on this machine."""
 
 import asyncio
 import contextlib
-from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import create_model
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, fail, narrate_logs, say, stderr
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.settings import ModelSettings
 
 
-class _Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
-
-
-# Those of a worker's settings that its times depend on, and no others.
-_NAMES = {"model", "served_name", "head", "dtype", "device", "engine"}
-_NAMES |= {"max_batch_sequences", "max_batch_tokens", "cost_path"}
-_FIELDS: dict[str, Any] = {
-    name: (field.annotation, deepcopy(field)) for name, field in WorkerSettings.model_fields.items() if name in _NAMES
-}
-CalibrateSettings = create_model("CalibrateSettings", __base__=_Settings, **_FIELDS)
-
-
-@takes(CalibrateSettings)
+@takes(ModelSettings)
 def calibrate(
-    settings: BaseSettings,
-    show: Annotated[bool, typer.Option("--show", help="Print the table that is kept; measure nothing.")] = False,
+    settings: ModelSettings,
+    show: Annotated[bool, typer.Option("--show", help="Print the kept table without measuring.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="PNG", help="Draw predicted against measured. Needs penstock\\[bench]."),
+        typer.Option("--plot", metavar="PNG", help="Draw predicted against measured times. Needs penstock\\[bench]."),
     ] = None,
 ) -> int:
-    """Time batches of a model here, for ten seconds at most; keep the costs.
+    """Time batches of a model on this machine, for ten seconds at most, and keep the costs.
 
     $ penstock calibrate --model sentence-transformers/all-MiniLM-L6-v2
 
-    A worker does so by itself where nothing is kept for its device, model,
-    arithmetic and version. Do it beforehand, on an idle machine, or look at
-    what the scheduler believes.
+    A worker calibrates at its start if no costs are kept for its device, model,
+    arithmetic and version. Calibrate beforehand on an idle machine, or look at
+    the costs that the scheduler assumes.
 
-    Exit code 0: measured, or shown. 1: it could not be done.
+    Exit code 0: measured, or shown. 1: failed.
     """
     if plot is not None and find_spec("matplotlib") is None:
-        fail("--plot draws with matplotlib, which is not installed: pip install 'penstock[bench]'")
+        fail("--plot needs matplotlib, which is not installed: pip install 'penstock[bench]'")
         return EXIT_PROBLEM
     if plot is not None and not plot.absolute().parent.is_dir():
         fail(f"--plot {plot}: there is no directory {plot.absolute().parent}.")
         return EXIT_PROBLEM
-    # Not asyncio.run, whose handler of Ctrl-C waits for the loop, which the timings hold for seconds.
+    # asyncio.run would delay Ctrl-C: its handler waits for the event loop, which the timings block for seconds.
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         return loop.run_until_complete(_calibrate(settings, show, plot))
 
 
-async def _calibrate(settings: BaseSettings, show: bool, plot: Path | None) -> int:
+async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> int:
     from penstock.cache import CostTables
     from penstock.ops.cli.calibrate_screen import show_costs
-    from penstock.worker.batching.startup_costs import cost_key, default_cost_path, kept_costs, measure_costs, why_none
-    from penstock.worker.process import load, suited
+    from penstock.worker.batching.startup_costs import cost_key, kept_costs, measure_costs, why_none
+    from penstock.worker.process import load
+    from penstock.worker.resolved_settings import batch_caps, default_cost_path
 
     narrate_logs(bootstrap_servers="")
-    worker = WorkerSettings(**settings.model_dump(exclude_unset=True))
-    with stderr().status(f"Loading {worker.model}"):
-        engine = load(worker)
-    worker = suited(worker, engine)
-    path = worker.cost_path or default_cost_path()
-    tables, key = CostTables(path), cost_key(engine.info, worker.model)
+    with stderr().status(f"Loading {settings.model}"):
+        engine = load(settings)
+    path = settings.cost_path or default_cost_path()
+    tables, key = CostTables(path), cost_key(engine.info, settings.model)
     if show:
         costs = await kept_costs(tables, key)
         if costs is None:
-            fail(f"{path} has no table for this: {await why_none(tables, key)}. Measure it: the same without --show.")
+            reason = await why_none(tables, key)
+            fail(f"{path} has no table for this: {reason}. To measure one, repeat the command without --show.")
             return EXIT_PROBLEM
         is_kept = True
     else:
-        caps = {"max_sequences": worker.max_batch_sequences, "max_tokens": worker.max_batch_tokens}
+        max_sequences, max_tokens = batch_caps(settings, engine.info)
         with stderr().status("Timing batches, for ten seconds at most"):
-            costs = measure_costs(engine, **caps, reason="asked for")
+            costs = measure_costs(engine, max_sequences=max_sequences, max_tokens=max_tokens, reason="requested")
         is_kept = await tables.put(key, costs.to_dict())
     show_costs(key, costs, path if is_kept else None)
     if plot is not None:

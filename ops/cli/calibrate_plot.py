@@ -1,4 +1,4 @@
-"""Predicted against measured, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
+"""Plot of predicted against measured batch times, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from penstock.worker.batching.startup_costs import MeasuredCosts
 
 
 def draw(key: CostKey, costs: MeasuredCosts, path: Path) -> None:
-    """One file. OSError where it cannot be written."""
+    """Write one PNG file. Raises OSError."""
     figure = Figure(figsize=(7, 7), layout="constrained")
     axes = figure.subplots()
     fitted, checks = costs.table.residuals(), costs.check_residuals()

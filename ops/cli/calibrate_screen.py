@@ -1,4 +1,4 @@
-"""A cost table on one screen: for what it holds, the law, and each timing beside what the table says of it."""
+"""A cost table on one screen: its key, its law, and the prediction error at each timing."""
 
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +12,11 @@ from penstock.scheduler import CostTable
 from penstock.scheduler.costs.table import Residual
 from penstock.worker.batching.startup_costs import MeasuredCosts
 
-_WELL, _FAIRLY = 0.1, 0.2  # errors up to which a prediction is good, and of use
+_GOOD, _USABLE = 0.1, 0.2  # largest relative errors of a good and of a usable prediction
 
 
 def show_costs(key: CostKey, costs: MeasuredCosts, path: Path | None) -> None:
-    """Print it on stdout. `path`: where it is kept, if it is."""
+    """Print the table on stdout. `path`: its file, or None if it was not kept."""
     console = Console(highlight=False, markup=False)
     when = datetime.fromtimestamp(costs.measured_at).strftime("%Y-%m-%d %H:%M")
     kept = "not kept" if path is None else f"kept in {path}"
@@ -25,7 +25,7 @@ def show_costs(key: CostKey, costs: MeasuredCosts, path: Path | None) -> None:
     console.print(f"measured {when} in {costs.took_s:.1f} s; {kept}", style="dim", soft_wrap=True)
     console.print()
     console.print(law(costs.table), soft_wrap=True)
-    console.print("Measured ms, and how far the table is off:")
+    console.print("Measured ms, and the error of the table's prediction:")
     console.print()
     console.print(_grid(costs.table))
     console.print()
@@ -33,7 +33,7 @@ def show_costs(key: CostKey, costs: MeasuredCosts, path: Path | None) -> None:
 
 
 def law(table: CostTable) -> str:
-    """The law in units that can be read. The factors around it show in the grid."""
+    """The law in readable units, with the range of the factors that multiply it."""
     base, what = table.base, "padded " if table.padded else ""
     work = f"{base.alpha_s * 1e3:.3g} ms + {base.beta_s * 1e6:.3g} µs a {what}token"
     work += f" + {base.gamma_s * 1e9:.3g} ns a {what}length squared"
@@ -44,7 +44,7 @@ def law(table: CostTable) -> str:
 
 
 def _grid(table: CostTable) -> Table:
-    """Rows by size, columns by the longest sequence."""
+    """A row for each batch size, a column for each longest sequence."""
     residuals = table.residuals()
     columns = sorted({residual.sample.longest for residual in residuals})
     cells = {(_row(residual, table.padded), residual.sample.longest): residual for residual in residuals}
@@ -58,7 +58,7 @@ def _grid(table: CostTable) -> Table:
 
 
 def _row(residual: Residual, padded: bool) -> tuple[int, int]:
-    """Its place among the rows: single sequences first, full batches of equal lengths last, by size between."""
+    """Sort key of a row: single sequences first, then by size, full batches of equal lengths last."""
     sample = residual.sample
     if sample.count == 1:
         return 0, 0
@@ -84,12 +84,12 @@ def _ms(seconds: float) -> str:
 
 
 def _style(error: float) -> str:
-    return "dim" if error <= _WELL else "yellow" if error <= _FAIRLY else "bold red"
+    return "dim" if error <= _GOOD else "yellow" if error <= _USABLE else "bold red"
 
 
 def _verdict(costs: MeasuredCosts) -> Text:
     p50, p95 = costs.errors()
     if not costs.checks:
-        return Text("No time was left to try it on other batches.", style="yellow")
-    text = Text(f"On {len(costs.checks)} other batches it is off by ")
-    return text.append(f"{p50:.1%} (p50), {p95:.1%} (p95)", style=_style(p95) if p95 > _WELL else "green").append(".")
+        return Text("No time was left to check it on other batches.", style="yellow")
+    text = Text(f"On {len(costs.checks)} other batches its error is ")
+    return text.append(f"{p50:.1%} (p50), {p95:.1%} (p95)", style=_style(p95) if p95 > _GOOD else "green").append(".")

@@ -1,4 +1,4 @@
-"""`penstock demo`: see it work."""
+"""`penstock demo`: the whole path on one machine."""
 
 import typer
 
@@ -6,10 +6,10 @@ from penstock.ops.cli.screen import exit_code_of
 
 
 def demo() -> None:
-    """Start a broker, a worker and a client on this machine and answer real texts, with numbers.
+    """Run a broker, a worker and a client on this machine on real texts, and show throughput and latency.
 
-    Needs nothing running: the broker is a mock within this process, the model comes with the `demo` extra.
+    Needs no running service: the broker is a mock within this process, the model comes with the `demo` extra.
     """
-    from penstock.ops.demo import run
+    from penstock.ops.demo.demo import run
 
     raise typer.Exit(exit_code_of(run))

@@ -1,24 +1,30 @@
-"""`penstock embed`: vectors for a text, or for every row of a file."""
+"""`penstock embed`: compute vectors for a text, or for every row of a file."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import typer
+from pydantic import Field
 
-from penstock.ops.cli.job_settings import EmbedSettings
-from penstock.ops.cli.jobs import INPUT_HELP, OUTPUT_HELP, TEXT_HELP, run_job
+from penstock.ops.cli.jobs import JobSettings, OneText, Source, Target, run_job
 from penstock.ops.cli.options import takes
 from penstock.producer.wire.messages import Options
+
+
+class EmbedSettings(JobSettings):
+    """Settings of `penstock embed`."""
+
+    pooling: Literal["cls", "mean", "max", "last"] | None = Field(
+        None, description="How token vectors become one vector: cls, mean, max or last. Default: the checkpoint's."
+    )
 
 
 @takes(EmbedSettings)
 def embed(
     settings: EmbedSettings,
-    source: Annotated[Path | None, typer.Argument(metavar="IN", help=INPUT_HELP, show_default=False)] = None,
-    target: Annotated[Path | None, typer.Argument(metavar="OUT", help=OUTPUT_HELP, show_default=False)] = None,
-    text: Annotated[str | None, typer.Option("--text", help=TEXT_HELP)] = None,
+    source: Source = None,
+    target: Target = None,
+    text: OneText = None,
 ) -> int:
-    """Vectors for a text, or for every row of a file. A worker must be running for the model.
+    """Compute vectors for a text, or for every row of a file. A worker must be running for the model.
 
     $ penstock embed --model minilm --text "Where is my card?"
 
@@ -26,9 +32,9 @@ def embed(
 
     The output has the input's columns and two more: embedding, error.
 
-    A file is a bulk job: workers answer it with the time that online requests leave. One --text is an online request.
+    A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
 
-    Exit code 0: every row is answered. 1: some hold an error instead. 2: bad input.
+    Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
     """
     options = Options(pooling=settings.pooling, truncate=settings.truncate)
     return run_job("embed", settings, options, source, target, text)

@@ -1,16 +1,17 @@
-"""What `penstock embed` and `penstock classify` do: one text, or a file of them."""
+"""Jobs of `penstock embed` and `penstock classify`: one text, or a file of texts."""
 
 import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 import uvloop
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from penstock.ops.cli.job_settings import JobSettings
 from penstock.ops.cli.progress import JobScreen, rate
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
 from penstock.producer.errors import PenstockError
@@ -23,18 +24,39 @@ if TYPE_CHECKING:
     from penstock.producer.files.file_job import BulkResult
     from penstock.producer.files.tables import Reader, Writer
 
-INPUT_HELP = "File to read: .csv, .jsonl or .parquet."
-OUTPUT_HELP = "File to write: .csv, .jsonl or .parquet."
-TEXT_HELP = "One text, in place of IN and OUT: the answer is printed, as JSON when piped."
+Source = Annotated[
+    Path | None,
+    typer.Argument(metavar="IN", help="File to read: .csv, .jsonl or .parquet.", show_default=False),
+]
+Target = Annotated[
+    Path | None,
+    typer.Argument(metavar="OUT", help="File to write: .csv, .jsonl or .parquet.", show_default=False),
+]
+OneText = Annotated[
+    str | None,
+    typer.Option("--text", help="One text, in place of IN and OUT. Its answer is printed, as JSON when piped."),
+]
 
-_ANSWER_SOON_S = 30.0  # for a single text, with a person waiting
+
+class JobSettings(ClientSettings):
+    """Settings of both commands: the client's, and how a file is read."""
+
+    timeout_s: float = Field(
+        3600.0, gt=0, description="Longest wait of a row for its answer, outages of Kafka and workers included."
+    )
+    column: str = Field("text", description="Column (CSV, Parquet) or key (JSONL) that holds the text.")
+    overwrite: bool = Field(False, description="Replace the output file if it exists.")
+    truncate: bool = Field(False, description="Truncate texts that are too long. Otherwise their rows fail.")
+
+
+_MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
 _SHOWN_NUMBERS = 6
 
 
 def run_job(
     task: str, settings: JobSettings, options: Options, source: Path | None, target: Path | None, text: str | None
 ) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     narrate_logs(settings.bootstrap_servers)
     if text is not None and source is None:
         return uvloop.run(_one(task, settings, options, text))
@@ -59,20 +81,20 @@ def _stalled(settings: JobSettings) -> str:
 
 async def _one(task: str, settings: JobSettings, options: Options, text: str) -> int:
     _, (checked,) = check([text], None)
-    if isinstance(checked, PenstockError):  # told before Kafka is asked for anything
+    if isinstance(checked, PenstockError):  # before any connection to Kafka
         fail(f"{checked.code}: {checked.message}")
         return EXIT_USAGE
     async with _client(settings, bulk=False) as client:
-        (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _ANSWER_SOON_S))
+        (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _MAX_ONE_TEXT_S))
     if isinstance(row, float | list):
-        raise RuntimeError(f"{task} was answered with what another task gives. This is a bug.")
+        raise RuntimeError(f"{task} was answered with a row of another task. This is a bug.")
     if isinstance(row, PenstockError):
         fail(f"{row.code}: {row.message}" + _advice(row, settings))
         return EXIT_PROBLEM
     if sys.stdout.isatty():
-        Console(highlight=False).print(_for_person(row))
+        Console(highlight=False).print(_as_text(row))
     else:
-        print(json.dumps(_for_program(row)))
+        print(json.dumps(_as_json(row)))
     return EXIT_OK
 
 
@@ -82,13 +104,13 @@ def _advice(error: PenstockError, settings: JobSettings) -> str:
     return f" Is a worker for {settings.model!r} running? Start one: penstock worker --model …"
 
 
-def _for_program(row: Vector | Classification) -> Any:
+def _as_json(row: Vector | Classification) -> Any:
     if isinstance(row, Classification):
         return [{"label": label, "score": score} for label, score in zip(row.labels, row.scores, strict=True)]
     return row.tolist()
 
 
-def _for_person(row: Vector | Classification) -> Table | str:
+def _as_text(row: Vector | Classification) -> Table | str:
     if isinstance(row, Classification):
         table = Table("label", "score", box=None, header_style="bold")
         for label, score in zip(row.labels, row.scores, strict=True):
@@ -99,7 +121,7 @@ def _for_person(row: Vector | Classification) -> Table | str:
 
 
 def _file(task: str, settings: JobSettings, options: Options, source: Path, target: Path) -> int:
-    """Read, send, write. Bad files are found before Kafka is asked for anything."""
+    """Read, send, write. Invalid files are found before any connection to Kafka."""
     from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
 
     if target.exists() and not settings.overwrite:
@@ -119,7 +141,7 @@ def _file(task: str, settings: JobSettings, options: Options, source: Path, targ
         raise
     say(f"{done.rows:,} rows, {done.failed:,} failed, {done.seconds:.1f} s, {rate(done)} rows/s: {target}")
     if done.failed:
-        say("Rows that failed say why in the output's error column.", "yellow")
+        say("The output's error column holds the reason of each failed row.", "yellow")
     return EXIT_PROBLEM if done.failed else EXIT_OK
 
 

@@ -1,49 +1,56 @@
-"""`penstock`: one command for all that a person does with this system. Commands are imported when they are run."""
+"""The console script `penstock`. A command's module is imported when the command runs."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.ops.cli.screen import exit_code_of
+from penstock.ops.cli.screen import EXIT_USAGE, exit_code_of, fail
 
-EPILOG = "Settings are also environment variables, as each says: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
+EPILOG = "Each setting is also an environment variable: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
 
-# Command -> its line in the overview. Each is a function, or an app of several, named as the module that it is in.
+# Command -> its line in the overview, in the order in which a new user needs them. The function of a command, or the
+# typer app of several, has the name of its module.
 COMMANDS = {
-    "demo": "Start here: a broker, a worker and a client on this machine, answering real texts.",
-    "check": "Say in one screen what is wrong with a set-up.",
-    "parity": "Say in one screen how near a checkpoint's numbers are to transformers'.",
-    "calibrate": "Measure how long a model's batches take on this machine, for its workers' scheduler.",
+    "demo": "Start here: run a broker, a worker and a client on this machine on real texts.",
+    "check": "Find problems of a set-up.",
+    "parity": "Compare a checkpoint's outputs with those of transformers.",
+    "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "worker": "Answer the requests of a model's topic until stopped.",
-    "embed": "Vectors for a text, or for every row of a file.",
-    "classify": "Labels for a text, or for every row of a file.",
+    "embed": "Compute vectors for a text, or for every row of a file.",
+    "classify": "Compute labels for a text, or for every row of a file.",
     "broker": "Run a Kafka broker for development on this machine.",
-    "bench": "Measure batching policies on this machine, or simulate a fleet.",
+    "bench": "Measure batching policies on this machine, or simulate a fleet. Needs a checkout.",
 }
+_BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
 
 
 class LazyGroup(TyperGroup):
-    """Knows its commands by name; loads the one that is run. Loading all would cost a second at every `--help`."""
+    """A group that loads only the command that runs. Loading all of them would add a second to every `--help`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order a newcomer meets them."""
+        """Names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the overview needs: name and line."""
+        """A stand-in with name and line, for the overview."""
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """What running needs: the command itself."""
-        name, _, rest = super().resolve_command(ctx, args)  # ends with "No such command" if there is none
+        """The command itself, to be run."""
+        name, _, rest = super().resolve_command(ctx, args)  # raises "No such command" for an unknown name
         return name, _load(str(name)), rest
 
 
 def _load(name: str) -> Any:
-    function = getattr(import_module(f"penstock.ops.cli.{name}"), name)
-    if isinstance(function, typer.Typer):  # a command of several
+    if name == "bench" and find_spec(_BENCH) is None:
+        fail("Benchmarks run from a checkout of the repository; an installed package does not hold them.")
+        raise typer.Exit(EXIT_USAGE)
+    module = f"{_BENCH}.subcommands" if name == "bench" else f"penstock.ops.cli.{name}"
+    function = getattr(import_module(module), name)
+    if isinstance(function, typer.Typer):  # several commands
         return typer.main.get_command(function)
     single = typer.Typer(add_completion=False)
     single.command(name, epilog=EPILOG)(function)
@@ -55,7 +62,7 @@ app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pre
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # slow, and only needed here
+        from importlib.metadata import version  # slow to import
 
         typer.echo(f"penstock {version('penstock')}")
         raise typer.Exit
@@ -67,7 +74,7 @@ def penstock(
 ) -> None:
     """Transformer inference as a Kafka consumer group.
 
-    Clients put texts on a request topic; workers answer on a reply topic. `penstock COMMAND --help` teaches each part.
+    Clients put texts on a request topic; workers answer on a reply topic. `penstock COMMAND --help` explains each part.
     """
 
 

@@ -1,4 +1,4 @@
-"""Command-line options made from the fields of a settings class, so that there is one list of options."""
+"""Command-line options made from the fields of a settings class."""
 
 import functools
 import inspect
@@ -21,10 +21,10 @@ _KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
 
 
 def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., None]]:
-    """Decorate `body(settings, **own) -> exit code` into a typer command.
+    """Decorate `body(settings, **own) -> exit code` into a typer command with one option for each settings field.
 
-    Each field becomes an option and an environment variable; the body's own parameters (typer arguments and options)
-    stay. Values go to the settings class as text: it alone converts and validates.
+    The settings class receives only the options that were given, as text. It reads environment variables, fills in
+    defaults, converts and validates. The body's own parameters (typer arguments and options) stay as they are.
     """
 
     def decorate(body: Callable[..., int]) -> Callable[..., None]:
@@ -42,8 +42,8 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
                 raise typer.Exit(EXIT_USAGE) from error
             raise typer.Exit(exit_code_of(lambda: body(made, **given)))
 
-        del command.__wrapped__  # set by wraps; typer would look through it
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        del command.__wrapped__  # set by wraps; typer would read the signature of the body
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
         command.__annotations__ = {param.name: param.annotation for param in parameters}
         return command
 
@@ -64,23 +64,29 @@ def _parameters(settings: type[BaseSettings]) -> Iterator[inspect.Parameter]:
     for name, field in settings.model_fields.items():
         is_flag = field.annotation is bool
         option = typer.Option(
-            _default(field),
+            None,
             option_name(name) + (f"/--no-{option_name(name)[2:]}" if field.default is True else ""),
-            help=escape((field.description or "") + _choices(field.annotation)),
-            envvar=env_name(name),
+            help=_help(name, field),
             metavar=None if is_flag else _metavar(field.annotation),
         )
-        annotation = bool if is_flag else (str | None)
+        annotation = (bool | None) if is_flag else (str | None)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
-def _default(field: FieldInfo) -> Any:
-    """`...` marks a required option; a value is shown in the help as it would be typed."""
+def _help(name: str, field: FieldInfo) -> str:
+    """Description, choices, environment variable and default, as rich markup."""
+    notes = f"[env var: {env_name(name)}]{_default(field)}"
+    return f"{escape((field.description or '') + _choices(field.annotation))} [dim]{escape(notes)}[/dim]"
+
+
+def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return ...
-    if field.default is None or isinstance(field.default, bool):
-        return field.default
-    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        return " [required]"
+    if field.default is None or field.default is False:
+        return ""
+    if field.default is True:
+        return " [default: on]"
+    return f" [default: {field.default:g}]" if isinstance(field.default, float) else f" [default: {field.default}]"
 
 
 def _metavar(annotation: Any) -> str:
@@ -91,7 +97,7 @@ def _metavar(annotation: Any) -> str:
     if origin is Literal:
         return "CHOICE"
     if annotation not in _KINDS:
-        raise TypeError(f"No option can be made of a field of type {annotation}. This is a bug.")
+        raise TypeError(f"A field of type {annotation} has no option. This is a bug.")
     return _KINDS[annotation]
 
 
@@ -102,5 +108,8 @@ def _choices(annotation: Any) -> str:
 def _sentences(error: ValidationError) -> Iterator[str]:
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
+        if detail["type"] == "missing":
+            yield f"Missing option '{option_name(field)}' (env var: '{env_name(field)}')"
+            continue
         where = f"{option_name(field)} (or {env_name(field)})" if field else "The options"
         yield f"{where}: {detail['msg'].removeprefix('Value error, ')}. Given: {detail['input']!r}"

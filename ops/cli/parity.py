@@ -1,4 +1,4 @@
-"""`penstock parity`: whether a checkpoint computes here what it computes in transformers."""
+"""`penstock parity`: compare a checkpoint's outputs here with those of transformers."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say, stderr
+from penstock.producer.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.ops.parity.compare import Agreement, Check
@@ -22,34 +22,31 @@ if TYPE_CHECKING:
 
 _PACKS = {"cuda": 1000, "cpu": 20}
 
-MODEL_HELP = "Checkpoint: a directory, or a Hugging Face id. Only safetensors are read, and no code of it is run."
+MODEL_HELP = "Checkpoint: a directory, or a Hugging Face id. Only safetensors are read; no code of it is run."
 
 
-class ParitySettings(BaseSettings):
+class ParitySettings(Settings):
     """Settings of the comparison."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Arithmetic of our side. auto: what a worker would take here. Not on a GPU: float32; not on a CPU: "
+        description="Arithmetic of penstock's side. auto: as a worker on this machine. A GPU has no float32, a CPU no "
         "float16.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where both sides run. auto: on a GPU where there is one with CuPy installed."
+        "auto", description="Where both sides run. auto: on a GPU if there is one and CuPy is installed."
     )
     reference: str | None = Field(
         None,
-        description="The checkpoint that transformers loads: the original of which MODEL is a converted copy. "
-        "Default: MODEL itself.",
+        description="The checkpoint that transformers loads, if MODEL is a converted copy of it. Default: MODEL.",
     )
     packs: int | None = Field(
         None,
         ge=1,
-        description="Random packs, of 1 to 32 sequences each. More: rarer shapes are met. Default: 1000 on a GPU, 20 "
-        "on a CPU.",
+        description="Number of random packs of 1 to 32 sequences. More: rarer shapes. Default: 1000 on a GPU, 20 on a "
+        "CPU.",
     )
-    seed: int = Field(0, ge=0, description="Of the random packs: the same seed gives the same packs.")
+    seed: int = Field(0, ge=0, description="Seed of the random packs.")
 
 
 @takes(ParitySettings)
@@ -57,22 +54,22 @@ def parity(
     settings: ParitySettings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)],
 ) -> int:
-    """Say in one screen how near a checkpoint's numbers are to transformers'. Needs no Kafka.
+    """Compare a checkpoint's outputs with those of transformers. Needs no Kafka.
 
     $ penstock parity ./checkpoint
 
-    transformers in float32 is the reference. Beside it, on random token ids:
-    what comes out here, and what transformers itself loses in that arithmetic.
+    The reference is transformers in float32, on random token ids. It is
+    compared with penstock, and with transformers in penstock's arithmetic.
 
-    Lengths, random packs: hidden states, a cosine for each token; the error is
-    the largest difference over the largest value.
+    Lengths, random packs: hidden states, with a cosine for each token. The
+    error is the largest difference divided by the largest value.
 
-    Batch mates: one sequence among the others of its pack, and the same alone.
+    Alone vs pack: one sequence alone, compared with the same in its pack.
 
-    Vectors, scores: what a caller is answered.
+    Vectors, scores: the results that a caller receives.
 
-    A line passes if no cosine is below 0.9999. For bfloat16, which has three
-    digits: if no angle is more than twice the largest of transformers' own.
+    A line passes if no cosine is below 0.9999. In bfloat16, which has three
+    digits, no angle may exceed twice the largest angle of transformers.
 
     Exit code 0: all passed. 1: a line missed, or the checkpoint cannot be run.
     """
@@ -138,16 +135,13 @@ def _verdict(checks: Sequence["Check"]) -> Text:
     missed = [check for check in checks if not check.passed]
     if not missed:
         worst = min(checks, key=lambda check: check.ours.cosine_min)
-        return Text(
-            f"It agrees: the smallest cosine is {worst.ours.cosine_min:.6f} ({worst.what}, where {worst.needed:.6f} is "
-            "asked).",
-            style="green",
-        )
+        found = f"{worst.ours.cosine_min:.6f} ({worst.what}; required: {worst.needed:.6f})"
+        return Text(f"It agrees: the smallest cosine is {found}.", style="green")
     told = Text(f"It does not agree: {len(missed)} of {len(checks)} lines missed.", style="bold red")
     for check in missed:
-        told.append(f"\n{check.what}: a cosine of {check.ours.cosine_min:.6f}, where {check.needed:.6f} is asked.")
+        told.append(f"\n{check.what}: a cosine of {check.ours.cosine_min:.6f}; required: {check.needed:.6f}.")
         if check.theirs is not None and check.theirs.cosine_min < check.needed:
-            told.append(f" transformers' own is {check.theirs.cosine_min:.6f}: this model needs a wider --dtype.")
+            told.append(f" transformers reaches {check.theirs.cosine_min:.6f}: this model needs a wider --dtype.")
     return told
 
 
@@ -161,7 +155,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _quieten_transformers() -> None:
-    """Its warnings are about heads that nobody asked for, and its bars are not ours."""
+    """Silence progress bars, and warnings about heads that the comparison does not use."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers

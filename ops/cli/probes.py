@@ -1,4 +1,4 @@
-"""What `penstock check` looks at. Each looks at one thing and raises for nothing that it may find."""
+"""The checks of `penstock check`. Each examines one part of a set-up and returns problems as findings, not errors."""
 
 import asyncio
 import os
@@ -6,31 +6,38 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
+from pydantic import Field
 
 from penstock.producer.wire.topics import REPLY_TOPIC, request_topic
-
-if TYPE_CHECKING:
-    from penstock.ops.cli.check import CheckSettings
+from penstock.worker.settings import NULL_MODEL, WorkerSettings
 
 KAFKA_TIMEOUT_S = 5.0
 
 
+class CheckSettings(WorkerSettings):
+    """A worker's settings, all of them optional. Only what is given is checked."""
+
+    model: str | None = Field(  # type: ignore[assignment]  # wider than the worker's: a model is optional here
+        None, description="Checkpoint to load: a directory, or a Hugging Face id."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the screen."""
+    """One line of the report."""
 
-    what: str  # what was looked at
+    what: str  # the part that was examined
     state: Literal["OK", "problem", "not checked"]
-    found: str  # what was seen
-    remedy: str = ""  # what to do about it, in words
+    found: str
+    remedy: str = ""  # the action that would help
 
 
-async def kafka(settings: "CheckSettings") -> list[Finding]:
-    """Broker and topics, from one metadata request, which creates no topic."""
+async def kafka(settings: CheckSettings) -> list[Finding]:
+    """Check broker and topics with one metadata request, which creates no topic."""
     servers = settings.bootstrap_servers
     admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
     try:
@@ -55,17 +62,16 @@ def _no_kafka(found: str) -> list[Finding]:
     return [Finding("Kafka", "problem", found, remedy), Finding("Topics", "not checked", "They need Kafka.")]
 
 
-def _request_topic(settings: "CheckSettings", topics: Mapping[str, int]) -> Finding:
+def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Finding:
     topic = _topic_name(settings)
     if topic is None:
-        return Finding("Request topic", "not checked", "Its name follows from the model.", "Give --model or --topic.")
+        return Finding("Request topic", "not checked", "Its name depends on the model.", "Give --model or --topic.")
     if topic not in topics:
         return Finding("Request topic", "OK", f"{topic} does not exist yet; the first client or worker creates it")
-    found = f"{topic}, {topics[topic]} partitions: at most as many workers share it"
-    return Finding("Request topic", "OK", found)
+    return Finding("Request topic", "OK", f"{topic}, {topics[topic]} partitions: at most that many workers share it")
 
 
-def _topic_name(settings: "CheckSettings") -> str | None:
+def _topic_name(settings: CheckSettings) -> str | None:
     if settings.topic is not None:
         return settings.topic
     if settings.served_name:
@@ -83,26 +89,18 @@ def _reply_topic(topics: Mapping[str, int]) -> Finding:
     return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")
 
 
-def model(settings: "CheckSettings") -> Finding:
-    """Loads the model the way a worker does."""
+def model(settings: CheckSettings) -> Finding:
+    """Load the model as a worker does."""
     if settings.model is None:
-        return Finding("Model", "not checked", "No model was named.", "Give --model.")
-    from penstock.engine import load_engine
-    from penstock.engine.errors import EngineError, UnsupportedDevice
-    from penstock.worker.process import NULL_MODEL
-
+        return Finding("Model", "not checked", "No model was given.", "Give --model.")
     if settings.model == NULL_MODEL:
         return Finding("Model", "OK", "null: does no work, for measuring the pipeline")
-    has_head = settings.head is not None and _head_error(settings.head) is None  # `head` tells of one that is missing
+    from penstock.engine.errors import EngineError, UnsupportedDevice
+    from penstock.worker.process import load
+
+    has_head = settings.head is not None and _read_error(settings.head) is None  # `head` reports an unreadable file
     try:
-        info = load_engine(
-            settings.model,
-            name=settings.served_name,
-            head=str(settings.head) if has_head else None,
-            dtype=settings.dtype,
-            device=settings.device,
-            engine=settings.engine,
-        ).info
+        info = load(settings if has_head else settings.model_copy(update={"head": None})).info
     except UnsupportedDevice as error:
         return Finding("Model", "problem", str(error), "Give another --device or --dtype; auto takes what there is.")
     except EngineError as error:
@@ -116,17 +114,17 @@ def model(settings: "CheckSettings") -> Finding:
     )
 
 
-def head(settings: "CheckSettings") -> Finding:
-    """Whether there is such a file; whether it fits the model shows when that is loaded."""
+def head(settings: CheckSettings) -> Finding:
+    """Check that the head's file can be read. `model` checks that it fits the model."""
     if settings.head is None:
-        return Finding("Head", "not checked", "None was named: the model's own is used, if any.", "Give --head.")
-    reason = _head_error(settings.head)
+        return Finding("Head", "not checked", "None was given: the model's own is used, if any.", "Give --head.")
+    reason = _read_error(settings.head)
     if reason is not None:
-        return Finding("Head", "problem", f"{settings.head}: {reason}", "Let --head name a safetensors file.")
+        return Finding("Head", "problem", f"{settings.head}: {reason}", "Set --head to a safetensors file.")
     return Finding("Head", "OK", f"{settings.head} can be read")
 
 
-def _head_error(path: Path) -> str | None:
+def _read_error(path: Path) -> str | None:
     try:
         path.open("rb").close()
     except OSError as error:
@@ -134,38 +132,36 @@ def _head_error(path: Path) -> str | None:
     return None
 
 
-def metrics(settings: "CheckSettings") -> Finding:
-    """Whether a worker could serve its metrics on the port."""
+def metrics(settings: CheckSettings) -> Finding:
+    """Check that the metrics port is free."""
     port = settings.metrics_port
     if port is None:
         return Finding("Metrics", "not checked", "No port was given: workers serve none.", "Give --metrics-port.")
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the metrics server does
         try:
             probe.bind(("0.0.0.0", port))
         except OSError as error:
-            remedy = "Give another --metrics-port; if a worker runs here already, this one is its."
+            remedy = "Give another --metrics-port, unless a worker on this machine already uses it."
             return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)
     return Finding("Metrics", "OK", f"port {port} is free")
 
 
-def cache(settings: "CheckSettings") -> Finding:
-    """Opens the cache file the way a worker does, which creates it."""
+def cache(settings: CheckSettings) -> Finding:
+    """Open the cache file as a worker does, which creates it."""
     path = settings.cache_path
     if path is None:
-        return Finding(
-            "Cache", "not checked", "No cache file was named: workers run without one.", "Give --cache-path."
-        )
+        return Finding("Cache", "not checked", "No file was given: workers use no cache.", "Give --cache-path.")
     if not path.parent.is_dir():
         return Finding("Cache", "problem", f"{path.parent} is not a directory", f"mkdir -p {path.parent}")
     reason = asyncio.run(_cache_error(settings, path))
     if reason is not None:
-        remedy = "Let --cache-path name a file that this user may write, on a disk with room."
+        remedy = "Set --cache-path to a file that this user may write, on a disk with free space."
         return Finding("Cache", "problem", f"{path} cannot be used: {reason}", remedy)
     return Finding("Cache", "OK", f"{path} can be written")
 
 
-async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
+async def _cache_error(settings: CheckSettings, path: Path) -> str | None:
     from structlog.testing import capture_logs
 
     from penstock.cache import ResponseCache
@@ -179,18 +175,18 @@ async def _cache_error(settings: "CheckSettings", path: Path) -> str | None:
     return None if works else "; ".join(str(event.get("reason", event["event"])) for event in events)
 
 
-def processor(settings: "CheckSettings") -> Finding:
-    """What `--dtype auto` will find."""
+def processor(settings: CheckSettings) -> Finding:
+    """Show the arithmetic that `--dtype auto` chooses on this processor."""
     import torch
 
-    # Private names, yet the only place where torch tells; the engine asks the same.
+    # torch has no public names for this; the engine reads the same ones.
     has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     arithmetic = "bfloat16 in hardware" if has_bfloat16 else "no bfloat16 in hardware, so float32"
     return Finding("Processor", "OK", f"{os.cpu_count()} cores, {arithmetic}")
 
 
-def gpu(settings: "CheckSettings") -> Finding:
-    """Whether there is a GPU that the kernels run on, and whether `--device` asks for one."""
+def gpu(settings: CheckSettings) -> Finding:
+    """Check for a GPU that can run the kernels, and whether `--device` needs one."""
     import torch
 
     from penstock.engine.device import device_name, missing_for_gpu
@@ -199,15 +195,15 @@ def gpu(settings: "CheckSettings") -> Finding:
     if missing is None:
         return Finding("GPU", "OK", f"{device_name()}, torch CUDA {torch.version.cuda}")
     if settings.device == "cuda":
-        remedy = "Let nvidia-smi show a GPU and install penstock[gpu]; or give --device auto, which takes the CPU."
+        remedy = "Install penstock[gpu] and check that nvidia-smi lists a GPU; or give --device auto to use the CPU."
         return Finding("GPU", "problem", f"--device cuda, but {missing}", remedy)
     if torch.cuda.is_available() and settings.device == "auto":
-        return Finding("GPU", "problem", missing, "Repair this, or say that the CPU is meant: --device cpu")
+        return Finding("GPU", "problem", missing, "Install what is missing, or give --device cpu.")
     return Finding("GPU", "OK", f"{missing}: models run on the CPU")
 
 
-def local_kafka(settings: "CheckSettings") -> Finding:
-    """Whether `penstock broker --kind kafka` would work here; a production set-up does not need it."""
+def local_kafka(settings: CheckSettings) -> Finding:
+    """Check whether `penstock broker --kind kafka` can run here. Production set-ups do not need it."""
     from penstock.ops.kafka import kafka_missing
 
     missing = kafka_missing()

@@ -1,34 +1,26 @@
-"""How a bulk job shows that it lives: a bar on a terminal, a line now and then elsewhere, and a word when it stalls."""
+"""Progress of a bulk job: a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls."""
 
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from penstock.ops.cli.screen import say, stderr
 
+if TYPE_CHECKING:
+    from penstock.producer.files.file_job import BulkResult
+
 LINE_EVERY_S = 10.0
 STALLED_AFTER_S = 10.0
 
 
-class Done(Protocol):
-    """What a job reports; `penstock.producer.files.file_job.BulkResult` is one."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
 class JobScreen:
-    """A context manager; `show` after each step, `tick` once a second whether or not anything happened."""
+    """A context manager. The job calls `show` after each step, and `tick` once per second in any case."""
 
     def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`total` rows, None if unknown. `stalled` is the sentence for when no answer comes for a while."""
+        """`total` rows, None if unknown. `stalled`: message for a job without answers for STALLED_AFTER_S."""
         self._total = total
         self._stalled = stalled
         self._clock = clock
@@ -59,8 +51,8 @@ class JobScreen:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: Done) -> None:
-        """Rows were written."""
+    def show(self, done: "BulkResult") -> None:
+        """Show the rows written so far."""
         now = self._clock()
         self._moved_at = now
         self._is_stalled = False
@@ -73,19 +65,16 @@ class JobScreen:
             say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s")
 
     def tick(self) -> None:
-        """Say so, once, when nothing has moved for a while."""
+        """Print the stall message once, if no row was written for STALLED_AFTER_S."""
         if not self._is_stalled and self._clock() - self._moved_at >= STALLED_AFTER_S:
             self._is_stalled = True
-            self._say(self._stalled)
-
-    def _say(self, sentence: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(sentence, style="yellow", markup=False)
-        else:
-            say(sentence, "yellow")
+            if self._bar is not None:
+                self._bar.console.print(self._stalled, style="yellow", markup=False)
+            else:
+                say(self._stalled, "yellow")
 
 
-def rate(done: Done) -> str:
-    """Rows a second, as it is read."""
+def rate(done: "BulkResult") -> str:
+    """Rows per second, formatted."""
     per_second = done.rows / done.seconds if done.seconds > 0 else 0.0
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"

@@ -1,4 +1,4 @@
-"""What a person sees: sentences on stderr, answers on stdout, and no traceback that is not a bug."""
+"""Output for the terminal: messages on stderr, exit codes, and sentences in place of tracebacks."""
 
 import logging
 import signal
@@ -13,31 +13,29 @@ from rich.text import Text
 
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 70, 130, 143
 
-# Errors of these packages are sentences for a person; any other exception is a bug.
-_SPEAKING = ("penstock.", "aiokafka.")
+_READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 
 
 def stderr() -> Console:
-    """A console on today's stderr; markup stays off, for messages quote what users typed."""
+    """A console on the current stderr. Markup is off, because messages quote user input."""
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
 def say(sentence: str, style: str = "") -> None:
-    """One line for the person who waits."""
+    """Print one line on stderr."""
     stderr().print(Text(sentence, style=style))
 
 
 def fail(sentence: str) -> None:
-    """One red line: what is wrong, and what was expected instead."""
+    """Print one red line on stderr: the fault, and the expected value."""
     stderr().print(Text("Error: ", style="bold red") + Text(sentence, style="red"))
 
 
 def exit_code_of(body: Callable[[], int]) -> int:
-    """Run a command's body. Our own errors become a sentence, the rest keeps its traceback.
+    """Run the body of a command. Penstock's errors become a sentence; any other exception keeps its traceback.
 
-    Ctrl-C becomes 130. SIGTERM ends the body just as Ctrl-C does, so that nothing is left behind, and becomes 143; a
-    body that has a handler of its own for it (worker, demo) keeps it. Both work in the background of a script as well,
-    where a shell has SIGINT ignored.
+    Ctrl-C becomes 130. SIGTERM interrupts the body as Ctrl-C does, so that clean-up runs, and becomes 143; a body with
+    its own handler (worker, demo) keeps it. Both also work in the background of a script, where a shell ignores SIGINT.
     """
     terminated = threading.Event()
     try:
@@ -58,7 +56,7 @@ def exit_code_of(body: Callable[[], int]) -> int:
 
 @contextmanager
 def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None]:
-    """Inside, the signal does what Ctrl-C does, and is noted. Without effect beside the main thread, as in tests."""
+    """Make a signal do what Ctrl-C does, and set `seen`. No effect outside the main thread, as in tests."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,7 +77,7 @@ def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None
 
 
 def _sentence(error: Exception) -> str | None:
-    if type(error).__module__.startswith(_SPEAKING):
+    if type(error).__module__.startswith(_READABLE):
         return str(error) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -87,44 +85,38 @@ def _sentence(error: Exception) -> str | None:
 
 
 def narrate_logs(bootstrap_servers: str) -> None:
-    """Client-side log events as sentences on stderr, each only when it is news. For commands that a person watches."""
+    """Print client-side log events as sentences on stderr, without repeats. For interactive commands."""
     import structlog
 
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # repeats each retry; our own events say it once
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # logs each retry; penstock's own events do not repeat
+    said = ""
+
+    def narrate(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        nonlocal said
+        sentence = _narrated(method, event, bootstrap_servers)
+        if sentence and sentence != said:
+            said = sentence
+            say(sentence, "yellow" if method != "info" else "")
+        raise structlog.DropEvent
+
     structlog.configure(
-        processors=[_Narrator(bootstrap_servers)],
+        processors=[narrate],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
 
 
-class _Narrator:
-    """A structlog processor that ends the line of processors: it prints and drops."""
-
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._servers = bootstrap_servers
-        self._said = ""
-
-    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
-        import structlog
-
-        sentence = self._sentence(method, event)
-        if sentence and sentence != self._said:
-            self._said = sentence
-            say(sentence, "yellow" if method != "info" else "")
-        raise structlog.DropEvent
-
-    def _sentence(self, method: str, event: MutableMapping[str, Any]) -> str:
-        name = event["event"]
-        if name == "kafka_unreachable":
-            return f"Kafka at {self._servers} does not answer. Waiting for it; Ctrl-C ends."
-        if name == "kafka_back":
-            return f"Kafka at {self._servers} is back."
-        if name == "send_failed":
-            return f"Kafka at {self._servers} was lost. Waiting for it to come back; Ctrl-C ends."
-        if name == "topics_created" and event["topics"]:
+def _narrated(method: str, event: MutableMapping[str, Any], servers: str) -> str:
+    match event["event"]:
+        case "kafka_unreachable":
+            return f"Kafka at {servers} does not answer. Waiting for it; Ctrl-C ends."
+        case "kafka_back":
+            return f"Kafka at {servers} is back."
+        case "send_failed":
+            return f"Kafka at {servers} was lost. Waiting for it to come back; Ctrl-C ends."
+        case "topics_created" if event["topics"]:
             return f"Created topics: {', '.join(event['topics'])}."
-        if method == "info":
-            return ""
-        details = ", ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-        return f"{name}: {details}" if details else str(name)
+        case name if method != "info":
+            details = ", ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+            return f"{name}: {details}" if details else str(name)
+    return ""

@@ -6,9 +6,9 @@ from penstock.worker.settings import WorkerSettings
 
 @takes(WorkerSettings)
 def worker(settings: WorkerSettings) -> int:
-    """Answer the requests of a model's topic until stopped (Ctrl-C, SIGTERM: finishes what is in flight first).
+    """Answer the requests of a model's topic until Ctrl-C or SIGTERM, which finish the requests in flight first.
 
-    Start as many as you have machines: Kafka shares the topic's partitions among them.
+    Start one worker per machine: Kafka distributes the topic's partitions over them.
 
     $ penstock worker --model sentence-transformers/all-MiniLM-L6-v2
     """

@@ -1,4 +1,4 @@
-"""The demo's data: 3,080 customer messages with their intents, and the head that tells the 77 intents apart."""
+"""The demo's data: 3,080 customer messages with their intents, and a head that classifies the 77 intents."""
 
 import csv
 from dataclasses import dataclass
@@ -10,17 +10,16 @@ HEAD = Path(__file__).with_name("banking77_head.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One customer message and the intent that people gave it."""
+    """One customer message and its annotated intent."""
 
     text: str
     category: str
 
 
 def read_messages(path: Path = TEST_CSV) -> list[Message]:
-    """The messages of a Banking77 CSV file, in its order.
+    """Read the messages of a Banking77 CSV file, in file order.
 
-    Raises:
-        ValueError: the file lacks the columns `text` and `category`, or holds no message.
+    Raises ValueError if the columns `text` and `category` are missing, or the file holds no message.
     """
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)

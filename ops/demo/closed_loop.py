@@ -1,4 +1,4 @@
-"""A closed loop of requests: `in_flight` callers, each sending its next message when its last one was answered."""
+"""A closed loop of requests: each of `in_flight` callers sends its next message after the answer to its last."""
 
 import asyncio
 import time
@@ -14,12 +14,12 @@ from penstock.producer.wire.messages import Classification, Reply, Request
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What came of sending every message once, one message a request."""
+    """Results of sending every message once, one message per request."""
 
     in_flight: int  # callers; the load under which the latencies were measured
     wall_s: float  # from the first send to the last answer
-    latencies_s: npt.NDArray[np.float64]  # [n] call to answer, as a caller sees it
-    answers: tuple[Classification, ...]  # n of them, in the order of the messages
+    latencies_s: npt.NDArray[np.float64]  # [n] from call to answer
+    answers: tuple[Classification, ...]  # [n] in the order of the messages
     num_cached: int  # answers that came from the cache
 
     @property
@@ -33,10 +33,9 @@ class Pass:
 async def send_all(
     client: Client, model: str, texts: Sequence[str], in_flight: int, on_answer: Callable[[float], None]
 ) -> Pass:
-    """Send each text as a request of its own. `on_answer` is called with each latency in seconds.
+    """Send each text as one request. `on_answer` is called with each latency in seconds.
 
-    Raises:
-        PenstockError: the first request that failed; the others are cancelled.
+    Raises PenstockError of the first request that fails, and cancels the others.
     """
     replies: list[Reply | None] = [None] * len(texts)
     latencies_s = np.zeros(len(texts))

@@ -1,4 +1,4 @@
-"""The demo from end to end: broker, worker, 3,080 messages, the same again, results."""
+"""The demo from end to end: broker, worker, 3,080 messages, the same messages again, results."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from rich.console import Console
 from penstock.ops.demo.banking77 import HEAD, Message, read_messages
 from penstock.ops.demo.closed_loop import Pass, send_all
 from penstock.ops.demo.model import SERVED_NAME, ModelUnavailable, model_directory
-from penstock.ops.demo.screen import (
+from penstock.ops.demo.results_screen import (
     MIN_ACCURACY,
     Results,
     make_console,
@@ -26,8 +26,8 @@ from penstock.ops.demo.screen import (
     show_step,
     show_title,
 )
+from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import read_batches, read_dtype
-from penstock.ops.demo.worker_process import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import BrokerError, MockBroker
 from penstock.producer import Client, Expired, PenstockError
 from penstock.producer.wire.messages import Request
@@ -43,9 +43,8 @@ EXIT_INTERRUPTED = 130
 def run(console: Console | None = None) -> int:
     """Run the demo and show it on `console` (default: standard output).
 
-    Returns:
-        0; 1 if something failed or the accuracy is below `MIN_ACCURACY`; 130 after Ctrl-C or SIGTERM. The worker
-        process has ended in every case.
+    Returns 0; 1 if something failed or the accuracy is below `MIN_ACCURACY`; 130 after Ctrl-C or SIGTERM. In every case
+    the worker process has ended.
     """
     console = console or make_console()
     try:
@@ -64,11 +63,11 @@ def _run(console: Console) -> Results:
     messages = read_messages()
     show_title(console, len(messages), len({message.category for message in messages}))
     model = model_directory()
-    _settle_environment()
-    logs = Path(tempfile.mkdtemp(prefix="penstock-demo-"))  # stays, for the reader
+    _clean_environment()
+    logs = Path(tempfile.mkdtemp(prefix="penstock-demo-"))  # kept for the user
     _log_to(logs / "client.jsonl")
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as cache, MockBroker() as broker:
-        where = f"librdkafka's mock cluster, inside this process, at {broker.bootstrap_servers}: for development only"
+        where = f"librdkafka's mock cluster in this process, at {broker.bootstrap_servers}, for development only"
         show_step(console, "Broker", where)
         arguments = {
             "--model": str(model),
@@ -95,7 +94,7 @@ def _run(console: Console) -> Results:
 async def _measure(
     console: Console, worker: WorkerProcess, bootstrap_servers: str, messages: Sequence[Message]
 ) -> tuple[Pass, Pass, Pass]:
-    """Start the worker, send everything once (a few messages one by one, the rest under load) and all again."""
+    """Start the worker, send all messages (a few one by one, the rest under load), then send all again."""
     _cancel_on_sigterm()
     texts = [message.text for message in messages]
     async with (
@@ -116,11 +115,11 @@ async def _measure(
 
 
 async def _wait_until_ready(console: Console, client: Client, worker: WorkerProcess) -> None:
-    """The first answer says that the worker is ready; its deadline says when to give up."""
+    """Wait for the first answer. Raises WorkerFailed at the request's deadline."""
     started = time.monotonic()
     with console.status("Starting a worker: loading the model, timing it, joining the consumer group ..."):
         try:
-            await client.request(Request(SERVED_NAME, "classify", text=("Is anybody there?",)))
+            await client.request(Request(SERVED_NAME, "classify", text=("Are you ready?",)))
         except Expired as error:
             raise WorkerFailed(f"The worker was not ready in {READY_TIMEOUT_S:g} s.\n{worker.log_tail()}") from error
     what = f"process {worker.pid}, all-MiniLM-L6-v2 and a linear head, {read_dtype(worker.log_path)}"
@@ -128,7 +127,7 @@ async def _wait_until_ready(console: Console, client: Client, worker: WorkerProc
 
 
 def _cancel_on_sigterm() -> None:
-    """End like Ctrl-C, so that the worker is not left behind."""
+    """Make SIGTERM end the demo as Ctrl-C does, so that the worker ends too."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("There is no current task. This is a bug.")
@@ -136,16 +135,16 @@ def _cancel_on_sigterm() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _settle_environment() -> None:
-    """Worker and client must meet, whatever PENSTOCK_* variables say about somebody's real cluster."""
+def _clean_environment() -> None:
+    """Remove PENSTOCK_* variables, which may point worker or client at another cluster."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         del os.environ[name]
-    # A real broker answers a waiting fetch when a record comes; the mock lets every one wait to the end.
+    # The mock holds each fetch for its longest wait, even if there are records.
     os.environ["PENSTOCK_FETCH_MAX_WAIT_MS"] = str(FETCH_MAX_WAIT_MS)
 
 
 def _log_to(path: Path) -> None:
-    """Send this process's own logs (client, aiokafka) to a file: the screen belongs to the demo."""
+    """Send this process's logs (client, aiokafka) to a file, away from the demo's screen."""
     logging.basicConfig(filename=path, level=logging.WARNING, format="%(message)s", force=True)
     structlog.configure(
         processors=[

@@ -1,4 +1,4 @@
-"""Texts through the engine without Kafka, batch by batch: for training the head and for checking it."""
+"""Run texts on the engine without Kafka, in batches. Used to train the head and to check it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ _BATCH_SEQUENCES = 64
 
 
 def run_directly(engine: Engine, directory: Path, task: str, texts: Sequence[str]) -> Float32Array:
-    """One row a text: [n, dim] for "embed", [n, labels] for "classify". `directory` holds the tokenizer.json."""
+    """Run texts. Returns [n, dim] for "embed", [n, labels] for "classify". `directory` holds the tokenizer.json."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(engine.info.max_tokens)

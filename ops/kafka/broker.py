@@ -18,17 +18,17 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from penstock.ops.kafka.errors import BrokerFailed
 from penstock.ops.kafka.jars import fetch_jars, java_path
-from penstock.ops.kafka.types import BrokerFailed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 3000
-# Below Linux's ephemeral range (32768 upwards): a client that retries against a dead broker's port can then neither
-# be given that port as its own source port nor connect to itself, so the broker gets it back.
+# Below Linux's ephemeral range (32768 upwards): a client that retries a stopped broker's port can then neither receive
+# that port as its source port nor connect to itself, and the broker can bind the port again.
 PORTS = range(20000, 32000)
-# Short-lived brokers: start-up time matters more than peak throughput.
-JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# Brokers here are short-lived: start-up time matters more than peak throughput.
+JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
 LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
@@ -36,28 +36,24 @@ LOG_FLAGS = (
 
 
 class KafkaBroker:
-    """One broker process with its data. Every method blocks: from a coroutine call it through `asyncio.to_thread`.
+    """One broker process with its data. All methods block: in a coroutine, use `asyncio.to_thread`.
 
-    The address and the data outlive `stop`, `kill` and `restart`; `close` (or leaving the context) ends them. The
-    process never outlives this one, not even when this one is killed with SIGKILL. Not safe for concurrent calls.
+    Address and data survive `stop`, `kill` and `restart`, until `close` (or leaving the context). The broker never
+    outlives this process, even if this process is killed with SIGKILL. Not safe for concurrent calls.
     """
 
     def __init__(
         self,
         *,
         data_dir: Path | None = None,  # None: a temporary folder that `close` removes
-        num_partitions: int = 1,  # of a topic that appears on first use
-        max_message_bytes: int = 8 << 20,
-        heap_mib: int = 512,
-        config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties; they win
+        num_partitions: int = 1,  # of a topic that is created on first use
+        config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
     ) -> None:
         self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
         self._remove_data = (
             weakref.finalize(self, shutil.rmtree, self._data_dir, ignore_errors=True) if data_dir is None else None
         )
         self._num_partitions = num_partitions
-        self._max_message_bytes = max_message_bytes
-        self._heap_mib = heap_mib
         self._config = dict(config)
         self._port, self._controller_port = _free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,17 +61,17 @@ class KafkaBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`127.0.0.1:port`, the same for the life of this object."""
+        """`127.0.0.1:port`, constant for the life of this object."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def log_path(self) -> Path:
-        """The broker's own log, appended to by every start."""
+        """The broker's log. Each start appends to it."""
         return self._data_dir / "broker.log"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running broker, None when it is not running."""
+        """Process id of the broker; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def __enter__(self) -> Self:
@@ -92,9 +88,9 @@ class KafkaBroker:
         self.close()
 
     def start(self) -> None:
-        """Return once the broker answers a metadata request. No effect when it is running already.
+        """Start the broker and wait until it answers a metadata request. No effect if it is running.
 
-        Raises BrokerMissing or BrokerFailed; after either, no process is left.
+        Raises BrokerMissing or BrokerFailed, and leaves no process behind.
         """
         if self.pid is not None:
             return
@@ -112,7 +108,7 @@ class KafkaBroker:
             raise
 
     def stop(self) -> None:
-        """Clean shutdown: the broker flushes its log and leaves. Killed if that takes over STOP_TIMEOUT_S."""
+        """Shut down cleanly: the broker flushes its log. Kill it after STOP_TIMEOUT_S."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,27 +116,27 @@ class KafkaBroker:
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. What the broker had acknowledged is there after the next start."""
+        """Kill the broker with SIGKILL, as in a crash. Acknowledged records survive until the next start."""
         self._reap()
 
     def restart(self) -> None:
-        """Clean shutdown and start, same address and data."""
+        """Shut down cleanly and start again, with the same address and data."""
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """End the broker; remove its data if it was temporary. May be called twice. The object is spent afterwards."""
+        """Stop the broker for good and remove temporary data. May be called twice."""
         atexit.unregister(self.close)
         if self._remove_data is None:
             self.stop()
         else:
-            self._reap()  # Nobody will read the data again: a clean shutdown would only cost time.
+            self._reap()  # the data is not read again: a clean shutdown would only cost time
             self._remove_data()
 
     def _java(self) -> list[str]:
         java = java_path()
         if java is None:
-            raise BrokerFailed("java was found a moment ago and is gone now. Start again.")
+            raise BrokerFailed("java has disappeared since it was found. Start again.")
         return [java, *JVM_FLAGS]
 
     def _write_properties(self) -> Path:
@@ -155,18 +151,18 @@ class KafkaBroker:
             "log.dirs": str(self._data_dir / "data"),
             "num.partitions": str(self._num_partitions),
             "auto.create.topics.enable": "true",
-            "message.max.bytes": str(self._max_message_bytes),
-            # One node holds everything, in few partitions: each costs files and start-up time.
+            "message.max.bytes": str(8 << 20),
+            # One node, and few partitions: each costs files and start-up time.
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "4",
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "transaction.state.log.num.partitions": "4",
-            # Groups form at once, and a test may make a dead member or transaction expire within a second or two.
+            # Groups form at once; a test can let a dead member or transaction expire within two seconds.
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-            # The controller keeps a killed broker registered for this long, and refuses its successor meanwhile.
+            # A killed broker stays registered for this long, and the controller rejects a restarted one meanwhile.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "log.cleaner.dedupe.buffer.size": str(8 << 20),  # the default takes a quarter of the heap
@@ -180,7 +176,7 @@ class KafkaBroker:
     def _format(self, classpath: str, properties: Path) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         command = [*self._java(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
-        # The id follows an equals sign because one in 64 starts with a dash.
+        # The id follows an equals sign, because one in 64 ids starts with a dash.
         command += [f"--cluster-id={cluster_id}", "--config", str(properties)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=START_TIMEOUT_S)
@@ -188,21 +184,17 @@ class KafkaBroker:
             raise BrokerFailed(f"Kafka could not format {self._data_dir}:\n{self._log_tail()}")
 
     def _launch(self, classpath: str, properties: Path) -> None:
-        """Start the broker, and a guard that ends it when this process dies without a word.
+        """Start the broker, and a guard process that kills the broker if this process dies.
 
-        Both in process groups of their own, so that a Ctrl-C in the terminal reaches only Python, which decides.
+        Both have their own process groups, so that Ctrl-C in the terminal reaches only this process.
         """
-        command = [*self._java(), f"-Xmx{self._heap_mib}m", *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
+        command = [*self._java(), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, str(properties)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
+                [*command, str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
-        # The kernel closes the pipe's only writing end with this process; `read` then ends. (PR_SET_PDEATHSIG would
-        # not do: it fires when the thread that started the broker ends.)
+        # `read` ends when the kernel closes the pipe's only writing end with this process. PR_SET_PDEATHSIG would
+        # fire too early: when the thread that started the broker ends.
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", 'read -r _; kill -9 "$0"', str(self._process.pid)],
             stdin=subprocess.PIPE,
@@ -215,7 +207,7 @@ class KafkaBroker:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(self._port):
             if self._process is None:
-                raise BrokerFailed("Waiting for a broker that was never launched. This is a bug.")
+                raise BrokerFailed("The broker was not launched. This is a bug.")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(0.05)
                 raise BrokerFailed(f"Kafka ended with exit code {code} while starting:\n{self._log_tail()}")
@@ -223,7 +215,7 @@ class KafkaBroker:
                 raise BrokerFailed(f"Kafka was not ready after {START_TIMEOUT_S:.0f} s:\n{self._log_tail()}")
 
     def _reap(self) -> None:
-        """Kill what still runs and collect it. The guard goes first: it must never see its broker's pid reused."""
+        """Kill and reap both processes. The guard first: it could kill another process that reuses the broker's pid."""
         for process in (self._guard, self._process):
             if process is not None:
                 process.send_signal(signal.SIGKILL)
@@ -237,7 +229,7 @@ class KafkaBroker:
 
 
 def _answers(port: int) -> bool:
-    """Whether a broker at this port serves clients: asked for metadata of no topic, it names at least one live node."""
+    """Whether a broker at this port answers a metadata request with at least one live node."""
     # Size, api key 3 (Metadata), version 1, correlation id, null client id, empty list of topics.
     request = struct.pack(">ihhihi", 14, 3, 1, 1, -1, 0)
     try:
@@ -253,7 +245,7 @@ def _answers(port: int) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Distinct ports on 127.0.0.1 that nothing listens on now."""
+    """Distinct free ports on 127.0.0.1."""
     ports: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Apache Kafka's jars: what they need, and a cache of them outside the repository."""
+"""Apache Kafka's jars: their requirements, and a cache of them outside the repository."""
 
 import contextlib
 import fcntl
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from penstock.ops.kafka.types import BrokerFailed, BrokerMissing
+from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 
 MIN_JAVA = 17  # Apache Kafka 4 brokers refuse anything older.
 MAVEN_TIMEOUT_S = 600.0
 
 
 def kafka_missing() -> str | None:
-    """One sentence on what keeps a real broker from running here; None when nothing does."""
+    """Reason why a real broker cannot run here, in one sentence; None if it can."""
     java = java_path()
     if java is None:
         return f"Java {MIN_JAVA} or newer is not installed (no `java` in JAVA_HOME or PATH)"
@@ -32,14 +32,14 @@ def kafka_missing() -> str | None:
 
 
 def java_path() -> str | None:
-    """JAVA_HOME's java, else the first in PATH."""
+    """The java of JAVA_HOME, else the first in PATH."""
     home = os.environ.get("JAVA_HOME")
     candidate = shutil.which("java", path=str(Path(home, "bin"))) if home else None
     return candidate or shutil.which("java")
 
 
 def jar_dir() -> Path:
-    """Where this pom's jars are, or will be. The name changes with the pom, so a cache is never stale."""
+    """Folder of this pom's jars. Its name changes with the pom, so that the cache is never stale."""
     pom = _pom()
     version = re.search(r"<kafka\.version>([^<]+)<", pom)
     if version is None:
@@ -49,10 +49,10 @@ def jar_dir() -> Path:
 
 
 def fetch_jars() -> Path:
-    """The folder of jars, filled by Maven on first use. Safe for processes that ask at the same time: one downloads,
-    and the folder appears whole or not at all.
+    """Return the folder of jars, which Maven fills on first use.
 
-    Raises BrokerMissing when Java or Maven is missing, BrokerFailed when Maven fails.
+    Safe for concurrent processes: one downloads, and the folder appears complete or not at all.
+    Raises BrokerMissing if Java or Maven is missing, BrokerFailed if Maven fails.
     """
     missing = kafka_missing()
     if missing is not None:
@@ -83,9 +83,9 @@ def _download(target: Path) -> None:
                 timeout=MAVEN_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
-            raise BrokerFailed(f"Maven did not bring Kafka's jars in {MAVEN_TIMEOUT_S:.0f} s.") from error
+            raise BrokerFailed(f"Maven did not download Kafka's jars in {MAVEN_TIMEOUT_S:.0f} s.") from error
         if done.returncode != 0:
-            raise BrokerFailed(f"Maven could not bring Kafka's jars (exit {done.returncode}):\n{done.stdout[-2000:]}")
+            raise BrokerFailed(f"Maven failed to fetch Kafka's jars (exit {done.returncode}):\n{done.stdout[-2000:]}")
         libs.rename(target)
 
 
@@ -103,7 +103,7 @@ def _java_major(java: str) -> int | None:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    """Hold an advisory lock; the kernel frees it if this process dies."""
+    """Hold an advisory lock, which the kernel releases if this process dies."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

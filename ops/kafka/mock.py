@@ -1,37 +1,37 @@
-"""librdkafka's mock cluster, for a demo without Java. It lives in this process and forgets everything with it.
+"""librdkafka's mock cluster, for a demo without Java. It runs in this process and stores nothing on disk.
 
-For development only. As seen with librdkafka 2.16 and aiokafka 0.14:
+For development only. As observed with librdkafka 2.16 and aiokafka 0.14:
 
 - Works: plain and idempotent producers, headers, compression, 5 MB records, one consumer in a group with committed
   offsets, pattern subscriptions, any number of consumers with assigned partitions, metadata.
-- A topic appears on first use, always with 4 partitions; nothing in the configuration changes that.
-- A partition keeps its latest 5 MB and silently drops what is older, whether or not anybody has read it.
-- A consumer joins a group in 3 s. A second member of the group fails with InvalidRequestError, and a consumer that
-  rejoins within about 4 s of the last one's leaving may wait for half a minute.
-- Transactions are accepted, but aborted records are delivered to everybody, and the commit markers have no checksum,
-  so that a consumer of that topic needs `check_crcs=False`. Exactly-once cannot be shown here.
+- A topic is created on first use, always with 4 partitions; no configuration changes that.
+- A partition keeps its latest 5 MB and silently drops older records, read or not.
+- A consumer joins a group in 3 s. A second member of the group fails with InvalidRequestError. A consumer that joins
+  within about 4 s after the last member left may wait for half a minute.
+- Transactions are accepted, but aborted records are delivered to all consumers, and commit markers have no checksum: a
+  consumer of the topic needs `check_crcs=False`. Exactly-once delivery cannot be shown.
 - No administration: creating, deleting and describing topics or groups fails.
 """
 
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.ops.kafka.types import BrokerFailed, BrokerMissing
+from penstock.ops.kafka.errors import BrokerFailed, BrokerMissing
 
 START_TIMEOUT_S = 10.0
 LOG_ERRORS_ONLY = 3  # syslog severity; the mock announces itself at 5 (notice)
 
 
 class MockBroker:
-    """One mock broker, alive between entering and leaving the context."""
+    """One mock broker, which runs between entering and leaving the context."""
 
     def __init__(self) -> None:
-        self._owner: Any = None  # the librdkafka client that the mock cluster belongs to
+        self._owner: Any = None  # the librdkafka client that owns the mock cluster
         self._bootstrap_servers = ""
 
     @property
     def bootstrap_servers(self) -> str:
-        """`127.0.0.1:port`. Raises BrokerFailed before the context is entered: the mock chooses its port then."""
+        """`127.0.0.1:port`. Raises BrokerFailed outside the context, which chooses the port."""
         if not self._bootstrap_servers:
             raise BrokerFailed("The mock broker is not running; enter its context first.")
         return self._bootstrap_servers
@@ -56,5 +56,5 @@ class MockBroker:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._owner = None  # librdkafka ends the cluster with its client, and the client with its last reference.
+        self._owner = None  # the last reference to the client; librdkafka stops the cluster with it
         self._bootstrap_servers = ""

@@ -1,1 +1,1 @@
-"""A checkpoint on this runtime compared with transformers in float32."""
+"""Comparison of a checkpoint on this runtime with transformers in float32."""

@@ -1,4 +1,4 @@
-"""A checkpoint on our runtime against transformers in float32, on random sequences: what `penstock parity` measures."""
+"""Comparison of a checkpoint here with transformers in float32, on random sequences. Used by `penstock parity`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,20 +11,23 @@ from torch import Tensor
 from penstock.engine.types import Int32Array
 from penstock.ops.parity.sides import Input, Pack, Runtime, Side
 
-LENGTHS = (1, 2, 127, 128, 129, 512)  # around the edges of kernels; the last is also the longest of the random packs
+LENGTHS = (1, 2, 127, 128, 129, 512)  # around kernel block sizes; random packs are no longer than the last
 MIN_COSINE = 0.9999
 
-_TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # of each of the lengths, at most
-_MAX_PACK = 32  # sequences in a random pack
+_TOKENS_PER_LENGTH, _SEQUENCES_PER_LENGTH = 1024, 64  # most for each of LENGTHS
+_MAX_PACK = 32  # most sequences in a random pack
+
+
+_Results = list[tuple[Tensor, Tensor]]  # of one side and of the reference, for each pack
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How near one side came to the reference."""
+    """Distance of one side from the reference."""
 
     cosine_min: float
     cosine_mean: float
-    error: float  # largest difference over the largest value, the worst of all packs
+    error: float  # largest difference / largest value, maximum over all packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +37,18 @@ class Check:
     what: str
     num_sequences: int
     ours: Agreement
-    theirs: Agreement | None  # transformers in our precision; None in float32, which is the reference itself
-    needed: float  # least cosine
+    theirs: Agreement | None  # transformers in the runtime's precision; None in float32, which is the reference
+    needed: float  # smallest cosine that passes
 
     @property
     def passed(self) -> bool:
-        """False for NaN too."""
+        """Whether the cosine suffices; False for NaN."""
         return self.ours.cosine_min >= self.needed
 
 
 @dataclass
 class _Tally:
-    """Collects what `Agreement` says."""
+    """Accumulates cosines and errors for an `Agreement`."""
 
     cosines: list[Tensor] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -62,10 +65,10 @@ class _Tally:
 
 
 class Comparison:
-    """Both sides beside the reference; `run` yields the lines of the report."""
+    """Runs both sides and the reference on random packs. `run` yields the lines of the report."""
 
     def __init__(self, runtime: Runtime, reference: Side, beside: Side | None, *, packs: int, seed: int) -> None:
-        """`beside`: transformers in the runtime's precision. `packs`: how many random ones."""
+        """`beside`: transformers in the runtime's precision. `packs`: number of random packs."""
         self._reference = reference
         self._sides: list[Side] = [runtime] if beside is None else [runtime, beside]
         self._info = runtime.info
@@ -75,12 +78,12 @@ class Comparison:
 
     @property
     def num_packs(self) -> int:
-        """How often `done` is called."""
+        """Number of calls of `done`."""
         return len(self._inputs.lengths) + self._packs
 
     def run(self, done: Callable[[], None]) -> Iterator[Check]:
-        """One check after the other; `done` is called after each pack."""
-        results = [_Results(self._task) for _ in self._sides]
+        """Yield the checks. `done` is called after each pack."""
+        results: list[_Results] = [[] for _ in self._sides]
         num_results = 0
         for length in self._inputs.lengths:
             pack = self._inputs.equal(length)
@@ -89,32 +92,33 @@ class Comparison:
             num_results += len(pack)
             done()
             yield self._check(f"{length} token{'s' if length > 1 else ''}", len(pack), tallies)
-        packed, mates = ([_Tally() for _ in self._sides] for _ in range(2))
+        packed, alone = ([_Tally() for _ in self._sides] for _ in range(2))
         num_packed = 0
         for _ in range(self._packs):
             pack = self._inputs.random()
             hidden = self._compare(pack, packed, results)
-            self._compare_alone(pack, hidden, mates)
+            self._compare_alone(pack, hidden, alone)
             num_packed += len(pack)
             done()
         yield self._check("random packs", num_packed, packed)
-        yield self._check("batch mates", self._packs, mates)
+        yield self._check("alone vs pack", self._packs, alone)
         what = {"embed": "vectors", "classify": "scores", "token_classify": "token scores"}[self._task]
-        yield self._check(what, num_results + num_packed, [result.tally() for result in results])
+        tallies = [_result_tally(result, is_vector_each=self._task == "embed") for result in results]
+        yield self._check(what, num_results + num_packed, tallies)
 
-    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence["_Results"]) -> list[Tensor]:
-        """Every side with the reference. Returns each side's hidden states."""
+    def _compare(self, pack: Pack, tallies: Sequence[_Tally], results: Sequence[_Results]) -> list[Tensor]:
+        """Compare each side with the reference. Returns each side's hidden states."""
         want = self._reference.run(pack)
         hidden = []
         for side, tally, result in zip(self._sides, tallies, results, strict=True):
             got = side.run(pack)
             tally.add(got.hidden, want.hidden)
-            result.add(got.results, want.results)
+            result.append((got.results.cpu(), want.results.cpu()))
             hidden.append(got.hidden)
         return hidden
 
     def _compare_alone(self, pack: Pack, together: list[Tensor], tallies: Sequence[_Tally]) -> None:
-        """Every side with itself: one sequence of the pack, alone and among its mates."""
+        """Compare each side with itself: one sequence of the pack, alone and within the pack."""
         place = self._inputs.place_in(pack)
         start = sum(len(sequence.ids) for sequence in pack[:place])
         for side, hidden, tally in zip(self._sides, together, tallies, strict=True):
@@ -128,7 +132,7 @@ class Comparison:
 
 
 def _needed(dtype: str, theirs: Agreement | None) -> float:
-    """No fixed cosine can be asked of bfloat16, which has three digits, but at most twice transformers' own angle.
+    """Smallest cosine that passes. bfloat16 has three digits: there, twice the angle of transformers passes.
 
     1 - cos x is x^2 / 2 for small x, so twice the angle is four times the distance from 1.
     """
@@ -137,29 +141,16 @@ def _needed(dtype: str, theirs: Agreement | None) -> float:
     return min(MIN_COSINE, 1 - 4 * (1 - theirs.cosine_min))
 
 
-class _Results:
-    """Results of one side and the reference. Scores make one vector: a cosine of two single scores says nothing."""
-
-    def __init__(self, task: str) -> None:
-        self._is_vector_each = task == "embed"
-        self._got: list[Tensor] = []
-        self._want: list[Tensor] = []
-
-    def add(self, got: Tensor, want: Tensor) -> None:
-        self._got.append(got.cpu())
-        self._want.append(want.cpu())
-
-    def tally(self) -> _Tally:
-        got, want, tally = torch.cat(self._got), torch.cat(self._want), _Tally()
-        if self._is_vector_each:
-            tally.add(got, want)
-        else:
-            tally.add(got.reshape(1, -1), want.reshape(1, -1))
-        return tally
+def _result_tally(results: _Results, *, is_vector_each: bool) -> _Tally:
+    """Scores are compared as one vector: single scores have no direction."""
+    got, want = (torch.cat(parts) for parts in zip(*results, strict=True))
+    tally = _Tally()
+    tally.add(*((got, want) if is_vector_each else (got.reshape(1, -1), want.reshape(1, -1))))
+    return tally
 
 
 class _RandomInputs:
-    """Sequences of random ids, without the padding id, which some families of transformers give no position."""
+    """Random sequences without the padding id, to which some families of transformers assign no position."""
 
     def __init__(self, runtime: Runtime, seed: int) -> None:
         ids = np.arange(runtime.info.vocab_size, dtype=np.int32)
@@ -173,7 +164,7 @@ class _RandomInputs:
         return self._pack([length] * min(_SEQUENCES_PER_LENGTH, _TOKENS_PER_LENGTH // length), typed=False)
 
     def random(self) -> Pack:
-        """1 to 32 sequences: up to a longest that is as often below 20 tokens as above; every second with pairs."""
+        """1 to 32 sequences with a log-uniform longest length; every second pack has token types."""
         longest = int(np.exp(self._rng.uniform(0, np.log(self._longest + 1))))
         lengths = self._rng.integers(1, longest + 1, self._rng.integers(1, _MAX_PACK + 1))
         return self._pack(lengths.tolist(), typed=self._has_types and bool(self._rng.integers(2)))
@@ -185,5 +176,5 @@ class _RandomInputs:
         return [Input(self._rng.choice(self._ids, n), self._types(n) if typed else None) for n in lengths]
 
     def _types(self, length: int) -> Int32Array:
-        """0, then from somewhere on 1."""
+        """Zeros, then ones from a random position on."""
         return (np.arange(length) >= self._rng.integers(1, length + 1)).astype(np.int32)

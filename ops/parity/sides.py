@@ -1,4 +1,4 @@
-"""One checkpoint, run in two ways: by transformers and by our runtime. `ops.parity` compares the outputs."""
+"""The two sides of a comparison: a checkpoint run by transformers, and by this runtime."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from penstock.engine.model.layout import Group
 from penstock.engine.model.modules import embedding_tail
 from penstock.engine.types import Int32Array, ModelInfo
 
-_AUTO_CLASSES: dict[str, Any] = {  # by what the checkpoint's head does; transformers leaves them untyped
+_AUTO_CLASSES: dict[str, Any] = {  # by the task of the checkpoint's head; transformers leaves them untyped
     "embed": transformers.AutoModel,
     "classify": transformers.AutoModelForSequenceClassification,
     "token_classify": transformers.AutoModelForTokenClassification,
@@ -31,7 +31,7 @@ class Input:
     """One random input."""
 
     ids: Int32Array
-    types: Int32Array | None  # token types, of the same length; all sequences of a pack have them, or none
+    types: Int32Array | None  # token types, same length; either all sequences of a pack have them or none
 
 
 Pack = list[Input]
@@ -39,10 +39,10 @@ Pack = list[Input]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one side made of a pack. float32, on the device."""
+    """Outputs of one side for a pack. float32, on the device."""
 
     hidden: Tensor  # [T, H], sequences end to end
-    results: Tensor  # what a caller is answered, flat: vectors [N, D], scores [N, C], or scores of each token [T, C]
+    results: Tensor  # results as a caller receives them: vectors [N, D], scores [N, C], or token scores [T, C]
 
 
 class Side(Protocol):
@@ -52,10 +52,10 @@ class Side(Protocol):
 
 
 class Transformers:
-    """The checkpoint in transformers: eager attention, padded batches, the head's logits made into scores."""
+    """The checkpoint in transformers: eager attention, padded batches, scores from the head's logits."""
 
     def __init__(self, directory: Path, task: str, dtype: torch.dtype, device: str) -> None:
-        """Reads safetensors only and runs no code of the checkpoint's. Raises CheckpointError for what is unsound."""
+        """Reads safetensors only and runs no code of the checkpoint. Raises CheckpointError."""
         self._checkpoint = read_checkpoint(directory)
         if task != "embed" and task not in checkpoint_heads(self._checkpoint):
             raise CheckpointError(f"{directory} has no head to {task} with.")
@@ -96,10 +96,10 @@ class Transformers:
         return padded.to(self._device)
 
     def _vectors(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The checkpoint's own pooling and what follows it, in float32 on the CPU."""
+        """The checkpoint's pooling and the modules after it, in float32 on the CPU."""
         starts = np.cumsum([0, *lengths[:-1]]).tolist()
         groups = [Group(start, 1, length) for start, length in zip(starts, lengths, strict=True)]
-        return embedding_tail(self._checkpoint)(hidden.cpu(), groups, None, None)
+        return embedding_tail(self._checkpoint)(hidden.cpu(), groups)
 
     def _scores(self, logits: Tensor) -> Tensor:
         match checkpoint_heads(self._checkpoint)[self._task].scores:
@@ -114,9 +114,9 @@ class Transformers:
 
 
 class Runtime:
-    """The checkpoint on our runtime: results from the engine that a worker loads, hidden states from `from_torch`.
+    """The checkpoint on this runtime: results from a worker's engine, hidden states from `from_torch`.
 
-    A worker's engine keeps its hidden states to itself; the same weights on the same kernels show them.
+    A worker's engine does not return hidden states; `from_torch` runs the same weights on the same kernels.
     """
 
     def __init__(self, directory: Path, dtype: str, device: str) -> None:

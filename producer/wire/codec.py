@@ -6,6 +6,7 @@ Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accep
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -20,7 +21,7 @@ from penstock.producer.wire.messages import (
     Text,
     Tokens,
 )
-from penstock.producer.wire.options import NO_OPTIONS, check_options, check_task, show
+from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
@@ -31,6 +32,7 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, in a reply with all labels; of a token's labels, which are named in 16 bits
 
 _UINT32 = np.dtype("<u4")
+_OPTION_NAMES = tuple(field.name for field in fields(Options))
 _SMALL_BYTES = 64 * 1024  # nothing this short takes much memory, whatever it holds
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _MAX_FIELDS = 64
@@ -52,8 +54,8 @@ def encode_request(request: Request) -> bytes:
     else:
         body["text"] = request.text
     if request.options != NO_OPTIONS:
-        items = _option_items(request.options)
-        body["opts"] = {name: value for name, value in items if value != _DEFAULTS[name]}
+        items = ((name, getattr(request.options, name)) for name in _OPTION_NAMES)
+        body["opts"] = {name: value for name, value in items if value != getattr(NO_OPTIONS, name)}
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
@@ -85,7 +87,9 @@ def decode_request(value: bytes | None) -> Request:
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
     _check_pairs(task, text)
     opts = body.get("opts")
-    return Request(model, task, tokens, text, NO_OPTIONS if opts is None else _decode_options(opts))
+    options = NO_OPTIONS if opts is None else _decode_options(opts)
+    check_applicable(options, task, is_text=text is not None)
+    return Request(model, task, tokens, text, options)
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -242,19 +246,6 @@ def _check_pairs(task: str, text: Sequence[Text] | None) -> None:
     if at_fault:
         errors = {index: InvalidRequest(f"For `{task}`, a text must be {expected}.") for index in at_fault}
         raise InvalidRequest(f"For `{task}`, `text` item {at_fault[0]} must be {expected}.", errors)
-
-
-def _option_items(options: Options) -> tuple[tuple[str, Any], ...]:
-    return (
-        ("pooling", options.pooling),
-        ("normalize", options.normalize),
-        ("truncate", options.truncate),
-        ("top_k", options.top_k),
-        ("dtype", options.dtype),
-    )
-
-
-_DEFAULTS: dict[str, Any] = dict(_option_items(NO_OPTIONS))
 
 
 def _decode_options(opts: object) -> Options:

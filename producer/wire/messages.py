@@ -30,6 +30,9 @@ class Options:
     truncate: bool = False  # cut sequences that are too long instead of refusing the request
     top_k: int = 1  # classify, token_classify: how many labels to return a sequence or token, best first; 0: all
     dtype: str = "float32"  # embed, token_classify: element type of the reply's data, one of DTYPES
+    prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
+    prompt: str | None = None  # embed of text: the prompt itself, in place of a name
+    dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
 
 
 @dataclass(frozen=True, slots=True)

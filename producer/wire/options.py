@@ -16,12 +16,16 @@ from penstock.producer.wire.reply_rows import is_int
 NO_OPTIONS = Options()
 
 _LONGEST_S = 10 * 365 * 86400.0  # a deadline that the wire can carry
+_PROMPT_CHARS = 4096  # a prompt is prepended to each of up to 4096 texts
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pooling": (lambda v: v is None or (isinstance(v, str) and v in POOLINGS), f"one of {', '.join(POOLINGS)}"),
     "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),
     "truncate": (lambda v: isinstance(v, bool), "true or false"),
     "top_k": (lambda v: is_int(v) and 0 <= v <= 1_000_000, "a count, 0 for all"),
     "dtype": (lambda v: isinstance(v, str) and v in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "prompt_name": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
+    "prompt": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
+    "dimensions": (lambda v: v is None or (is_int(v) and 1 <= v <= 1_000_000), "a count, at least 1"),
 }
 
 
@@ -43,6 +47,29 @@ def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
             raise InvalidRequest(f"`{prefix}{name}` must be {expected}. Given: {show(value)}")
         asked[name] = plain
     return Options(**asked) if asked else NO_OPTIONS
+
+
+def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
+    """Check that the options fit the request that they come with.
+
+    Raises:
+        InvalidRequest: an option of `embed` with another task, a prompt for token ids, or two prompts.
+    """
+    prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
+    if not prompts and options.dimensions is None:
+        return
+    if task != "embed":
+        raise InvalidRequest(f"`{(*prompts, 'dimensions')[0]}` is an option of `embed`, not of `{task}`.")
+    if prompts and not is_text:
+        raise InvalidRequest(f"`{prompts[0]}` needs texts: token ids are tokenized already, prompt included.")
+    if len(prompts) > 1:
+        raise InvalidRequest("Give at most one of `prompt_name` and `prompt`.")
+
+
+def _is_short_text(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > _PROMPT_CHARS:
+        return False
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def recheck_options(options: Options | None) -> Options:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.key import KEY_BYTES, KeySpace
 
-SPACE = KeySpace(revision="r1", dtype="float32", task="embed", pooling=None, normalize=None)
+SPACE = KeySpace(revision="r1", dtype="float32", task="embed", pooling=None, normalize=None, dimensions=None)
 
 strings = st.text(max_size=4)
 spaces = st.builds(
@@ -19,6 +19,7 @@ spaces = st.builds(
     task=strings,
     pooling=st.none() | strings,
     normalize=st.none() | st.booleans(),
+    dimensions=st.none() | st.integers(1, 4),
 )
 buffers = st.binary(max_size=12)
 inputs = st.tuples(spaces, buffers, st.none() | buffers)
@@ -48,6 +49,7 @@ def test_moving_the_border_between_ids_and_types_moves_the_key(data: bytes, cut:
         replace(SPACE, pooling=""),
         replace(SPACE, normalize=True),
         replace(SPACE, normalize=False),
+        replace(SPACE, dimensions=8),
         replace(SPACE, revision="r1float32", dtype=""),
     ],
 )
@@ -66,4 +68,4 @@ def test_a_key_is_the_same_in_every_process_and_for_every_kind_of_buffer() -> No
     assert len(key) == KEY_BYTES
     assert key == SPACE.key(ids.data) == SPACE.key(ids.astype(np.uint32).data) == SPACE.key(bytearray(ids.tobytes()))
     assert key == replace(SPACE).key(ids.data)
-    assert key.hex() == "2889df6191fbfb42f4e5ad2527c67f91d47abefa718266fe85ddef555e39488a"
+    assert key.hex() == "9b39e8941bdb5206cc831b96fa0529efe4ef703acb07fe76830b5b27503d7fb4"

@@ -1,7 +1,7 @@
 """The pieces of torch.cuda that the engine touches, played on the CPU: streams do nothing, events have come."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -25,14 +25,12 @@ class FakeStream:
 
 
 class FakeEvent:
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.error: RuntimeError | None = None
+        self.is_blocking = blocking
 
     def record(self) -> None:
         pass
-
-    def query(self) -> bool:
-        return True
 
     def synchronize(self) -> None:
         if self.error is not None:
@@ -53,6 +51,7 @@ class FakeCuda:
         self.refused: RuntimeError | None = None
         self.most_bytes = 1 << 40
         self.num_emptied = 0
+        self.num_pinned = 0  # tensors in pinned memory
         self.on_emptied: Callable[[], None] = lambda: None
         self.stream = self.default_stream = FakeStream()
         self._empty = torch.empty
@@ -60,6 +59,7 @@ class FakeCuda:
             "Stream": FakeStream,
             "Event": FakeEvent,
             "stream": self._using,
+            "device": nullcontext,
             "current_stream": lambda device=None: self.stream,
             "synchronize": self._synchronize,
             "empty_cache": self._empty_cache,
@@ -87,7 +87,8 @@ class FakeCuda:
         self.on_emptied()
 
     def _allocate(self, *size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
-        """Nothing is pinned; chunks of bytes are aligned as cudaMalloc's are."""
+        """Nothing is really pinned; chunks of bytes are aligned as cudaMalloc's are."""
+        self.num_pinned += pin_memory
         if more.get("dtype") is not torch.uint8:
             return self._empty(*size, **more)
         (num_bytes,) = size

@@ -14,7 +14,7 @@ from penstock.engine.gpu import attention as module
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend, rotated
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
-from penstock.engine.gpu.kernels import prepare_for_gpu
+from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.weights import EncoderWeights, RotaryAttention
 from tests.engine.helpers import pack, random_sequences, save_encoder

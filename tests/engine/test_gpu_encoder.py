@@ -1,6 +1,7 @@
 """A batch's whole way on a GPU but for the launches: shapes, spare rows, planned memory. Torch plays the kernels."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine import load_engine
+from penstock.engine.errors import InvalidBatch
 from penstock.engine.families import family_of
-from penstock.engine.gpu import GpuEncoder, kernels
+from penstock.engine.gpu import GpuEncoder, ops
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.model.checkpoint import read_checkpoint
 from tests.engine import test_gpu_steps as played
@@ -38,8 +41,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     FakeCuda(monkeypatch)
     for launch in played.LAUNCHES:
-        monkeypatch.setattr(kernels, launch.__name__, launch)
-    monkeypatch.setattr(kernels, "attend", attend)
+        monkeypatch.setattr(ops, launch.__name__, launch)
+    monkeypatch.setattr(ops, "attend", attend)
     return save_encoder(tmp_path, "bert", hidden_size=128)
 
 
@@ -63,3 +66,52 @@ def test_a_batch_with_or_without_token_types_equals_transformers(saved: Any, tmp
         for workspace in (encoder._graph_workspace, encoder._workspace):
             for chunk in workspace.arena.buffers:
                 chunk.bytes.fill_(0xFF)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("num_types", "types"), [(1, [0, 1]), (2, [0, 2]), (2, [-1, 0]), (2, [0])])
+def test_token_types_beyond_their_table_are_refused_on_either_device(
+    saved: Any, tmp_path: Path, graphs: bool, num_types: int, types: list[int]
+) -> None:
+    save_encoder(tmp_path, "bert", hidden_size=128, type_vocab_size=num_types)
+    good = pack(random_sequences((1, 1)))
+    batch = replace(good, token_type_ids=np.array(types, np.int32))
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu", graphs=graphs)
+    for run in (encoder.run, load_engine(str(tmp_path), device="cpu").run):
+        with pytest.raises(InvalidBatch, match=rf"token_type_ids must be 2 values in \[0, {num_types}\)"):
+            run(batch)
+        run(replace(good, token_type_ids=np.zeros(2, np.int32)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_seqlen": 4}, {"max_seqlen": 6}, {"cu_seqlens": np.array([0, 5, 9], np.int32)}]
+)
+def test_bounds_that_are_not_the_batchs_are_refused_on_either_device(
+    saved: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    batch = replace(pack(random_sequences((5, 3))), **changes)
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
+    for run in (encoder.run, load_engine(str(tmp_path), device="cpu").run):
+        with pytest.raises(InvalidBatch, match=r"max_seqlen is|cu_seqlens must"):
+            run(batch)
+
+
+def test_products_of_a_forward_are_summed_in_float32_and_others_as_before(
+    saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, seen = torch.backends.cuda.matmul, []
+
+    def look(*launch: Any) -> None:
+        seen.append((settings.allow_fp16_reduced_precision_reduction, settings.allow_bf16_reduced_precision_reduction))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(ops, "embed_norm", look)
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
+    before = settings.allow_fp16_reduced_precision_reduction
+    with pytest.raises(RuntimeError, match="enough"):
+        encoder.run(pack(random_sequences(LENGTHS)))
+    assert seen == [(False, False)]
+    assert settings.allow_fp16_reduced_precision_reduction is before is True

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine import EngineLanes
-from penstock.engine import lanes as lanes_module
 from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu import engine as engine_module
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
@@ -24,9 +25,10 @@ from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
-from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
-from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.requests.record import InFlight, Row
+from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.dispatcher import Dispatcher, Results
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -71,6 +73,9 @@ class SmallEncoder:
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs.float()[:, None].expand(-1, 4)
+
+    def capture_next(self) -> bool:
+        return False
 
     def trim(self) -> None:
         pass
@@ -163,7 +168,6 @@ def test_a_device_that_does_not_answer_has_failed_for_good(
 def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: FakeCuda, engine: GpuEngine) -> None:
     running = engine.start(BATCH)
     cast(FakeEvent, running._ended).error = LASTING
-    assert running.ready()
     cuda.broken = LASTING
     with pytest.raises(DeviceFailed, match="illegal memory access"):
         running.result()
@@ -174,12 +178,12 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
 ) -> None:
     encoder.most_tokens, encoder.error = 20, error
-    settled: dict[int, Any] = {}
+    found: dict[int, Any] = {}
     over = asyncio.Event()
 
-    def on_settled(row: Row, result: Any) -> None:
-        settled[row.index] = result
-        if len(settled) == 8:
+    def on_batch_done(stats: BatchStats, results: Results) -> None:
+        found.update({sequence.index: result for sequence, result in results})
+        if len(found) == 8:
             over.set()
 
     def on_failure(*failure: object) -> None:
@@ -190,37 +194,29 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
     cost, lanes = PackedCost(0.0, 0.0, 0.0, 0.0), EngineLanes(engine)
     dispatcher = Dispatcher(
         lanes,
-        Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost),
+        LaneDriver(Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost), 1),
         cost,
         clock=lambda: 100.0,
-        settled=on_settled,
-        failed=on_failure,
-        batch_done=lambda results, stats: None,
+        batch_done=on_batch_done,
+        rejected=on_failure,
         unhealthy=on_failure,
     )
     sequences = random_sequences((7,) * 8)
-    dispatcher.add(rows_of_one_record(sequences))
+    dispatcher.add(one_request(sequences))
     await asyncio.wait_for(over.wait(), 10)
     dispatcher.close()
     await lanes.close()
     assert failures == []
     for index, ids in enumerate(sequences):
-        np.testing.assert_array_equal(settled[index], np.tile(ids[:, None], 4))
+        np.testing.assert_array_equal(found[index], np.tile(ids[:, None], 4))
     assert sorted(encoder.lengths) == [14, 14, 14, 14, 28, 28, 56]  # and no probe of the engine's health
 
 
-def rows_of_one_record(sequences: Sequence[Int32Array]) -> list[Row]:
-    owner = InFlight(
-        record=cast(Any, None),
-        address=cast(Any, None),
-        request=cast(Any, None),
-        deadline=None,
-        bulk=False,
-        arrived=0.0,
-        rows=[None] * len(sequences),
-        missing=len(sequences),
-    )
-    return [Row(owner, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
+def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
+    nothing: Any = None  # what the dispatcher does not look at
+    n = len(sequences)
+    request = PendingRequest(nothing, nothing, nothing, None, False, 0.0, [None] * n, n)
+    return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
 
 
 def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
@@ -235,7 +231,8 @@ def test_batches_wait_for_the_weights_that_were_prepared_on_another_stream(cuda:
 async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "_REST_S", 0.001)
+    monkeypatch.setattr(engine_module, "_TRIM_AFTER_S", 0.001)
+    engine.run(BATCH)  # from which on the time counts
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr(encoder, "trim", trimmed.release)
     lanes = EngineLanes(engine)
@@ -245,7 +242,61 @@ async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
     await lanes.close()
 
 
-def test_rest_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
+def test_an_idle_engine_waits_before_it_gives_memory_back(
+    encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(encoder, "trim", lambda: trims.append(now[0]))
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine.run(BATCH)
+    assert engine.idle() == 30.0
+    now[0] += 20.0
+    assert engine.idle() == 10.0
+    assert trims == []
+    now[0] += 10.0
+    assert engine.idle() == 30.0
+    assert trims == [130.0]
+
+
+def test_an_idle_engine_captures_one_graph_at_a_time(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, streams = [True, True], []
+
+    def capture_next() -> bool:
+        streams.append(cuda.stream)
+        return bool(due) and due.pop()
+
+    engine.start(BATCH).result()
+    monkeypatch.setattr(encoder, "capture_next", capture_next)
+    engine.start(BATCH).result()
+    assert streams == []  # not on the way of a batch
+    assert [engine.idle(), engine.idle()] == [0.0, 0.0]
+    assert (engine.idle() or 0.0) > 0.0
+    assert streams == [cast(FakeStream, engine._stream)] * 3
+
+
+def test_pinned_memory_is_reused_and_not_before_its_rows_were_copied_out(cuda: FakeCuda, engine: GpuEngine) -> None:
+    batches = [pack(random_sequences((3, 5), seed), TAGS) for seed in range(6)]
+    expected = [engine.run(batch).rows for batch in batches]
+    pinned = cuda.num_pinned
+    first, second = engine.start(batches[0]), engine.start(batches[1])
+    rows = [first.result().rows]
+    third = engine.start(batches[2])
+    rows += [second.result().rows, third.result().rows]
+    rows += [engine.run(batch).rows for batch in batches[3:]]
+    assert cuda.num_pinned == pinned + 1  # of the second batch underway
+    for got, want in zip(rows, expected, strict=True):
+        for row, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(row, other)
+
+
+def test_a_thread_that_waits_for_a_batch_sleeps(engine: GpuEngine) -> None:
+    assert cast(FakeEvent, engine.start(BATCH)._ended).is_blocking
+
+
+def test_idle_work_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
     cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams: list[FakeStream] = []
@@ -255,7 +306,8 @@ def test_rest_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(encoder, "trim", trim)
-    engine.rest()
+    monkeypatch.setattr(engine, "_trim_at", 0.0)
+    engine.idle()
     assert streams == [cast(FakeStream, engine._stream)]
     assert streams[0].num_synchronized == 1
     assert cuda.stream is cuda.default_stream

@@ -41,6 +41,7 @@ class Cuda:
         self.error: Exception | None = None  # of the next captures' ends
         for name, part in {
             "CUDAGraph": self._new_graph,
+            "Stream": lambda device: "capture's",
             "graph": self._capturing,
             "graph_pool_handle": lambda: (0, 1),
             "empty_cache": self._empty_cache,
@@ -62,9 +63,9 @@ class Cuda:
         self.cached_bytes = 0
 
     @contextmanager
-    def _capturing(self, graph: Graph, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+    def _capturing(self, graph: Graph, pool: Any, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
         """As of torch 2.8: it gives cached memory back, and a capture whose end fails leaves its stream current."""
-        before, self.stream = self.stream, "capture's"
+        before, self.stream = self.stream, stream
         self._empty_cache()
         yield
         self.pool_bytes += self.takes_bytes
@@ -99,34 +100,56 @@ def shape(rows: int) -> Shape:
 
 
 def run(graphs: Graphs, rows: int, times: int, work: Callable[[], Tensor]) -> None:
+    """So many batches of a shape, with some rest after each."""
     for _ in range(times):
         graphs.run(shape(rows), work)
+        graphs.capture_next(lambda due: work)
 
 
-def test_a_shape_is_launched_once_then_captured_and_from_then_on_replayed(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_shape_that_came_twice_is_captured_at_rest_and_from_then_on_replayed(cuda: Cuda, graphs: Graphs) -> None:
     work = Work()
     run(graphs, 32, 1, work)
     assert (work.num_launched, len(graphs)) == (1, 0)
     run(graphs, 32, 5, work)
-    assert (work.num_launched, len(graphs)) == (2, 1)
-    assert [graph.num_replays for graph in cuda.graphs] == [5]
+    assert (work.num_launched, len(graphs)) == (3, 1)
+    assert [graph.num_replays for graph in cuda.graphs] == [4]
 
 
-def test_a_shape_that_was_prepared_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs) -> None:
+def test_nothing_is_captured_on_the_way_of_a_batch(cuda: Cuda, graphs: Graphs) -> None:
+    work = Work()
+    for _ in range(10):
+        graphs.run(shape(32), work)
+    assert (work.num_launched, len(cuda.graphs)) == (10, 0)
+
+
+def test_the_most_frequent_shape_is_captured_first_and_one_at_a_time(cuda: Cuda, graphs: Graphs) -> None:
+    for rows in (32, 64, 64, 96, 96, 96):
+        graphs.run(shape(rows), Work())
+    captured: list[Shape] = []
+
+    def work_of(due: Shape) -> Work:
+        captured.append(due)
+        return Work()
+
+    assert [graphs.capture_next(work_of) for _ in range(3)] == [True, True, False]
+    assert captured == [shape(96), shape(64)]
+
+
+def test_a_shape_that_was_captured_ahead_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs) -> None:
     work = Work()
     for _ in range(2):
-        graphs.prepare(shape(32), work)
+        graphs.capture(shape(32), work)
     assert (work.num_launched, len(graphs)) == (1, 1)
     run(graphs, 32, 3, work)
     assert work.num_launched == 1
     assert [graph.num_replays for graph in cuda.graphs] == [3]
 
 
-def test_a_shape_whose_preparation_fails_is_launched_and_not_tried_again(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_shape_whose_capture_ahead_fails_is_launched_and_not_tried_again(cuda: Cuda, graphs: Graphs) -> None:
     cuda.error, work = RuntimeError("operation not permitted"), Work()
     with capture_logs() as logs:
-        graphs.prepare(shape(32), work)
-        graphs.prepare(shape(32), work)
+        graphs.capture(shape(32), work)
+        graphs.capture(shape(32), work)
         cuda.error = None
         run(graphs, 32, 3, work)
     assert [log["event"] for log in logs] == ["graph_not_captured"]
@@ -137,11 +160,13 @@ def test_half_of_the_room_is_left_for_shapes_that_come(
     cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_GRAPHS", 4)
-    for rows in (32, 64, 96, 128):
-        graphs.prepare(shape(rows), Work())
-    assert (len(graphs), graphs.is_prepared) == (2, True)
-    run(graphs, 96, 2, Work())
-    assert len(graphs) == 3
+    prepared = []
+    for rows in (32, 64, 96):
+        prepared.append(graphs.is_prepared)
+        graphs.capture(shape(rows), Work())
+    assert prepared == [False, False, True]
+    run(graphs, 128, 2, Work())
+    assert len(graphs) == 4
 
 
 def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs) -> None:
@@ -168,8 +193,8 @@ def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
         streams.append(cuda.stream)
         return torch.zeros(1)
 
-    run(graphs, 32, 2, work)
-    assert streams == ["engine's", "capture's", "engine's"]
+    run(graphs, 32, 3, work)
+    assert streams == ["engine's", "engine's", "capture's", "engine's"]
 
 
 def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, graphs: Graphs) -> None:
@@ -191,7 +216,7 @@ def test_beyond_the_bound_nothing_is_captured_and_nothing_is_captured_anew(
                 run(graphs, rows, 1, work)
     assert [log["event"] for log in logs] == ["graphs_full"]
     assert len(graphs) == len(cuda.graphs) == 3
-    assert [graph.num_replays for graph in cuda.graphs] == [9, 9, 9]
+    assert [graph.num_replays for graph in cuda.graphs] == [8, 8, 8]
 
 
 def test_captured_memory_is_counted_with_the_drivers_and_bounded(cuda: Cuda, graphs: Graphs) -> None:

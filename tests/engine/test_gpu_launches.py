@@ -1,5 +1,7 @@
 """How kernels are launched: what they ask of the device, and what a grid can hold. The driver's part is played here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +37,24 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     launched: list[tuple[Any, ...]] = []
     monkeypatch.setattr(library, "launch", lambda *arguments: launched.append(arguments))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     return launched
+
+
+@pytest.fixture(autouse=True)
+def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The thread's current device, last."""
+    devices = [0]
+
+    @contextmanager
+    def using(device: int) -> Iterator[None]:
+        devices.append(device)
+        yield
+        devices.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", using)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices[-1])
+    return devices
 
 
 @pytest.fixture
@@ -56,6 +74,39 @@ def test_a_kernel_asks_once_for_shared_memory_beyond_48_kib_its_own_included(lau
         kernel((1,), (32,), (), shared_bytes)
     assert entry.asked == [48 * 1024 - 127, 48 * 1024]
     assert [launch[4] for launch in launches] == [1000, 49_024, 49_025, 49_152, 40_000, 49_152]
+
+
+def test_a_kernel_is_loaded_and_launched_on_its_tensors_device(
+    monkeypatch: pytest.MonkeyPatch, launches: list[tuple[Any, ...]], current: list[int]
+) -> None:
+    used: list[tuple[str, int]] = []
+
+    class Recorded:
+        shared_size_bytes = 0
+
+        @property
+        def kernel(self) -> Any:
+            used.append(("load", current[-1]))
+            return SimpleNamespace(ptr=1)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            assert name == "max_dynamic_shared_size_bytes"
+            used.append(("shared memory", current[-1]))
+
+    module = SimpleNamespace(get_function=lambda entry: Recorded())
+    monkeypatch.setattr(library, "_module", lambda source, dtype: module)
+    monkeypatch.setattr(library, "launch", lambda *arguments: used.append(("launch", current[-1])))
+    for index in (1, 0, 1):
+        operand: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", index))
+        library.kernel("played", "entry", operand)((1,), (32,), (), 50_000)
+    one, other = ([(event, device) for event in ("load", "shared memory", "launch")] for device in (1, 0))
+    assert used == [*one, *other, ("launch", 1)]
+    assert current == [0]
+
+
+def test_a_tensor_on_no_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="not on cpu"):
+        library.kernel("pool", "pool_mean", torch.zeros(1, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("hidden", [768, 8160, 8168, 8192])
@@ -104,9 +155,8 @@ def test_a_hopper_kernel_that_is_not_loaded_is_refused_by_name(monkeypatch: pyte
         "cupy._core.core": SimpleNamespace(assemble_cupy_compiler_options=lambda options: options),
     }
     monkeypatch.setattr(hopper, "import_module", modules.__getitem__)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with pytest.raises(UnsupportedDevice, match="wide_product was not compiled and loaded: CUDA_ERROR_INVALID_IMAGE"):
-        hopper.hopper_kernel("wide_product", "wide_product", torch.float16, "Gelu")
+        hopper.hopper_kernel("wide_product", "wide_product", torch.float16, "Gelu", 0)
     with pytest.raises(ValueError, match="float32"):
-        hopper.hopper_kernel("wide_product", "wide_product", torch.float32, "Gelu")
+        hopper.hopper_kernel("wide_product", "wide_product", torch.float32, "Gelu", 0)

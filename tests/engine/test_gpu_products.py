@@ -1,8 +1,6 @@
 """Which products are ours: what the choice promises the launches, and that a kernel that cannot be compiled is done
 without."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from hypothesis import given
@@ -56,12 +54,11 @@ def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
 
 
 def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kind: str, dtype: torch.dtype) -> None:
+    def refuse(kind: str, dtype: torch.dtype, device: int) -> None:
         raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")
 
     empty = torch.empty
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch, "empty", lambda *size, device, **more: empty(*size, **more))
     monkeypatch.setattr(wide_product, "num_groups", lambda device: 132)
     monkeypatch.setattr(wide_product, "prepare", refuse)

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import activate
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
-from penstock.engine.gpu import kernels, products
+from penstock.engine.gpu import ops, products
 from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
@@ -44,15 +44,15 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
     out.copy_(activate(x[:, :width].clone(), kind) * x[:, width:])
 
 
-def residual_norm(out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
-    total = x + residual if bias is None else x + bias + residual
-    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
-
-
-def residual_norm_sum(out: Tensor, total: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any) -> None:
-    assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
-    total.copy_(x + residual if bias is None else x + bias + residual)
-    out.copy_(F.layer_norm(total, out.shape[1:], *norm))
+def residual_norm(
+    out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
+) -> None:
+    whole = x + residual if bias is None else x + bias + residual
+    if total is not None:
+        assert out.data_ptr() not in (total.data_ptr(), x.data_ptr(), residual.data_ptr())
+        total.copy_(whole)
+        whole = total
+    out.copy_(F.layer_norm(whole, out.shape[1:], *norm))
 
 
 def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, tile: Tile) -> None:
@@ -68,12 +68,9 @@ def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
 
 
 def split_norm(
-    out: Tensor, total: Tensor | None, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any
+    out: Tensor, parts: Tensor, bias: Tensor | None, residual: Tensor, *norm: Any, total: Tensor | None = None
 ) -> None:
-    if total is None:
-        residual_norm(out, parts.sum(0), bias, residual, *norm)
-    else:
-        residual_norm_sum(out, total, parts.sum(0), bias, residual, *norm)
+    residual_norm(out, parts.sum(0), bias, residual, *norm, total=total)
 
 
 def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> None:
@@ -85,7 +82,6 @@ LAUNCHES = (
     bias_activation,
     gated,
     residual_norm,
-    residual_norm_sum,
     short_product,
     split_product,
     split_norm,
@@ -100,7 +96,7 @@ def test_the_steps_compute_the_forward(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, types: bool, kind: str
 ) -> None:
     for launch in LAUNCHES:
-        monkeypatch.setattr(kernels, launch.__name__, launch)
+        monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
     for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
@@ -116,14 +112,14 @@ def test_the_steps_compute_the_forward(
     ids = torch.from_numpy(batch.token_ids[layout.tokens])
     of_type = None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids[layout.tokens])
     cpu = CpuOps(layout, ids, of_type, weights.num_heads, FLOAT)
-    monkeypatch.setattr(kernels, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
+    monkeypatch.setattr(ops, "attend", lambda out, qkv, attention, *_: out.copy_(cpu.attend(qkv, attention)))
 
-    encoder = kernels.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
+    encoder = ops.prepare_for_gpu(weights, FLOAT, torch.device("cpu"))
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
     scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
     given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
-    found = program.run(kernels.GpuKernels(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
+    found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, None), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

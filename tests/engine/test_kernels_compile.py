@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import activation, heads, pool, short_product
+from penstock.engine.kernels import activation, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.nvrtc import compile_entries, compile_ptx
 
@@ -54,12 +56,6 @@ def test_compiles_without_spills(
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
-        ("heads", {"gather_rows"} | {f"scores_{kind}" for kind in heads.SCORES}),
-        (
-            "pack",
-            {f"{name}_{i}" for name in ("count_tokens", "pack", "unpack", "pack_ids") for i in ("int32", "int64")}
-            | {"prefix_sum"},
-        ),
     ],
 )
 def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:
@@ -104,10 +100,10 @@ def test_hidden_sizes_without_a_kernel_are_refused(hidden: int) -> None:
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", 0))
     monkeypatch.setitem(sys.modules, "cupy", None)  # what an import of a missing package finds
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(UnsupportedDevice, match=r"pip install 'penstock\[gpu\]'"):
-        kernel("residual_norm", "residual_norm_w1_v3", torch.float16)
+        kernel("residual_norm", "residual_norm_w1_v3", on_device)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -4,7 +4,8 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -139,22 +140,25 @@ def test_importing_the_room_and_its_lanes_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class TwoAtOnce:
+class Pipelined:
     """A pipelined engine whose batches end when the test says so, in the order in which they were started."""
 
     info = NullEngine().info
 
-    def __init__(self) -> None:
+    def __init__(self, *, next_idle_s: float | None = None) -> None:
         self.started: list[PackedBatch] = []
         self.may_end = threading.Semaphore(0)
         self.two_started = threading.Event()
         self.most_underway = 0
         self.num_ended = 0
+        self.underway_when_idle: list[int] = []
+        self.idled = threading.Semaphore(0)
+        self._next_idle_s = next_idle_s
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         return self.start(batch).result()
 
-    def start(self, batch: PackedBatch) -> "TwoAtOnce.Underway":
+    def start(self, batch: PackedBatch) -> "Pipelined.Underway":
         self.started.append(batch)
         if len(self.started) == 2:
             self.two_started.set()
@@ -162,14 +166,16 @@ class TwoAtOnce:
         if batch.max_seqlen == 13:
             self.num_ended += 1
             raise RuntimeError("thirteen")
-        return TwoAtOnce.Underway(self)
+        return Pipelined.Underway(self)
+
+    def idle(self) -> float | None:
+        self.underway_when_idle.append(len(self.started) - self.num_ended)
+        self.idled.release()
+        return self._next_idle_s
 
     class Underway:
-        def __init__(self, engine: "TwoAtOnce") -> None:
+        def __init__(self, engine: "Pipelined") -> None:
             self._engine = engine
-
-        def ready(self) -> bool:
-            return self._engine.may_end._value > 0
 
         def result(self) -> BatchOutput:
             self._engine.may_end.acquire()
@@ -178,7 +184,7 @@ class TwoAtOnce:
 
 
 async def test_a_pipelined_engine_has_the_next_batch_queued_and_no_more() -> None:
-    engine = TwoAtOnce()
+    engine = Pipelined()
     lanes = EngineLanes(engine)
     futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3, 4)]
     await asyncio.to_thread(engine.two_started.wait)
@@ -189,7 +195,7 @@ async def test_a_pipelined_engine_has_the_next_batch_queued_and_no_more() -> Non
 
 
 async def test_a_batch_that_does_not_start_fails_alone() -> None:
-    engine = TwoAtOnce()
+    engine = Pipelined()
     lanes = EngineLanes(engine)
     engine.may_end.release(2)
     futures = [lanes.submit(a_batch(length)) for length in (1, 13, 2)]
@@ -199,7 +205,7 @@ async def test_a_batch_that_does_not_start_fails_alone() -> None:
 
 
 async def test_closing_waits_for_what_is_underway() -> None:
-    engine = TwoAtOnce()
+    engine = Pipelined()
     lanes = EngineLanes(engine)
     futures = [lanes.submit(a_batch(length)) for length in (1, 2, 3)]
     await asyncio.to_thread(engine.two_started.wait)
@@ -209,6 +215,63 @@ async def test_closing_waits_for_what_is_underway() -> None:
     engine.may_end.release(2)
     await closing
     assert [(await future).device_s for future in futures[:2]] == [1.0, 2.0]
+
+
+async def test_a_lane_that_waits_for_the_device_or_for_a_batch_uses_no_cpu() -> None:
+    engine = Pipelined()
+    lanes = EngineLanes(engine)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("engine-")]
+    assert await asyncio.to_thread(engine.idled.acquire, timeout=10)
+    before = switches_of(threads)
+    await asyncio.sleep(0.1)  # without a batch
+    first = lanes.submit(a_batch(1))
+    await asyncio.sleep(0.1)  # with one on the device
+    assert switches_of(threads) - before <= 20  # a lane that looked each 200 us would have some 1,000
+    engine.may_end.release()
+    await first
+    await lanes.close()
+
+
+def switches_of(threads: Sequence[threading.Thread]) -> int:
+    """How often the threads have gone to sleep."""
+    texts = [Path(f"/proc/self/task/{thread.native_id}/status").read_text(encoding="ascii") for thread in threads]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
+
+
+async def test_idle_work_is_done_only_while_nothing_is_underway() -> None:
+    engine = Pipelined()
+    lanes = EngineLanes(engine)
+    engine.may_end.release(4)
+    await asyncio.gather(*(lanes.submit(a_batch(length)) for length in (1, 2, 3, 4)))
+    while len(engine.started) > engine.num_ended or not engine.underway_when_idle:
+        assert await asyncio.to_thread(engine.idled.acquire, timeout=10)
+    await lanes.close()
+    assert set(engine.underway_when_idle) == {0}
+
+
+async def test_idle_work_goes_on_until_none_is_left() -> None:
+    engine = Pipelined(next_idle_s=0.0)
+    lanes = EngineLanes(engine)
+    for _ in range(5):
+        assert await asyncio.to_thread(engine.idled.acquire, timeout=10)
+    engine.may_end.release()
+    assert (await lanes.submit(a_batch(1))).device_s == 1.0
+    await lanes.close()
+
+
+async def test_a_lane_survives_idle_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Pipelined()
+    monkeypatch.setattr(engine, "idle", raising(RuntimeError("no")))
+    lanes = EngineLanes(engine)
+    engine.may_end.release(2)
+    for device_s in (1.0, 2.0):
+        assert (await lanes.submit(a_batch(1))).device_s == device_s
+    await lanes.close()
+
+
+def test_a_pipelined_engine_has_one_lane() -> None:
+    with pytest.raises(ValueError, match="one lane"):
+        EngineLanes(Pipelined(), 2)
 
 
 def a_batch(length: int) -> PackedBatch:

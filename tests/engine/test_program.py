@@ -13,12 +13,12 @@ from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu
 from penstock.engine.families import family_of
 from penstock.engine.memory import Planner
-from penstock.engine.memory.check import check_no_overlap
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import Program, record
 from penstock.engine.model.weights import Dense, Encoder, Norm
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, save_encoder
+from tests.engine.plan_check import check_no_overlap
 
 FLOAT = torch.float32
 

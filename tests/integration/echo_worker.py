@@ -18,6 +18,7 @@ from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
+from penstock.worker.resolved_settings import ResolvedSettings
 
 POISON = 30_000  # the token on which the engine fails
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
@@ -60,7 +61,7 @@ if __name__ == "__main__":
     worker.Outbox = LateOutbox  # type: ignore[attr-defined]  # the same door
     cost_of = process._cost
 
-    def measure_then_break(engine: EchoEngine, settings: WorkerSettings) -> LearnedCost:
+    def measure_then_break(engine: EchoEngine, settings: ResolvedSettings) -> LearnedCost:
         cost = cost_of(engine, settings)
         engine.broken = BREAKS
         return cost

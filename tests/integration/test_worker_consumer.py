@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.worker.kafka import header_names as lenient
+from penstock.worker.kafka import header_names
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.record import KafkaRecord
 
@@ -20,7 +20,7 @@ BROKEN = b"broken"
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """While this list holds something, a batch with a BROKEN record fails its check, and takes one of it away."""
     faults: list[str] = []
-    read = lenient._Batch.__iter__
+    read = header_names._Batch.__iter__
 
     def check(batch: Any) -> Iterator[Any]:
         records = list(read(batch))
@@ -29,7 +29,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise CorruptRecordException("Invalid CRC")
         return iter(records)
 
-    monkeypatch.setattr(lenient._Batch, "__iter__", check)
+    monkeypatch.setattr(header_names._Batch, "__iter__", check)
     return faults
 
 
@@ -54,7 +54,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
             f"group-{topic}",
             fetch_max_wait_ms=50,
             drain_s=1,
-            taken=take_all,
+            received=take_all,
             revoked=revoked,
         )
 
@@ -105,7 +105,7 @@ async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
         f"group-{topic}",
         fetch_max_wait_ms=50,
         drain_s=1,
-        taken=lambda records: taken.update(record.partition for record in records),
+        received=lambda records: taken.update(record.partition for record in records),
         revoked=revoked,
     )
     async with producer:

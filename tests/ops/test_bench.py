@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: what is claimed, how it is counted, and that a slow request cannot hide."""
+"""The arithmetic of the benchmarks: how requests are counted, batched and timed."""
 
 import asyncio
 import gc
@@ -17,60 +17,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.ops.bench.common.claims import Claim, Criterion, Grid, PartResult
+from penstock.engine import NullEngine
+from penstock.ops.bench.common.comparison import Comparison, Grid
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
-from penstock.ops.bench.common.report import show_claims, show_grid
+from penstock.ops.bench.common.report import show_comparisons, show_grid
 from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samples
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
-from penstock.ops.bench.pipeline.__main__ import PARTS, to_json
+from penstock.ops.bench.pipeline.__main__ import PARTS
 from penstock.ops.bench.pipeline.engine_alone import EngineAlone, fifo_batches, pack
 from penstock.ops.bench.pipeline.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.pipeline.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
 from penstock.ops.bench.pipeline.load_spec import LoadResult, LoadSpec, percentiles_ms
+from penstock.ops.bench.pipeline.measures import largest_change
 from penstock.ops.bench.pipeline.part_engine import cosine, fastest
-from penstock.ops.bench.pipeline.part_null import largest_change
 from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Encoded
 from penstock.worker import WorkerSettings
+from penstock.worker.resolved_settings import resolve
 
 
-@pytest.mark.parametrize(
-    ("value", "higher", "verdict"),
-    [
-        (0.74, True, "missed"),
-        (0.75, True, "must"),
-        (0.85, True, "aim"),
-        (math.inf, False, "missed"),
-        (0.85, False, "missed"),
-        (0.75, False, "must"),
-    ],
-)
-def test_a_verdict_includes_its_threshold(value: float, higher: bool, verdict: str) -> None:
-    must, aim = (0.75, 0.85) if higher else (0.75, 0.5)
-    assert Criterion("share", value, must, aim, higher).verdict == verdict
-
-
-def test_the_table_shows_figures_and_verdict_and_the_file_holds_them() -> None:
-    criterion = Criterion("share of the floor", 0.8, 0.75, 0.85)
-    claim = Claim("engine alone", "800 req/s", "other 554 req/s", 1.444, "GEMM 1,000 req/s", 0.8, criterion)
+def test_the_report_shows_figure_baseline_floor_and_ratio() -> None:
+    row = Comparison("engine alone", "800 req/s", "other 554 req/s", 1.444, "GEMM 1,000 req/s", 0.8)
     screen = io.StringIO()
     console = Console(file=screen, width=200)
-    show_claims(console, [claim])
+    show_comparisons(console, [row])
     show_grid(console, Grid("stages", ("stage", "µs"), [("encode", 12345.6), ("other", 3)]))
-    for shown in ("800 req/s", "554", "1.44", "0.80", "share of the floor: 0.8", "≥ 0.75", "≥ 0.85", "yes", "12,346"):
+    for shown in ("800 req/s", "554", "1.44", "0.80", "GEMM 1,000", "12,346"):
         assert shown in screen.getvalue()
-    (kept,) = json.loads(json.dumps(to_json(PartResult([claim]))))["claims"]
-    assert kept["criterion"]["verdict"] == "must"
-
-
-def test_what_is_infinite_becomes_null_in_the_file() -> None:
-    never = Claim("latency", "inf ms", "", math.inf, "", None, Criterion("ms", math.inf, 20, 8, higher_is_better=False))
-    record = to_json(PartResult([never], details={"loads": [math.inf, 1.5]}))
-    assert record["claims"][0]["ratio"] is None
-    assert record["claims"][0]["criterion"]["verdict"] == "missed"
-    assert json.loads(json.dumps(record["details"], allow_nan=False)) == {"loads": [None, 1.5]}
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
@@ -78,7 +53,7 @@ def test_fifo_batches_keep_the_order_and_the_caps_and_are_full(
     lengths: list[int], max_sequences: int, max_tokens: int
 ) -> None:
     caps = {"model": "null", "max_batch_sequences": max_sequences, "max_batch_tokens": max_tokens}
-    settings = WorkerSettings.model_validate(caps)
+    settings = resolve(WorkerSettings.model_validate(caps), NullEngine().info)
     sequences = [Encoded(np.full(length, index, np.int32), None) for index, length in enumerate(lengths)]
     batches = fifo_batches(sequences, settings)
     assert [sequence for batch in batches for sequence in batch] == sequences
@@ -244,10 +219,10 @@ def test_processes_are_watched_through_proc() -> None:
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="No such role"):
-        run_once("echo", {"role": "nobody"}, tmp_path / "log")
+        run_once("pipeline.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("echo", {"role": "nobody"}, tmp_path / "log") as it,
+        Service("pipeline.echo", {"role": "nobody"}, tmp_path / "log") as it,
     ):
         os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
 

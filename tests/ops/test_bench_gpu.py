@@ -2,6 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +14,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.gpu.kernels import prepare_for_gpu
+from penstock.engine.gpu.ops import prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
-from penstock.ops.bench.gpu.arithmetic import criteria, geomean, over_floor, requests_per_s, single_over_floor
+from penstock.ops.bench.gpu.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.part_runner import finite
+from penstock.ops.bench.gpu.measures import measures
+from penstock.ops.bench.gpu.models import flattened_inputs
+from penstock.ops.bench.gpu.part_backlog import medians, unpadded_missing
 from penstock.ops.bench.gpu.parts import PARTS
 from penstock.ops.bench.gpu.report import main as report
 from penstock.ops.bench.gpu.sections import SECTIONS
 from penstock.ops.bench.gpu.tables import render
-from penstock.ops.bench.gpu.timing import DeadlinePassed, deadline
+from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
 
 
@@ -100,10 +105,6 @@ def test_ratios_are_taken_only_where_both_were_measured() -> None:
     assert requests_per_s({"requests": 100, "seconds": {"ours": 2.0}}) == {"ours": 50.0}
 
 
-def test_what_is_not_finite_becomes_null() -> None:
-    assert finite({"a": [math.inf, 1.5], "b": (math.nan,)}) == {"a": [None, 1.5], "b": [None]}
-
-
 def test_a_deadline_interrupts_and_is_gone_afterwards() -> None:
     def endless() -> None:
         with deadline(0.01):
@@ -126,16 +127,16 @@ def test_every_part_is_a_function_of_its_module() -> None:
         assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
 
 
-def test_the_report_of_a_file_has_verdicts_tables_plots_and_failures(tmp_path: Path) -> None:
+def test_the_report_of_a_run_has_tables_plots_and_failures(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(RECORD), encoding="utf-8")
     assert report([str(file), "--output-dir", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     for shown in (
-        "| ByteTransformer grid, 2 points | geomean / floor | 1.500 | ≤ 1.65 | ≤ 1.4 | yes |",
-        "| one request, 2-100 tokens | mean / floor | 1.300 | ≤ 1.6 | ≤ 1.35 | yes, and the aim |",
-        "| backlog 2-100 tokens | share of the floor's req/s | 0.500 | ≥ 0.7 | ≥ 0.8 | no |",
-        "| 2-100 | 0.500 | 0.750 |",  # the share in turn, and by the scan
+        "| ours | 1.500 | 2 |",
+        "| 2-100 | ours | 1.300 | 1.300 |",
+        "| 2-100 | ours | 50.00 | 2,500 | 0.500 | 1.9000, 2.0000, 2.1000 |",
+        "| 2-100 | sentence-transformers | not run: no flash-attn |",
         "- grid: nn.TransformerEncoder nested failed 2 times, first at grid 8 x 64: RuntimeError: no",
         "- deberta: not finished after 90 s",
         "commit abc123",
@@ -150,21 +151,77 @@ def test_a_family_that_is_off_is_said_to_be() -> None:
     assert [line.split(" | ")[-1] for line in lines if "base" in line] == ["yes |", "no |"]
 
 
-def test_a_part_that_failed_leaves_no_verdict() -> None:
+def test_a_part_that_failed_leaves_its_reason_and_no_measure() -> None:
     empty: dict[str, Any] = {**RECORD, "parts": {"deberta": RECORD["parts"]["deberta"]}}
-    assert criteria({}) == []
+    assert measures(empty) == {}
     assert "not finished after 90 s" in render(empty)
     assert is_failed(RECORD["parts"]["grid"])
     assert is_failed(RECORD["parts"]["deberta"])
     assert not is_failed(RECORD["parts"]["single"])
 
 
+def test_contestants_take_turns_after_the_same_warm_up_and_every_round_is_kept() -> None:
+    passes: list[str] = []
+    failures: list[str] = []
+
+    def work(name: str) -> Callable[[], object]:
+        return lambda: passes.append(name)
+
+    def seconds_of(run: Callable[[], object]) -> float:
+        run()
+        if passes[-1] == "broken" and passes.count("broken") > 3:
+            raise RuntimeError("out of memory")
+        return float(len(passes))
+
+    @contextmanager
+    def guarded(name: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            failures.append(name)
+
+    names = ("ours", "broken", "theirs")
+    rounds = in_turn_s({name: work(name) for name in names}, 3, guarded, seconds_of)
+    assert passes == [*names] * (UNTIMED_PASSES + 3)
+    assert rounds == {"ours": [7.0, 10.0, 13.0], "broken": [8.0], "theirs": [9.0, 12.0, 15.0]}
+    assert failures == ["broken", "broken"]
+    assert medians(rounds)["theirs"] == 12.0
+    assert medians({"never": []}) == {}
+
+
+def test_padding_is_left_out_of_sentence_transformers_only_with_flash_attention() -> None:
+    assert (unpadded_missing() is None) == (find_spec("flash_attn") is not None)
+
+
+def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
+    inputs = flattened_inputs(random_requests(np.array([3, 2]), 2000, 0))
+    assert inputs["input_ids"].shape == (1, 5)
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 3, 5]
+    assert inputs["max_length_q"] == 3
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    assert run_benchmarks(["ceilings", "kernels", "--output", str(output)]) == 1
-    parts = json.loads(output.read_text(encoding="utf-8"))["parts"]
+    assert run_benchmarks(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1
+    (file,) = tmp_path.glob("gpu/*/*-abc1234.json")
+    parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
     assert [part["error"] for part in parts.values()] == ["the process could not start: exit code 1"] * 2
+
+
+def test_some_parts_alone_are_kept_only_where_the_caller_says() -> None:
+    with pytest.raises(SystemExit):
+        run_benchmarks(["ceilings"])
+
+
+def test_measures_are_taken_within_the_run() -> None:
+    found = measures(RECORD)
+    assert found["grid, ours, over the floor"] == pytest.approx(1.5)
+    assert found["one request, 2-100 tokens, ours, over the floor"] == pytest.approx(1.3)
+    assert found["backlog, 2-100, share of the floor"] == pytest.approx(0.5)
+    assert found["kernel, attention, 16,384 tokens of 2-100, time over FlashAttention-2"] == pytest.approx(40 / 97)
+    assert found["every family, smallest cosine to float32"] == 0.9998
 
 
 PLAIN_STEPS = {
@@ -266,6 +323,8 @@ RECORD: dict[str, Any] = {
                         "requests": 100,
                         "tokens": 5000,
                         "seconds": {"ours": 2.0, "floor": 1.0},
+                        "rounds_s": {"ours": [1.9, 2.0, 2.1], "floor": [1.0, 1.0, 1.0]},
+                        "not_run": {"sentence-transformers": "no flash-attn"},
                         "tried": {"ours": {"8192": 2.0, "16384": 1.6}, "floor": {"8192": 1.3, "16384": 1.2}},
                     }
                 ]

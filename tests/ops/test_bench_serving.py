@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.fleet import Fleet, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS, draw
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.noise import HostTime, Noise, Overhead, noisy
 from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.search import confirm, highest
@@ -35,8 +35,8 @@ def settings(**changes: object) -> SchedulerSettings:
 
 
 def run(chosen: SchedulerSettings, stream: Stream, cost: PackedCost = COST, noise: Noise = SCATTER) -> Outcome:
-    feed = Feed(Scheduler(chosen, cost), chosen.num_lanes)
-    return simulate(stream, feed, noisy(cost, noise, seed=0))
+    driver = MeasuredDriver(Scheduler(chosen, cost), chosen.num_lanes)
+    return simulate(stream, driver, noisy(cost, noise, seed=0))
 
 
 def stream(rate_per_s: float, count: int = 5000, seed: int = 0, lengths: str = "2-100") -> Stream:

@@ -12,8 +12,8 @@ from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.engine.errors import EngineError
 from penstock.ops.bench.serving.arrivals import poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
@@ -79,7 +79,7 @@ def run(
     cost = LearnedCost(CostTable(PackedCost(BATCH_S, 0.0, 0.0, 0.0)))
     scheduler = Watched(chosen, cost)
     requests = Requests(offered, random_ids(offered.lengths, 1000, seed=0))
-    return drive(requests, Feed(scheduler, num_lanes), engine, num_lanes, cost, grace_s=grace_s), scheduler
+    return drive(requests, MeasuredDriver(scheduler, num_lanes), engine, cost, grace_s=grace_s), scheduler
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2])

@@ -19,7 +19,8 @@ from penstock.ops.bench.serving.systems import EngineKind, all_systems, no_batch
 from penstock.ops.bench.serving.tables import grids
 from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
-from penstock.worker.settings import WorkerSettings, scheduler_settings
+from penstock.worker.resolved_settings import resolve, scheduler_settings
+from penstock.worker.settings import WorkerSettings
 
 SLO_S = 0.25
 
@@ -74,9 +75,8 @@ def test_a_worker_is_told_all_that_makes_a_system() -> None:
     stand = Unloaded()
     for system in all_systems(stand.limits(SLO_S)):
         told = WorkerSettings.model_validate(part_kafka.worker_settings(stand, system))
-        lanes = told.lanes
-        assert lanes is not None
-        scheduler = scheduler_settings(told, num_lanes=lanes, padded=False)
+        assert told.lanes is not None
+        scheduler = scheduler_settings(resolve(told, stand.packed.info))
         assert scheduler == system.settings or scheduler.slo_s != system.settings.slo_s == SLO_S
 
 

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli import screen
 from penstock.ops.cli.broker import BrokerSettings
-from penstock.ops.cli.check import CheckSettings
-from penstock.ops.cli.job_settings import ClassifySettings, EmbedSettings
+from penstock.ops.cli.classify import ClassifySettings
+from penstock.ops.cli.embed import EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import env_name, option_name
+from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.transport import connection as kafka
@@ -248,7 +249,7 @@ class TestCheck:
         with MockBroker() as broker:
             args = ["--bootstrap-servers", broker.bootstrap_servers, "--model", "null"]
             code, text = penstock("check", *args, "--cache-path", str(tmp_path / "cache.db"))
-        assert "Nothing wrong was found." in text
+        assert "No problem found." in text
         assert code == 0
         assert "penstock.requests.null does not exist yet" in text
         assert "OK Cache" in text

@@ -1,4 +1,4 @@
-"""`penstock calibrate`: what it measures, keeps, shows and draws."""
+"""`penstock calibrate` measures, keeps, shows and draws batch times."""
 
 import signal
 import sys
@@ -8,14 +8,13 @@ import pytest
 
 from penstock.cache import CostKey
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
-from penstock.ops.cli.calibrate import CalibrateSettings
 from penstock.ops.cli.calibrate_screen import law, show_costs
 from penstock.ops.cli.options import env_name, option_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample
 from penstock.worker import process
 from penstock.worker.batching.startup_costs import MeasuredCosts
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.settings import ModelSettings, WorkerSettings
 from tests.engine.helpers import save_encoder
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
@@ -32,7 +31,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_explains_every_setting() -> None:
     code, text = penstock("calibrate", "--help")
     assert code == 0
-    for name, field in CalibrateSettings.model_fields.items():
+    for name, field in ModelSettings.model_fields.items():
         assert f" {option_name(name)} " in text
         assert f"[env var: {env_name(name)}]" in text
         assert " ".join((field.description or "").split()) in text
@@ -49,7 +48,7 @@ def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     where = ("--cost-path", str(path), "--max-batch-tokens", "128", "--max-batch-sequences", "16", "--device", "cpu")
     code, text = penstock("calibrate", *model, *where, "--show")
     assert code == 1
-    assert "has no table for this: no table of this model. Measure it: the same without --show." in text
+    assert "has no table for this: no table of this model. To measure one, repeat the command without --show." in text
 
     code, text = penstock("calibrate", *model, *where, "--plot", str(plot))
     assert code == 0, text
@@ -57,7 +56,7 @@ def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     assert f"kept in {path}" in text
     assert "A batch takes " in text
     assert "full, equal" in text
-    assert "On 10 other batches it is off by " in text
+    assert "On 10 other batches its error is " in text
     assert plot.read_bytes().startswith(b"\x89PNG")
 
     code, shown = penstock("calibrate", *model, *where, "--show")
@@ -161,4 +160,4 @@ def test_the_screen_has_a_place_for_each_timing(capsys: pytest.CaptureFixture[st
     assert ["40", "tokens", "5.00", "+0%"] in lines
     assert ["1,000", "tokens", "123", "+2%"] in lines
     assert ["full,", "equal", "6.00", "+33%"] in lines
-    assert ["No", "time", "was", "left", "to", "try", "it", "on", "other", "batches."] in lines
+    assert ["No", "time", "was", "left", "to", "check", "it", "on", "other", "batches."] in lines

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import MockBroker
 
-NO_KAFKA = "127.0.0.1:1"  # whoever asks it waits for ever, and the test fails at its time limit
+NO_KAFKA = "127.0.0.1:1"  # a client of it waits without end, and the test fails at its time limit
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,16 @@ from tests.ops.test_cli import no_settings_from_outside, penstock
 __all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 QUICK = ("--device", "cpu", "--packs", "3")
-LINES = ("1 token ", "2 tokens", "127 tokens", "128 tokens", "129 tokens", "130 tokens", "random packs", "batch mates")
+LINES = (
+    "1 token ",
+    "2 tokens",
+    "127 tokens",
+    "128 tokens",
+    "129 tokens",
+    "130 tokens",
+    "random packs",
+    "alone vs pack",
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +102,7 @@ def test_a_copy_with_one_broken_tensor_misses(bert: Path, tmp_path: Path, tensor
     assert code == 1, text
     assert "It does not agree" in text
     assert "random packs: a cosine of 0." in text
-    assert "batch mates:" not in text  # it is consistently wrong
+    assert "alone vs pack:" not in text  # it is consistently wrong
 
 
 def test_a_sound_copy_agrees_with_its_original(bert: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from penstock.ops.demo.banking77 import HEAD, TEST_CSV, read_messages
 from penstock.ops.demo.closed_loop import Pass
 from penstock.ops.demo.direct import run_directly
 from penstock.ops.demo.model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
-from penstock.ops.demo.screen import MIN_ACCURACY, Results, show_results
+from penstock.ops.demo.results_screen import MIN_ACCURACY, Results, show_results
+from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
-from penstock.ops.demo.worker_process import WorkerFailed, WorkerProcess
 from penstock.producer import Classification
 
 
@@ -113,8 +113,8 @@ async def test_a_worker_that_dies_ends_the_wait_with_its_log(tmp_path: Path) -> 
 
 
 async def test_leaving_the_context_ends_the_worker(tmp_path: Path) -> None:
-    nobody_listens = ["--model", "null", "--bootstrap-servers", "127.0.0.1:1"]
-    async with WorkerProcess(nobody_listens, tmp_path / "worker.jsonl") as worker:
+    no_broker = ["--model", "null", "--bootstrap-servers", "127.0.0.1:1"]
+    async with WorkerProcess(no_broker, tmp_path / "worker.jsonl") as worker:
         pid = worker.pid
         os.kill(pid, 0)  # it is there
     with pytest.raises(ProcessLookupError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from penstock.producer import (
     TooLong,
     UnsupportedTask,
 )
+from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
@@ -517,6 +519,59 @@ async def test_numpys_scalars_are_pythons(monkeypatch: pytest.MonkeyPatch) -> No
         await client.map("classify", ids=[[1]], options=options, timeout_s=np.float32(7))  # type: ignore[arg-type]  # taken too
     [request] = loop.requests
     assert request.options == Options(top_k=2, dtype="float16")
+
+
+async def test_prompts_and_dimensions_are_sent_as_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected(monkeypatch, lambda request: Reply("m", "r", vectors=np.zeros((1, 2), np.float32))) as (
+        client,
+        loop,
+    ):
+        await client.embed("a", prompt_name="query", dimensions=2)
+        await client.embed("a", prompt="q: ")
+        await client.embed(ids=[[1]], dimensions=2)
+    expected = [Options(prompt_name="query", dimensions=2), Options(prompt="q: "), Options(dimensions=2)]
+    assert [request.options for request in loop.requests] == expected
+    assert loop.requests[0].text == ("a",)  # the worker prepends it
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"ids": [[1]], "prompt": "q: "}, "`prompt` needs texts"),
+        ({"ids": [[1]], "prompt_name": "query"}, "`prompt_name` needs texts"),
+        ({"texts": ["a"], "prompt": "q: ", "prompt_name": "query"}, "at most one"),
+        ({"texts": ["a"], "prompt": "\ud83d"}, "`prompt` must be a string"),
+        ({"texts": ["a"], "dimensions": 0}, "`dimensions` must be a count"),
+    ],
+)
+async def test_prompts_that_cannot_apply_are_refused_here(
+    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], says: str
+) -> None:
+    async with connected(monkeypatch, first_ids) as (client, loop):
+        with pytest.raises(InvalidRequest, match=says):
+            await client.embed(**call)
+        with pytest.raises(InvalidRequest, match="is an option of `embed`"):
+            await client.map("classify", ["a"], options=Options(prompt="q: "))
+        assert loop.requests == []
+
+
+async def test_a_client_that_tokenizes_prepends_the_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in CHECKPOINT.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = {"prompts": {"passage": "passage: "}, "default_prompt_name": "passage"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    async with connected(monkeypatch, first_ids, tokenizer=tmp_path) as (client, loop):
+        await client.embed("a river")
+        await client.embed("a river", prompt="passage: ", dimensions=2)
+        await client.embed("a river", prompt="")
+        with pytest.raises(InvalidRequest, match="no prompt 'topic'"):
+            await client.embed(["a river", "snow"], prompt_name="topic")
+    plain = Tokenizer.from_directory(CHECKPOINT)
+    texts = ["passage: a river", "passage: a river", "a river"]
+    assert [request.tokens.ids.tolist() for request in loop.requests if request.tokens is not None] == [
+        encoded.ids.tolist() for encoded in plain.encode(texts, truncate=False)
+    ]
+    assert [request.options for request in loop.requests] == [Options(), Options(dimensions=2), Options()]
 
 
 @pytest.mark.parametrize("task", ["sing", "", None, 5, ["embed"]])

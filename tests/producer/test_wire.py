@@ -3,6 +3,7 @@
 import json
 import re
 import tracemalloc
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from penstock.producer.wire.messages import (
 )
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
+OPTION_NAMES = [field.name for field in fields(Options)]
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
 
 REQUESTS = {
@@ -54,6 +56,9 @@ REQUESTS = {
     "request-rerank": Request("m", "rerank", text=(("query", "document"), ("query", "dé"))),
     "request-token-classify": Request("m", "token_classify", text=("Ada sings",), options=Options(top_k=2)),
     "request-options": Request("m", "embed", text=("hello",), options=Options("mean", False, True, 3, "float16")),
+    "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
+    "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
+    "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
 }
 REPLIES = {
     "reply-float32": Reply(
@@ -186,7 +191,7 @@ class TestPage:
         assert f"up to {wire.MAX_ROW_ERRORS} of" in PAGE
 
     def test_every_option_and_choice_is_named(self) -> None:
-        for name in (*wire._DEFAULTS, *messages.POOLINGS, *messages.DTYPES, *messages.TASKS):
+        for name in (*OPTION_NAMES, *messages.POOLINGS, *messages.DTYPES, *messages.TASKS):
             assert f"`{name}`" in PAGE
 
     def test_client_is_valid_python(self) -> None:
@@ -245,6 +250,14 @@ class TestRefusals:
             ({"opts": {"top_k": -1}}, "`opts.top_k` must be a count"),
             ({"opts": {"top_k": True}}, "`opts.top_k`"),
             ({"opts": {"dtype": "float64"}}, "`opts.dtype` must be one of float32, float16"),
+            ({"opts": {"prompt": 7}}, "`opts.prompt` must be a string of at most 4096 characters. Given: 7"),
+            ({"opts": {"prompt": "x" * 4097}}, "`opts.prompt` must be a string of at most 4096 characters"),
+            ({"opts": {"prompt_name": ["query"]}}, "`opts.prompt_name` must be a string"),
+            ({"opts": {"prompt": "a", "prompt_name": "b"}}, "at most one of `prompt_name` and `prompt`"),
+            ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of `embed`, not of `classify`"),
+            ({"task": "classify", "opts": {"dimensions": 8}}, "`dimensions` is an option of `embed`"),
+            ({"opts": {"dimensions": 0}}, "`opts.dimensions` must be a count, at least 1. Given: 0"),
+            ({"opts": {"dimensions": True}}, "`opts.dimensions`"),
         ],
     )
     def test_field(self, change: dict[str, Any], says: str) -> None:
@@ -263,6 +276,12 @@ class TestRefusals:
     )
     def test_tokens(self, ids: bytes | None, lens: bytes | None, says: str) -> None:
         assert says in refused({"v": 1, "model": "m", "task": "embed", "ids": ids, "lens": lens})
+
+    @pytest.mark.parametrize("opts", [{"prompt": ""}, {"prompt_name": "query"}])
+    def test_token_ids_take_no_prompt(self, opts: dict[str, str]) -> None:
+        ids = {"ids": b"\1\0\0\0", "lens": b"\1\0\0\0"}
+        says = refused({"v": 1, "model": "m", "task": "embed", **ids, "opts": opts})
+        assert says == f"`{next(iter(opts))}` needs texts: token ids are tokenized already, prompt included."
 
     @pytest.mark.parametrize("text", [[], "", " \n", ["a", " "], [["a", ""]]])
     def test_empty_text(self, text: object) -> None:
@@ -547,7 +566,7 @@ SCALARS = (
 )
 NAMES = st.sampled_from(
     [
-        *("v", "model", "task", "text", "ids", "lens", "opts", *wire._DEFAULTS),
+        *("v", "model", "task", "text", "ids", "lens", "opts", *OPTION_NAMES),
         *(*REPLY_FIELDS, "cached", "error", "code", "message", "retriable", "rows"),
     ]
 )

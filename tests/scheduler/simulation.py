@@ -1,4 +1,4 @@
-"""A worker without a clock: arrivals, the real scheduler, lanes that take as long as predicted (or nearly)."""
+"""A simulated worker: the real lane driver and scheduler, batches that take as long as predicted, or nearly."""
 
 import heapq
 import itertools
@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.scheduler import Batch, Cause, CostFunction, Job, PackedCost, Plan, Refusal, Scheduler, SchedulerSettings
+from penstock.scheduler import (
+    Cause,
+    CostFunction,
+    Job,
+    LaneBatch,
+    LaneDriver,
+    PackedCost,
+    Refusal,
+    Scheduler,
+    SchedulerSettings,
+)
 
 # BERT-base in float16 on one H200, roughly: 0.35 ms at least, 50,000 sequences of 51 tokens a second.
 GPU = PackedCost(floor_s=3.5e-4, alpha_s=1e-4, beta_s=3.7e-7, gamma_s=0.0)
@@ -21,7 +31,7 @@ class Arrival(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of each job, by when it came."""
+    """The end of every job, by its arrival."""
 
     answered: list[tuple[float, float, float]] = field(default_factory=list)  # arrival, end, deadline
     refused: list[tuple[float, Cause]] = field(default_factory=list)  # arrival, cause
@@ -44,7 +54,7 @@ class Outcome:
 
 
 class Simulation:
-    """Drives a scheduler as the dispatcher does: one batch a lane, one more prepared ahead when a full one waits."""
+    """Drives the product's lane driver; arrivals go to the scheduler itself, since the driver's trials break proofs."""
 
     def __init__(
         self,
@@ -54,15 +64,15 @@ class Simulation:
         endless_bulk: Callable[[], int] | None = None,
         run_s: Callable[[float], float] = lambda predicted_s: predicted_s,
     ) -> None:
-        """`endless_bulk` gives the lengths of bulk jobs, of which there are always some; `run_s` what a batch takes."""
+        """`endless_bulk` gives the lengths of bulk jobs, of which some always wait; `run_s` what a batch takes."""
         self.scheduler = Scheduler(settings, cost)
+        self._driver = LaneDriver(self.scheduler, settings.num_lanes)
         self._settings = settings
         self._endless_bulk = endless_bulk
         self._run_s = run_s
         self._ids = itertools.count()
         self._jobs: dict[int, Job] = {}
-        self._ready: list[Batch] = []
-        self._running: list[tuple[float, int, Batch, float]] = []  # end, tie-breaker, batch, predicted end
+        self._running: list[tuple[float, int, LaneBatch]] = []  # end, tie-breaker, batch
         self._outcome = Outcome()
         self._is_over = False
 
@@ -78,15 +88,17 @@ class Simulation:
             moments += [wake_at] if wake_at is not None else []
             now = max(now, min(moments))
             while self._running and self._running[0][0] <= now:
-                end, _, batch, predicted_end = heapq.heappop(self._running)
-                self.scheduler.ended(batch.predicted_s, end - predicted_end, now)
-                self._finish(end, batch)
+                self._finish(heapq.heappop(self._running)[2], now)
             if upcoming and upcoming[0] <= now:
                 self._add(list(upcoming[1]), now)
                 upcoming = next(coming, None)
             self._is_over = upcoming is None
             self._refill_bulk(now)
-            wake_at = self._dispatch(now)
+            dispatch = self._driver.dispatch(now)
+            self._refuse(dispatch.refused)
+            for batch in dispatch.start:
+                self._begin(batch)
+            wake_at = dispatch.wake_at
         self._outcome.end = now
         return self._outcome
 
@@ -97,7 +109,7 @@ class Simulation:
             deadline = None if slo_s is None else arrival.at + slo_s
             jobs.append(Job(next(self._ids), arrival.num_tokens, arrival.at, deadline))
         self._jobs.update((job.id, job) for job in jobs)
-        self._refuse(self.scheduler.add(jobs, now, busy_s=self._busy_s(now)))
+        self._refuse(self.scheduler.add(jobs, now, busy_s=self._driver.busy_s(now)))
 
     def _refill_bulk(self, now: float) -> None:
         if self._endless_bulk is None or self._is_over or self.scheduler.num_queued > 2000:
@@ -106,37 +118,21 @@ class Simulation:
         self._jobs.update((job.id, job) for job in jobs)
         assert not self.scheduler.add(jobs, now)
 
-    def _dispatch(self, now: float) -> float | None:
-        lanes = self._settings.num_lanes
-        while len(self._running) < lanes or (not self._ready and self.scheduler.is_full):
-            if not self._ready:
-                idle = lanes - len(self._running)
-                ahead_s = self._running[0][3] - now if not idle else 0.0
-                decision = self.scheduler.poll(now, idle_lanes=max(1, idle), busy_s=max(0.0, ahead_s))
-                self._refuse(decision.refused)
-                if not isinstance(decision, Plan):
-                    return decision.wake_at
-                self._ready += decision.batches
-            if len(self._running) == lanes:
-                return None
-            batch = self._ready.pop(0)
-            heapq.heappush(
-                self._running, (now + self._run_s(batch.predicted_s), batch.ids[0], batch, now + batch.predicted_s)
-            )
-        return None
+    def _begin(self, batch: LaneBatch) -> None:
+        if batch.started is not None:
+            heapq.heappush(self._running, (batch.started + self._run_s(batch.predicted_s), batch.ids[0], batch))
 
-    def _busy_s(self, now: float) -> float:
-        running_s = sum(max(0.0, predicted_end - now) for _, _, _, predicted_end in self._running)
-        return (running_s + sum(batch.predicted_s for batch in self._ready)) / self._settings.num_lanes
-
-    def _finish(self, end: float, batch: Batch) -> None:
+    def _finish(self, batch: LaneBatch, now: float) -> None:
+        following = self._driver.finish(batch, now)
+        if following is not None:
+            self._begin(following)
         for job_id in batch.ids:
             job = self._jobs.pop(job_id)
             if job.bulk:
                 self._outcome.bulk_tokens += 0 if self._is_over else job.num_tokens
             else:
                 deadline = float("inf") if job.deadline is None else job.deadline
-                self._outcome.answered.append((job.arrival, end, deadline))
+                self._outcome.answered.append((job.arrival, now, deadline))
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:
         for refusal in refused:

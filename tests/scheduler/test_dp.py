@@ -392,7 +392,7 @@ def installed(tmp_path: Path) -> Path:
 
 def test_the_dp_runs_where_no_compiled_function_can_be_kept(installed: Path) -> None:
     """Neither beside the package nor in the user's cache folder, as in a read-only container."""
-    (installed / "penstock" / "scheduler" / "__pycache__").write_text("a file where the folder should be")
+    (installed / "penstock" / "scheduler" / "policies" / "__pycache__").write_text("a file where the folder should be")
     nowhere = {"PYTHONPATH": str(installed), "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", **QUICK}
     where = "import penstock.scheduler as s; print(s.__file__)\n"
     assert run_python(where + CUT, **nowhere).splitlines() == [
@@ -413,7 +413,7 @@ def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path, suffix: str
     """A process that was killed, or a disk that was full, may leave half an index or half a function."""
     environment = {"PYTHONPATH": str(installed), **QUICK}
     assert run_python(CUT, **environment).strip() == "((1, 3), (0, 2))"
-    kept = sorted((installed / "penstock" / "scheduler" / "__pycache__").glob(f"*.{suffix}"))
+    kept = sorted((installed / "penstock" / "scheduler" / "policies" / "__pycache__").glob(f"*.{suffix}"))
     assert len(kept) == 4
     for length, path in zip((0, 3, 20, 60), kept, strict=True):
         path.write_bytes(path.read_bytes()[:length])

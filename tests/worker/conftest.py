@@ -1,4 +1,4 @@
-"""Records and rows as the worker makes them, from the few words that a test cares about."""
+"""Records, requests and sequences as the worker makes them, from the few words that a test cares about."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
-from penstock.worker.requests.record import InFlight, Row, rows_of
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 REQUEST_TOPIC = "penstock.requests.tiny"
 
 
 @dataclass
 class FakeRecord:
-    """What aiokafka hands out, as plain data."""
+    """aiokafka's record, as plain data."""
 
     value: bytes | None = b""
     offset: int = 0
@@ -31,18 +32,18 @@ class FakeRecord:
 
 
 MakeRecord = Callable[..., FakeRecord]
-MakeRows = Callable[..., list[Row]]
+MakeSequences = Callable[..., list[PendingSequence]]
 
 
 @pytest.fixture
 def make_record() -> MakeRecord:
-    """A record of the request topic, addressed to `penstock.replies`, unless told otherwise."""
+    """A record of the request topic with the reply topic `penstock.replies`, unless told otherwise."""
     return FakeRecord
 
 
 @pytest.fixture
 def info() -> ModelInfo:
-    """A small model that can do both tasks."""
+    """A small model with two tasks."""
     return ModelInfo(
         name="tiny",
         revision="r1",
@@ -57,8 +58,8 @@ def info() -> ModelInfo:
 
 
 @pytest.fixture
-def make_rows() -> MakeRows:
-    """`make_rows([1, 2], [3])` is one accepted record of two sequences, keyed by their ids."""
+def make_sequences() -> MakeSequences:
+    """`make_sequences([1, 2], [3])` is one valid request of two sequences, keyed by their ids."""
     offsets = itertools.count()
 
     def make(
@@ -67,23 +68,15 @@ def make_rows() -> MakeRows:
         bulk: bool = False,
         task: str = "embed",
         options: Options | None = None,
-    ) -> list[Row]:
-        tokens = join_tokens(sequences)
-        request = Request("tiny", task, tokens=tokens, options=options or Options())
+    ) -> list[PendingSequence]:
+        message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
         n = len(sequences)
-        owner = InFlight(
-            record=FakeRecord(offset=next(offsets)),
-            address=ReplyAddress("penstock.replies", 0, b"id", None),
-            request=request,
-            deadline=deadline,
-            bulk=bulk,
-            arrived=0.0,
-            rows=[None] * n,
-            missing=n,
-        )
-        rows = rows_of(owner, [(np.array(ids, np.int32), None) for ids in sequences])
-        for row in rows:
-            row.key = row.token_ids.tobytes()
-        return rows
+        record = PendingRecord(FakeRecord(offset=next(offsets)), bulk_topic=False)
+        address = ReplyAddress("penstock.replies", 0, b"id", None)
+        request = PendingRequest(record, address, message, deadline, bulk, 0.0, [None] * n, n)
+        arrays = [np.array(ids, np.int32) for ids in sequences]
+        return [
+            PendingSequence(request, i, ids, None, TaskOptions(task), ids.tobytes()) for i, ids in enumerate(arrays)
+        ]
 
     return make

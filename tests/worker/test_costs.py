@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from penstock.cache import CostTables
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
 from penstock.scheduler import CorruptTable, LearnedCost
-from penstock.worker.batching.startup_costs import MeasuredCosts, cost_for, cost_key, default_cost_path, kept_costs
+from penstock.worker.batching.startup_costs import MeasuredCosts, cost_for, cost_key, kept_costs
+from penstock.worker.resolved_settings import default_cost_path
 
 MODEL = "some/null"
 CAPS: dict[str, Any] = {"max_sequences": 64, "max_tokens": 512}

@@ -1,4 +1,4 @@
-"""The worker's settings: every one from the environment, none silently ignored or defaulted."""
+"""The worker's settings: given, from the environment, or resolved for an engine; never ignored or replaced."""
 
 import math
 import subprocess
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.engine import NullEngine
+from penstock.engine import ModelInfo, NullEngine
 from penstock.worker import WorkerSettings
-from penstock.worker.process import suited
-from penstock.worker.settings import scheduler_settings
+from penstock.worker.resolved_settings import resolve, scheduler_settings
+
+CPU = NullEngine(name="tiny").info
+GPU = replace(CPU, device="NVIDIA H200", dtype="float16")
 
 
 def make(**fields: Any) -> WorkerSettings:
@@ -56,7 +58,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"served_name": "n" * 215},
     ],
 )
-def test_a_wrong_setting_is_refused_and_never_replaced(wrong: dict[str, object]) -> None:
+def test_a_wrong_setting_is_rejected_and_never_replaced(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         make(model="m", **wrong)
 
@@ -66,24 +68,29 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 
 def test_the_scheduler_counts_in_seconds() -> None:
-    chosen = make(model="m", max_wait_ms=2, slo_ms=100, max_batch_tokens=512, bulk_slice_ms=3)
-    settings = scheduler_settings(chosen, num_lanes=2, padded=False)
+    chosen = make(model="m", max_wait_ms=2, slo_ms=100, max_batch_tokens=512, bulk_slice_ms=3, lanes=2)
+    settings = scheduler_settings(resolve(chosen, CPU))
     assert (settings.max_wait_s, settings.slo_s, settings.bulk_slice_s) == (0.002, 0.1, 0.003)
     assert (settings.max_batch_tokens, settings.num_lanes) == (512, 2)
 
 
-def test_nothing_is_refused_for_lateness_unless_somebody_sets_a_deadline() -> None:
-    assert scheduler_settings(make(model="m"), num_lanes=1, padded=False).slo_s is None
+def test_without_an_objective_the_scheduler_knows_no_deadline() -> None:
+    assert scheduler_settings(resolve(make(model="m"), CPU)).slo_s is None
 
 
 @pytest.mark.parametrize(
-    ("padded", "chosen", "expected"), [(False, None, "fifo"), (True, None, "dp"), (True, "fifo", "fifo")]
+    ("padded", "given", "expected"),
+    [
+        (False, {}, "fifo"),
+        (True, {}, "dp"),
+        (True, {"partition": "auto"}, "dp"),
+        (True, {"partition": "fifo"}, "fifo"),
+        (False, {"partition": "dp"}, "dp"),
+    ],
 )
-def test_the_partition_is_what_is_right_for_the_engine_unless_chosen(
-    padded: bool, chosen: str | None, expected: str
-) -> None:
-    settings = scheduler_settings(make(model="m", partition=chosen), num_lanes=1, padded=padded)
-    assert settings.partition == expected
+def test_the_partition_follows_the_engine_unless_given(padded: bool, given: dict[str, str], expected: str) -> None:
+    settings = resolve(make(model="m", **given), replace(CPU, padded=padded))
+    assert scheduler_settings(settings).partition == expected
 
 
 def test_reading_settings_loads_no_model_library() -> None:
@@ -91,16 +98,51 @@ def test_reading_settings_loads_no_model_library() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class NullGpu(NullEngine):
-    """As a GPU's engine looks from outside."""
+@pytest.mark.parametrize(
+    ("info", "given", "expected"),
+    [
+        (CPU, {}, (1024, 256)),
+        (GPU, {}, (16_384, 1024)),
+        (GPU, {"max_batch_sequences": 7}, (16_384, 7)),
+        (GPU, {"max_batch_tokens": 1024, "max_batch_sequences": 256}, (1024, 256)),
+    ],
+)
+def test_batch_caps_follow_the_device_unless_given(
+    info: ModelInfo, given: dict[str, int], expected: tuple[int, int]
+) -> None:
+    settings = resolve(make(model="m", **given), info)
+    assert (settings.max_batch_tokens, settings.max_batch_sequences) == expected
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._info = replace(self._info, device="NVIDIA H200")
+
+def test_lanes_follow_the_device_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
+    assert resolve(make(model="m"), CPU).lanes == 3
+    assert resolve(make(model="m"), GPU).lanes == 1
+    assert resolve(make(model="m", lanes=2), GPU).lanes == 2
 
 
-def test_caps_that_nobody_chose_are_a_gpus_on_a_gpu() -> None:
-    on_cpu = suited(make(model="m"), NullEngine())
-    assert (on_cpu.max_batch_tokens, on_cpu.max_batch_sequences) == (1024, 256)
-    on_gpu = suited(make(model="m", max_batch_sequences=7), NullGpu())
-    assert (on_gpu.max_batch_tokens, on_gpu.max_batch_sequences) == (16_384, 7)
+def test_names_follow_the_model_unless_given() -> None:
+    settings = resolve(make(model="m"), CPU)
+    assert settings.served_name == "tiny"
+    assert (settings.topic, settings.group_id) == ("penstock.requests.tiny", "penstock.tiny")
+    settings = resolve(make(model="m", topic="t", group_id="g"), CPU)
+    assert (settings.topic, settings.group_id) == ("t", "g")
+
+
+def test_every_resolved_setting_has_one_reason() -> None:
+    settings = resolve(make(model="m", device="cuda", dtype="auto", lanes=2), GPU)
+    reasons = settings.reasons
+    assert sorted(name for names in reasons.values() for name in names) == sorted(WorkerSettings.model_fields)
+    assert reasons["given"] == ["device", "lanes", "model"]
+    assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens"]
+    assert reasons["default for a packed engine"] == ["partition"]
+    assert reasons["default for model tiny"] == ["group_id", "served_name", "topic"]
+    assert reasons["found for this model and machine"] == ["dtype", "engine"]
+    assert "max_wait_ms" in reasons["default"]
+
+
+def test_a_resolved_setting_is_never_open() -> None:
+    settings = resolve(make(model="m"), GPU)
+    may_be_open = {"head", "slo_ms", "cache_path", "metrics_port", "log_format"}
+    open_settings = {name for name, value in settings if value in (None, "auto")}
+    assert open_settings <= may_be_open

@@ -1,42 +1,17 @@
-"""A batch on its way through the engine: its rows as flat arrays, and what is told of it afterwards."""
+"""Sequences as the engine's flat arrays, and the statistics of a batch that ran."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
-from penstock.worker.batching.single_flight import deadline_of
-from penstock.worker.requests.record import Row
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Rows that run together."""
-
-    rows: list[Row]
-    trigger: str
-    partition: str
-    predicted_s: float
-    started: float | None = None  # monotonic seconds when a lane took it up; None: it waits for one
-
-    def left_s(self, now: float) -> float:
-        """Predicted seconds until it is done, once a lane has it."""
-        return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
-
-    def late_end_s(self, now: float) -> float:
-        """By how much later than predicted it ends, if it ends now; nan for one that no lane took up."""
-        return math.nan if self.started is None else now - self.started - self.predicted_s
-
-    def late_s(self, row: Row) -> float:
-        """By how much the row's deadline had passed when a lane took the batch up; not above 0: it had not."""
-        return -math.inf if self.started is None else self.started - deadline_of(row)
+from penstock.engine.types import PackedBatch, TaskOptions
+from penstock.worker.requests.request import PendingSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a batch's time depends on."""
+    """The quantities that a batch's time depends on."""
 
     tokens: int
     squares: int  # sum of squared lengths
@@ -46,10 +21,11 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """What one batch was, for replies, logs, metrics and the cost model."""
+    """One batch that ran, for replies, logs, metrics and the cost model."""
 
     trigger: str
     partition: str
+    dp_gain: float  # share of FIFO's predicted seconds that the partition saved; 0 where FIFO was taken
     sums: Sums
     predicted_s: float
     device_s: float
@@ -60,26 +36,18 @@ class BatchStats:
         return 1.0 - self.sums.tokens / (self.sums.count * self.sums.longest)
 
 
-def sums_of(rows: Sequence[Row]) -> Sums:
-    """The sums over the rows' lengths."""
-    lengths = [len(row.token_ids) for row in rows]
+def sums_of(sequences: Sequence[PendingSequence]) -> Sums:
+    """The sums over the sequences' lengths."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
     return Sums(sum(lengths), sum([length * length for length in lengths]), max(lengths), len(lengths))
 
 
-def pack(rows: Sequence[Row]) -> PackedBatch:
-    """The engine's view of rows: flat arrays, nothing else."""
-    lengths = [len(row.token_ids) for row in rows]
-    cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    types = None
-    if any(row.token_type_ids is not None for row in rows):
-        types = np.concatenate([_types(row) for row in rows])
-    token_ids = np.concatenate([row.token_ids for row in rows])
-    return PackedBatch(token_ids, cu_seqlens, max(lengths), types, [row.options for row in rows])
-
-
-def _types(row: Row) -> Int32Array:
-    return row.token_type_ids if row.token_type_ids is not None else np.zeros(len(row.token_ids), np.int32)
+def pack(sequences: Sequence[PendingSequence]) -> PackedBatch:
+    """Lay sequences end to end, in their order, without padding."""
+    options = [sequence.options for sequence in sequences]
+    return PackedBatch.of(
+        [sequence.token_ids for sequence in sequences], options, [sequence.token_type_ids for sequence in sequences]
+    )
 
 
 def health_probe(options: TaskOptions) -> PackedBatch:

@@ -1,6 +1,6 @@
-"""Deadlines that are missed, and requests that are refused so as not to miss them: the error that tells each, by cause.
+"""Errors of requests that missed their deadline or were rejected because they would have, one class for each cause.
 
-Both kinds of `Expired` have their own class here, so that they can be counted apart; on the wire they are one code.
+Both kinds of `Expired` are one code on the wire; their classes let metrics count them apart.
 """
 
 from typing import ClassVar
@@ -10,22 +10,22 @@ from penstock.scheduler import Cause
 
 
 class ArrivedLate(Expired):
-    """The deadline had passed before this worker had the request."""
+    """The deadline had passed before this worker read the request."""
 
     cause: ClassVar[Cause] = Cause.ARRIVED_LATE
 
 
 class LateInQueue(Expired):
-    """It was admitted, and can no longer be met."""
+    """The request was admitted, and its deadline passed or can no longer be met."""
 
     cause: ClassVar[Cause] = Cause.QUEUED
 
 
-_ABSURD_S = 365 * 86400.0  # a deadline in seconds, or in something else
+_ABSURD_S = 365 * 86400.0  # a deadline given in seconds, or in another unit
 
 
-def refusal_error(cause: Cause, late_s: float) -> PenstockError:
-    """The answer to a request that is not run. `late_s`: how late it is, or would be."""
+def deadline_error(cause: Cause, late_s: float) -> PenstockError:
+    """The error for a request that is not run; `late_s` is how late its answer is, or would be."""
     late_ms = f"{late_s * 1e3:,.0f} ms" if late_s < _ABSURD_S else "years (it is given in milliseconds since 1970)"
     match cause:
         case Cause.ARRIVED_LATE:
@@ -37,14 +37,14 @@ def refusal_error(cause: Cause, late_s: float) -> PenstockError:
             )
         case Cause.OVERLOADED:
             return Overloaded(
-                f"The answer would come {late_ms} too late, after all that waits before it. Send again later, allow "
-                "more time, or start more workers."
+                f"The answer would come {late_ms} too late, given the current queue. Send again later, allow more "
+                "time, or start more workers."
             )
     raise RuntimeError(f"No error is known for the cause {cause!r}. This is a bug.")
 
 
 def cause_of(error: PenstockError) -> Cause | None:
-    """Why the request was not run, as far as time is the reason."""
+    """The cause of an error by `deadline_error`; None for any other error."""
     if isinstance(error, Overloaded):
         return Cause.OVERLOADED
     return error.cause if isinstance(error, ArrivedLate | LateInQueue) else None

@@ -1,89 +1,91 @@
-"""Single flight with urgency: rows alike are computed once, for the one among them that can wait least."""
+"""Single flight with urgency: equal sequences are computed once, with the class and deadline of the most urgent."""
 
 import math
 from collections.abc import Iterable
 
-from penstock.worker.requests.record import Row
+from penstock.worker.requests.request import PendingSequence
 
 
-class Flights:
-    """Which rows wait for which computation. Pure bookkeeping, on the worker's event loop only.
+class SingleFlight:
+    """Which sequences share which computation. Pure bookkeeping; called on the worker's event loop only.
 
-    Rows of equal keys fly together. One of them leads: its class and its deadline are those of the job that waits for
-    the engine. While it waits, a row that can wait less takes the lead over; from `start` on nobody can.
+    Sequences with equal keys form a flight. While the flight's job is queued, one sequence leads it: the job has the
+    leader's class and deadline. A more urgent sequence that joins replaces the leader. After `start` the leader is
+    fixed.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, list[Row]] = {}
-        self._leaders: dict[bytes, Row] = {}  # of the flights whose job waits
+        self._flights: dict[bytes, list[PendingSequence]] = {}
+        self._leaders: dict[bytes, PendingSequence] = {}  # of flights whose job is queued
 
-    def join(self, rows: Iterable[Row]) -> list[Row]:
-        """Add rows. Returns those that should get a job: one for each flight that is new, or has a less urgent leader.
+    def join(self, sequences: Iterable[PendingSequence]) -> list[PendingSequence]:
+        """Add sequences. Returns those that need a job: one for each flight that is new or has a less urgent leader.
 
-        The caller then says for each whether it leads (`lead`) or is refused (`refuse`).
+        For each of these the caller then calls `promote`, or `late_with` if its job was rejected.
         """
-        contenders: dict[bytes, Row] = {}
-        for row in rows:
-            flight = self._rows.get(row.key)
+        candidates: dict[bytes, PendingSequence] = {}
+        for sequence in sequences:
+            flight = self._flights.get(sequence.key)
             if flight is None:
-                self._rows[row.key] = [row]
-                contenders[row.key] = row
+                self._flights[sequence.key] = [sequence]
+                candidates[sequence.key] = sequence
                 continue
-            flight.append(row)
-            ahead = contenders.get(row.key) or self._leaders.get(row.key)
-            if ahead is not None and urgency(row) < urgency(ahead):
-                contenders[row.key] = row
-        return list(contenders.values())
+            flight.append(sequence)
+            ahead = candidates.get(sequence.key) or self._leaders.get(sequence.key)
+            if ahead is not None and urgency(sequence) < urgency(ahead):
+                candidates[sequence.key] = sequence
+        return list(candidates.values())
 
-    def lead(self, row: Row) -> Row | None:
-        """The row's job waits now. Returns the row whose job it replaces, if there is one."""
-        former = self._leaders.get(row.key)
-        self._leaders[row.key] = row
+    def promote(self, sequence: PendingSequence) -> PendingSequence | None:
+        """The sequence's job is queued. Returns the leader that it replaces: the caller removes that one's job."""
+        former = self._leaders.get(sequence.key)
+        self._leaders[sequence.key] = sequence
         return former
 
-    def start(self, row: Row) -> None:
-        """The leader's job does not wait any longer: it runs, or it was refused or taken back."""
-        del self._leaders[row.key]
+    def start(self, sequence: PendingSequence) -> None:
+        """The leader's job has left the queue: planned, rejected or removed."""
+        del self._leaders[sequence.key]
 
-    def refuse(self, row: Row, late_s: float) -> list[tuple[Row, float]]:
-        """A row would be `late_s` late. Returns whoever would be late with it, and how late: their records end.
+    def late_with(self, sequence: PendingSequence, late_s: float) -> list[tuple[PendingSequence, float]]:
+        """The sequences of a flight that are late if `sequence` is late by `late_s`, with the lateness of each.
 
-        The row is among them. Those that the flight's present leader, if there is one, is for stay.
+        `sequence` is the first. Sequences that the queued leader's job serves in time are not among them.
         """
-        done_at = deadline_of(row) + late_s
-        late = [(other, done_at - deadline_of(other)) for other in self._rivals(row) if other is not row]
-        return [(row, late_s), *[(other, by_s) for other, by_s in late if by_s > 0]]
+        done_at = deadline_of(sequence) + late_s
+        late = [(other, done_at - deadline_of(other)) for other in self._unserved(sequence) if other is not sequence]
+        return [(sequence, late_s), *[(other, by_s) for other, by_s in late if by_s > 0]]
 
-    def heir(self, row: Row) -> Row | None:
-        """The row that should have a job in place of this one, which has none any longer; None: nobody needs one.
+    def next_leader(self, former: PendingSequence) -> PendingSequence | None:
+        """The sequence that needs a job now that `former` has none; None if no sequence of the flight needs one.
 
-        Rows of records that were answered with an error leave here; a flight that nobody waits for is over.
+        Sequences of failed requests leave the flight here. A flight without sequences ends.
         """
-        if row.key not in self._rows:
+        if former.key not in self._flights:
             return None
-        living = [other for other in self._rows[row.key] if not other.owner.failed]
-        if not living:
-            del self._rows[row.key]
+        alive = [other for other in self._flights[former.key] if not other.request.is_failed]
+        if not alive:
+            del self._flights[former.key]
             return None
-        self._rows[row.key] = living
-        return min(self._rivals(row), key=urgency, default=None)
+        self._flights[former.key] = alive
+        return min(self._unserved(former), key=urgency, default=None)
 
-    def finish(self, row: Row) -> list[Row]:
-        """The computation has ended. Returns all rows that wait for it, in the order they came."""
-        return [other for other in self._rows.pop(row.key) if not other.owner.failed]
+    def finish(self, sequence: PendingSequence) -> list[PendingSequence]:
+        """End the flight. Returns its sequences in the order they joined, without those of failed requests."""
+        return [other for other in self._flights.pop(sequence.key) if not other.request.is_failed]
 
-    def _rivals(self, row: Row) -> list[Row]:
-        """The rows of its flight that can wait less than the leader; all, where there is none."""
-        leader = self._leaders.get(row.key)
-        flight = self._rows[row.key]
+    def _unserved(self, sequence: PendingSequence) -> list[PendingSequence]:
+        """The sequences of the flight that are more urgent than its leader; all without a leader."""
+        leader = self._leaders.get(sequence.key)
+        flight = self._flights[sequence.key]
         return flight if leader is None else [other for other in flight if urgency(other) < urgency(leader)]
 
 
-def deadline_of(row: Row) -> float:
-    """On the worker's monotonic clock, seconds; infinite when there is none."""
-    return math.inf if row.owner.deadline is None else row.owner.deadline
+def deadline_of(sequence: PendingSequence) -> float:
+    """The deadline in monotonic seconds; infinite without one."""
+    deadline = sequence.request.deadline
+    return math.inf if deadline is None else deadline
 
 
-def urgency(row: Row) -> tuple[bool, float]:
-    """Less is more urgent: online before bulk, then by deadline."""
-    return row.owner.bulk, deadline_of(row)
+def urgency(sequence: PendingSequence) -> tuple[bool, float]:
+    """The sort key of urgency, most urgent first: online before bulk, then by deadline."""
+    return sequence.request.bulk, deadline_of(sequence)

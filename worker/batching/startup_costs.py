@@ -1,7 +1,6 @@
 """Where a worker's cost model comes from: the file of an earlier run, or a few seconds of measuring."""
 
 import math
-import os
 import time
 from dataclasses import astuple, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -175,11 +174,6 @@ def _is_installed(package: str) -> bool:
         return bool(version(package))
     except PackageNotFoundError:
         return False
-
-
-def default_cost_path() -> Path:
-    """Where tables are kept when nobody says where: by the XDG base directory specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "costs.sqlite"
 
 
 def _check_fit(table: CostTable) -> None:

@@ -1,15 +1,13 @@
-"""Back-pressure: how much the worker holds in memory, whether that is enough, and how much of it may be bulk."""
+"""Back-pressure: what the worker holds in memory, its bounds, and the share of each that bulk records may take."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.worker.requests.record import KafkaRecord
-
-_ROWS_A_RECORD = 8  # of `max_in_flight`: 65,536 rows by default, about half a kilobyte each while they wait
-_REQUEST_BYTES = 256 * 1024 * 1024  # many large records pause the intake before small ones do
-_REPLY_BYTES = 64 * 1024 * 1024  # some 40,000 vectors of MiniLM: what a broker takes in well under a second, or is away
-_BULK_SHARE = 0.5  # of each bound: however much comes by the bulk topic, the rest is left to online requests
-_ROOM = 0.75  # a quarter must be free before fetching goes on, so that it does not flutter
+_SEQUENCES_PER_RECORD = 8  # of `max_in_flight`: 65,536 sequences by default, about half a kilobyte each in the queue
+_REQUEST_BYTES = 256 * 1024 * 1024  # many large records pause fetching before small ones do
+_REPLY_BYTES = 64 * 1024 * 1024  # some 40,000 vectors of MiniLM: a broker that is there takes them in under a second
+_BULK_SHARE = 0.5  # of each bound: the rest stays free for online records
+_ROOM = 0.75  # fetching goes on when a quarter of each bound is free, so that it does not alternate at the bound
 
 
 @dataclass(slots=True)
@@ -17,83 +15,69 @@ class _Counts:
     """What is held of one topic's records."""
 
     records: int = 0  # polled and not finished
-    request_bytes: int = 0  # of those records' values
-    rows: int = 0  # sequences admitted whose record has neither its answer nor its error yet
+    request_bytes: int = 0  # values of those records
+    sequences: int = 0  # queued, of records without an answer
 
 
-class Held:
-    """Counts, changed by those who take and let go. Called on the worker's event loop only.
+class Backpressure:
+    """Counts what is held, and says when to fetch. Called on the worker's event loop only.
 
-    A fetch of small records can bring more than there is room for. What bulk holds beyond its share does not count
-    against online requests: they would be kept out by it.
+    A fetch of small records can exceed the bounds. Bulk beyond its share does not count against online records, or a
+    large fetch of bulk would stop them.
     """
 
-    def __init__(self, max_records: int, bulk_topic: str) -> None:
+    def __init__(self, max_records: int) -> None:
         self._max_records = max_records
-        self._bulk_topic = bulk_topic
-        self._online = _Counts()
-        self._bulk = _Counts()
+        self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
         self.reply_bytes = 0  # of answers that the broker has not acknowledged
 
     @property
-    def records(self) -> int:
-        """How many records were polled and are not finished."""
-        return self._online.records + self._bulk.records
+    def num_records(self) -> int:
+        """Records polled and not finished, of both topics."""
+        return self._counts[False].records + self._counts[True].records
 
-    def take(self, record: KafkaRecord) -> None:
-        """A record was polled."""
-        counts = self._of(record)
-        counts.records += 1
-        counts.request_bytes += len(record.value or b"")
+    def add_records(self, num_records: int, num_bytes: int, *, bulk: bool) -> None:
+        """Records were polled; with negative numbers, they are finished or released."""
+        counts = self._counts[bulk]
+        counts.records += num_records
+        counts.request_bytes += num_bytes
 
-    def let_go(self, record: KafkaRecord) -> None:
-        """A record is finished, or left to its partition's next owner."""
-        counts = self._of(record)
-        counts.records -= 1
-        counts.request_bytes -= len(record.value or b"")
-
-    def add_rows(self, record: KafkaRecord, num_rows: int) -> None:
-        """A record was admitted: so many sequences wait for its answer or its error."""
-        self._of(record).rows += num_rows
-
-    def drop_rows(self, record: KafkaRecord, num_rows: int) -> None:
-        """The record of these sequences has its answer or its error."""
-        self._of(record).rows -= num_rows
+    def add_sequences(self, num_sequences: int, *, bulk: bool) -> None:
+        """Sequences were queued; with a negative number, their record was answered."""
+        self._counts[bulk].sequences += num_sequences
 
     def can_admit(self, *, bulk: bool = False) -> bool:
-        """Whether what was polled, of the bulk topic or of the other, may be made into rows.
+        """Whether records of the fetch buffer may be validated and queued.
 
-        Looks only at what ends without further admission.
+        Looks only at sequences and replies, which end without another admission.
         """
-        return max(self._rows_and_replies(bulk)) < 1
+        return max(self._sequences_and_replies(bulk)) < 1
 
     def is_full(self, *, bulk: bool = False) -> bool:
-        """Time to stop polling the bulk topic, or the other."""
+        """Whether to pause the topic."""
         return self._used(bulk) >= 1
 
     def has_room(self, *, bulk: bool = False) -> bool:
-        """Time to go on."""
+        """Whether to resume the topic."""
         return self._used(bulk) < _ROOM
 
     def _used(self, bulk: bool) -> float:
-        """Of all bounds, the share that is used of the nearest."""
-        online, other = self._online, self._bulk
+        """The used share of the bound that is nearest to exhaustion."""
+        online, other = self._counts[False], self._counts[True]
         return max(
             _share(online.records, other.records, self._max_records, bulk),
             _share(online.request_bytes, other.request_bytes, _REQUEST_BYTES, bulk),
-            *self._rows_and_replies(bulk),
+            *self._sequences_and_replies(bulk),
         )
 
-    def _rows_and_replies(self, bulk: bool) -> Iterable[float]:
-        yield _share(self._online.rows, self._bulk.rows, self._max_records * _ROWS_A_RECORD, bulk)
+    def _sequences_and_replies(self, bulk: bool) -> Iterator[float]:
+        max_sequences = self._max_records * _SEQUENCES_PER_RECORD
+        yield _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
         yield self.reply_bytes / (_REPLY_BYTES * (_BULK_SHARE if bulk else 1))
-
-    def _of(self, record: KafkaRecord) -> _Counts:
-        return self._bulk if record.topic == self._bulk_topic else self._online
 
 
 def _share(online: int, bulk: int, bound: int, for_bulk: bool) -> float:
-    """How much of a bound is used, as bulk or as online records see it."""
+    """The share of a bound that is used, from the view of bulk or of online records."""
     bulk_bound = bound * _BULK_SHARE
     if for_bulk:
         return max(bulk / bulk_bound, (online + bulk) / bound)

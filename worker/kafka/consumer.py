@@ -1,10 +1,11 @@
-"""Records in: one consumer-group member, with aiokafka's traps kept in one place.
+"""The worker's membership in the consumer group. The constraints of aiokafka (0.14) are dealt with here:
 
-Its habits that shape this file (aiokafka 0.14): `pause` throws away what was fetched and its flags are lost at each
-rebalance; a position moves when records are handed out, not when they are done; not polling for max_poll_interval_ms
-leaves the group; an error of one partition takes with it what the same `getmany` had taken of the others, and their
-positions have moved; `stop` calls no rebalance listener; commits during a rebalance fail, as they should; the session
-is kept alive on the event loop, so nothing here may block it.
+- `pause` discards what was fetched, and a rebalance loses its flags.
+- A position moves when records are handed out, not when they are done.
+- A consumer that does not poll for max_poll_interval_ms leaves the group.
+- An error of one partition discards what the same `getmany` had taken of the others, whose positions have moved.
+- `stop` calls no rebalance listener. Commits during a rebalance fail, as they should.
+- Heartbeats run on the event loop, so nothing here may block it.
 """
 
 import asyncio
@@ -15,22 +16,22 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
-from penstock.worker.kafka import header_names as lenient
+from penstock.worker.kafka import header_names
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import KafkaRecord
 
 _RETRY_S = 1.0
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
-_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a full one leaves room for the other
+_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a fetch full of one leaves room for the other
 
 log = structlog.get_logger("penstock.consumer")
 
-Taken = Callable[[Sequence[KafkaRecord]], None]
-Revoked = Callable[[set[TopicPartition]], Awaitable[None]]
+Received = Callable[[Sequence[KafkaRecord]], None]
+Rebalanced = Callable[[set[TopicPartition]], Awaitable[None]]
 
 
 class Consumer:
-    """The worker's one group membership: polls at all times, pauses for back-pressure, commits what it is told to."""
+    """Polls at all times, pauses topics for back-pressure, commits the offsets that it is given."""
 
     def __init__(
         self,
@@ -40,19 +41,19 @@ class Consumer:
         *,
         fetch_max_wait_ms: int,
         drain_s: float,
-        taken: Taken,
-        revoked: Revoked,
+        received: Received,
+        revoked: Rebalanced,
     ) -> None:
-        """`taken` gets the records of one partition, in their order, before anything can happen to the assignment.
-
-        `revoked` finishes or abandons what was taken of the given partitions, within `drain_s`.
+        """Args:
+        received: gets the records of one partition, in their order, before the assignment can change.
+        revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
-        self._taken = taken
+        self._received = received
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -61,14 +62,14 @@ class Consumer:
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
 
     async def start(self) -> None:
-        """Join the group; waits for the broker, logging, as long as it takes."""
-        lenient.install()
+        """Join the group. Waits for the broker without end, and logs that it does."""
+        header_names.install()
         self._consumer = await connect(self._make_consumer)
         self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
     async def stop(self, timeout_s: float) -> None:
-        """Leave the group, within `timeout_s`. What should be committed must have been."""
+        """Leave the group, within `timeout_s`. Commits nothing."""
         if self._watching is not None:
             self._watching.cancel()
         if self._consumer is not None:
@@ -76,10 +77,10 @@ class Consumer:
             await disconnect(consumer, timeout_s)
 
     async def poll(self, timeout_ms: int) -> None:
-        """Hand out all that was fetched. Must be called all the time, also while paused: it keeps the membership.
+        """Hand out everything that was fetched. Must be called at all times, also while paused, to stay a member.
 
-        The number of records is bounded by the sizes of a fetch alone, because aiokafka fetches nothing more from a
-        broker while a part of its last answer is left.
+        The fetch sizes bound the number of records: aiokafka fetches nothing more from a broker while part of its last
+        answer is left.
         """
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
@@ -90,7 +91,7 @@ class Consumer:
             await self._poll_each()
 
     async def _poll_each(self) -> None:
-        """What was fetched, one partition at a time: the others go on beside one that cannot be read."""
+        """Hand out what was fetched, one partition at a time, so that one unreadable partition stops no other."""
         for source in self._joined.assignment():
             try:
                 self._hand_out(await self._joined.getmany(source, timeout_ms=0))
@@ -98,21 +99,21 @@ class Consumer:
                 log.warning("partition_unreadable", partition=_name(source), error=repr(error))
 
     def _hand_out(self, polled: Mapping[TopicPartition, list[KafkaRecord]]) -> None:
-        """Called in the very step in which aiokafka lets go of the records, so that a revocation finds them all.
+        """Runs in the same step of the event loop in which `getmany` returns.
 
-        Kept over an `await`, they could outlive their assignment, and be taken for records of the next one.
+        Records kept over an `await` could outlive their assignment, and be mistaken for records of the next one.
         """
         for source, records in polled.items():
             self._next[source] = records[-1].offset + 1
-            self._taken(records)
+            self._received(records)
 
     async def _seek_back(self) -> None:
-        """To what each partition should bring next; waits for a broker that is away."""
+        """Set each partition's position to the record after the last handed out. Waits for a broker that is away."""
         for source in self._joined.assignment():
             while True:
                 try:
                     offset = self._next.get(source)
-                    if offset is None:  # nothing taken since the assignment: where the group left it, or the beginning
+                    if offset is None:  # nothing handed out since the assignment: the group's offset, or the beginning
                         offset = await self._joined.committed(source) or 0
                     self._joined.seek(source, offset)
                     break
@@ -123,19 +124,19 @@ class Consumer:
                     await asyncio.sleep(_RETRY_S)
 
     def pause(self, topic: str) -> None:
-        """Stop fetching a topic until `resume`; `poll` goes on and returns nothing new of it."""
+        """Stop fetching a topic until `resume`. `poll` must go on; it hands out nothing of the topic."""
         if topic not in self._paused:
             self._paused.add(topic)
             self._joined.pause(*self._partitions(topic))
 
     def resume(self, topic: str) -> None:
-        """Fetch it again."""
+        """Fetch a paused topic again."""
         if topic in self._paused:
             self._paused.remove(topic)
             self._joined.resume(*self._partitions(topic))
 
     async def commit(self, offsets: Mapping[Source, int]) -> bool:
-        """Commit the next offsets to read; false when the group is rebalancing or the broker is away: try again."""
+        """Commit the next offsets to read. False when the group is rebalancing or the broker is away: try again."""
         try:
             await self._joined.commit({TopicPartition(*source): offset for source, offset in offsets.items()})
         except (CommitFailedError, IllegalStateError) as error:
@@ -147,7 +148,7 @@ class Consumer:
         return True
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where the assigned partitions end now; waits for a broker that is away."""
+        """The present ends of the assigned partitions. Waits for a broker that is away."""
         while True:
             try:
                 return dict(await self._joined.end_offsets(list(self._joined.assignment())))
@@ -156,16 +157,16 @@ class Consumer:
                 await asyncio.sleep(_RETRY_S)
 
     async def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether every partition that is still this worker's has been handed out up to its end."""
+        """Whether every partition that is still assigned has been handed out up to its end."""
         try:
             mine = self._joined.assignment()
             return all([await self._joined.position(source) >= end for source, end in ends.items() if source in mine])
         except (IllegalStateError, KafkaError):
-            return False  # a rebalance came in between; the next turn knows more
+            return False  # a rebalance came in between: ask again
 
     @property
     def is_paused(self) -> bool:
-        """Whether fetching is stopped, of any topic."""
+        """Whether any topic is paused."""
         return bool(self._paused)
 
     @property
@@ -185,7 +186,7 @@ class Consumer:
             enable_auto_commit=False,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             auto_offset_reset="earliest",
-            # A rebalance waits for the drain; a member that takes longer loses its partitions, not its answers.
+            # A rebalance waits for the drain. A member that takes longer loses its partitions, not its answers.
             rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
             max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
             fetch_max_bytes=_FETCH_BYTES,
@@ -205,14 +206,14 @@ class Consumer:
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
         log.info("partitions_assigned", partitions=_names(sources))
-        self._paused.clear()  # a rebalance forgets the flags
+        self._paused.clear()  # a rebalance loses the flags
         self.assigned.set()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no type information
-    """aiokafka logs and swallows what a listener raises; here it is logged as the bug it is."""
+    """Logs what the callbacks raise as a bug; aiokafka swallows it."""
 
-    def __init__(self, revoked: Revoked, assigned: Revoked) -> None:
+    def __init__(self, revoked: Rebalanced, assigned: Rebalanced) -> None:
         self._revoked = revoked
         self._assigned = assigned
 

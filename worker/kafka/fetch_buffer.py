@@ -1,56 +1,60 @@
-"""Records between the poll and their admission: two queues, so that online ones never wait behind bulk."""
+"""Records between the poll and validation: a queue for each topic, so that online records never wait behind bulk."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.record import KafkaRecord, PendingRecord
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """How much is admitted at a time."""
+class _Bounds:
+    """The size of one slice."""
 
     max_records: int
     max_bytes: int  # of values; a larger record is a slice of its own
 
 
 # The engine starts on the first records while the last are still being decoded: 256 small ones, or as few as hold some
-# 32,000 texts of one letter. Of bulk so few that what comes online meanwhile does not notice.
-_ONLINE = _Slice(256, 64 * 1024)
-_BULK = _Slice(32, 16 * 1024)
+# 32,000 texts of one letter. Bulk slices are so small that an online record hardly waits for one.
+_ONLINE = _Bounds(256, 64 * 1024)
+_BULK = _Bounds(32, 16 * 1024)
 
 
-class Polled:
-    """What was polled of the request topic and of the bulk topic, each in its order."""
+class FetchBuffer:
+    """What was polled from the two topics, each in its order. Records enter it received and leave admitted or released.
 
-    def __init__(self, bulk_topic: str) -> None:
-        self._bulk_topic = bulk_topic
-        self._online: deque[KafkaRecord] = deque()
-        self._bulk: deque[KafkaRecord] = deque()
+    A revocation releases all of it, so every record here is of a partition that this worker has.
+    """
 
-    def put(self, records: Sequence[KafkaRecord]) -> None:
-        """Add records of one partition, in their order."""
-        (self._bulk if records[0].topic == self._bulk_topic else self._online).extend(records)
+    def __init__(self, ledger: RecordLedger) -> None:
+        self._ledger = ledger
+        self._records: dict[bool, deque[PendingRecord]] = {False: deque(), True: deque()}  # by whether bulk
 
-    def waits(self, *, bulk: bool) -> bool:
-        """Whether there are records of that topic."""
-        return bool(self._bulk if bulk else self._online)
+    def put(self, originals: Sequence[KafkaRecord]) -> None:
+        """Add polled records of one partition, in their order."""
+        records = self._ledger.receive(originals)
+        self._records[records[0].bulk_topic].extend(records)
 
-    def take_slice(self, *, bulk: bool) -> list[KafkaRecord]:
-        """Some of the oldest records of that topic, at least one if there are any."""
-        records, size = (self._bulk, _BULK) if bulk else (self._online, _ONLINE)
-        taken: list[KafkaRecord] = []
+    def has_records(self, *, bulk: bool) -> bool:
+        """Whether records of the bulk topic, or of the other, are here."""
+        return bool(self._records[bulk])
+
+    def take_slice(self, *, bulk: bool) -> list[PendingRecord]:
+        """Admit some of the oldest records of one topic: at least one, if there are any."""
+        records, bounds = self._records[bulk], _BULK if bulk else _ONLINE
+        taken: list[PendingRecord] = []
         num_bytes = 0
-        while records and len(taken) < size.max_records and num_bytes < size.max_bytes:
+        while records and len(taken) < bounds.max_records and num_bytes < bounds.max_bytes:
             record = records.popleft()
-            num_bytes += len(record.value or b"")
+            num_bytes += len(record.original.value or b"")
             taken.append(record)
+        self._ledger.admit(taken)
         return taken
 
-    def take_all(self) -> list[KafkaRecord]:
-        """Everything."""
-        records = [*self._online, *self._bulk]
-        self._online.clear()
-        self._bulk.clear()
-        return records
+    def release(self) -> None:
+        """Give everything up: it will be read again from where the commits end."""
+        for records in self._records.values():
+            self._ledger.release(records)
+            records.clear()

@@ -1,8 +1,7 @@
-"""Header names that are not UTF-8: aiokafka cannot read such a record, nor any other of its fetch.
+"""Reads records whose header names are not UTF-8, which aiokafka cannot: it fails on the whole fetch.
 
-The protocol says UTF-8, no broker checks it, and one such record would end every worker that reads it. Here the batch
-it is in is read once more by aiokafka's own Python parser, with `UNREADABLE` in the place of the name; batches without
-such a name, nearly all, are read as ever.
+The protocol demands UTF-8 but brokers do not check it, so one such record would end every worker that reads it. Its
+batch is read again by aiokafka's Python parser, with `UNREADABLE` in place of the name. Others are read as usual.
 """
 
 from collections.abc import Iterator
@@ -17,22 +16,22 @@ UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
 
 
 def install() -> None:
-    """Have every aiokafka consumer of this process read this way; aiokafka (0.14) has no door for it."""
+    """Replace the parser of every aiokafka consumer in this process; aiokafka (0.14) has no public way to do so."""
     fetcher.MemoryRecords = LenientRecords
 
 
 class LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # aiokafka has no type information
-    """What one fetch brought from one partition, batch after batch."""
+    """The batches that one fetch brought from one partition."""
 
     def next_batch(self) -> Any:
-        """The next batch; it is iterated once."""
+        """The next batch, which can be iterated once."""
         raw = self._next_slice
         batch = super().next_batch()
         return _Batch(batch, raw) if isinstance(batch, DefaultRecordBatch) else batch
 
 
 class _Batch:
-    """A batch of aiokafka's, but for its iteration."""
+    """aiokafka's batch with another iteration."""
 
     def __init__(self, batch: DefaultRecordBatch, raw: memoryview) -> None:
         self._batch = batch
@@ -47,7 +46,7 @@ class _Batch:
     def __iter__(self) -> Iterator[Any]:
         try:
             return iter(list(self._batch))
-        except (UnicodeDecodeError, CorruptRecordException):  # the Python parser makes the one of the other
+        except (UnicodeDecodeError, CorruptRecordException):  # the Python parser wraps the former in the latter
             return _LenientBatch(self._raw)
 
 
@@ -59,7 +58,7 @@ class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # as above
 
 
 class _LenientBytes(bytearray):
-    """What the parser reads from. It slices out each header name, and decodes the slice."""
+    """The parser's buffer: the parser decodes a slice of it for each header name."""
 
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)

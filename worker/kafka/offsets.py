@@ -1,16 +1,15 @@
-"""Which offsets may be committed: per partition, the contiguous finished prefix, and nothing beyond it."""
+"""Offsets that may be committed: each partition's contiguous finished prefix, and nothing beyond it."""
 
 from collections import deque
 
-Source = tuple[str, int]  # topic and partition; equal to the TopicPartition that aiokafka calls it
+Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
 
 class OffsetTracker:
     """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
 
-    `start` is called for every record in the order of its partition, `finish` once its answer is acknowledged, in any
-    order. A record that will be read again (after `forget`, by another worker or by this one) may still finish here,
-    unheeded.
+    `start` is called in the order of the partition, `finish` in any order, when the answer is acknowledged. After
+    `forget` a record is read again, by this worker or another; its first reading may still finish here, without effect.
     """
 
     def __init__(self) -> None:
@@ -20,17 +19,17 @@ class OffsetTracker:
         self._num_unfinished = 0
 
     def start(self, source: Source, offset: int) -> None:
-        """A record was taken from its partition."""
+        """A record was admitted."""
         started = self._started.setdefault(source, deque())
         if started and offset <= started[-1]:
-            # The topic was made anew, or the group's offset reset: what was known of the partition is void.
+            # The topic was created again or the group's offset was reset: earlier offsets mean nothing now.
             self.forget({source})
             started = self._started.setdefault(source, deque())
         started.append(offset)
         self._num_unfinished += 1
 
     def finish(self, source: Source, offset: int) -> None:
-        """A record's answer is acknowledged, or there is none to give."""
+        """A record's answer is acknowledged."""
         started = self._started.get(source)
         if not started or not started[0] <= offset <= started[-1]:
             return
@@ -45,18 +44,18 @@ class OffsetTracker:
             self._committable[source] = first + 1
 
     def take_committable(self) -> dict[Source, int]:
-        """Next offset to read for each partition whose prefix grew since the last call."""
+        """The next offset to read of each partition whose prefix grew since the last call."""
         committable, self._committable = self._committable, {}
         return committable
 
     def put_back(self, offsets: dict[Source, int]) -> None:
-        """A commit failed: offer these again, unless a later one is there already or the partition is gone."""
+        """A commit failed: offer these again, unless there is a later one or the partition was revoked."""
         for source, offset in offsets.items():
             if source in self._started and source not in self._committable:
                 self._committable[source] = offset
 
     def forget(self, sources: set[Source]) -> None:
-        """These partitions belong to another worker now."""
+        """These partitions were revoked."""
         for source in sources:
             started = self._started.pop(source, ())
             finished = self._finished.pop(source, ())

@@ -1,37 +1,37 @@
-"""Results on their way into the cache: gathered while one write runs, so that no answer ever waits for the disk."""
+"""Writes results to the cache behind the replies, so that no reply waits for the disk."""
 
 import asyncio
 from collections.abc import Mapping
 
 from penstock.cache import ResponseCache
 
-_MOST_WAITING_BYTES = 64 * 1024 * 1024  # a disk slower than the engine loses cache entries, never memory
+_MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a disk slower than the engine costs cache entries, never memory
 
 
-class WriteBack:
-    """One write at a time, behind the answers."""
+class CacheWriter:
+    """Runs one write at a time. Results that come meanwhile are gathered for the next."""
 
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
-        self._waiting: dict[bytes, bytes] = {}
-        self._waiting_bytes = 0
-        self._writer: asyncio.Task[None] | None = None
+        self._queued: dict[bytes, bytes] = {}
+        self._queued_bytes = 0
+        self._writing: asyncio.Task[None] | None = None
 
     def put(self, items: Mapping[bytes, bytes]) -> None:
-        """Keep these results, sometime soon. Called on the event loop."""
-        if self._waiting_bytes < _MOST_WAITING_BYTES:
-            self._waiting.update(items)
-            self._waiting_bytes += sum(map(len, items.values()))
-        if self._writer is None and self._waiting:
-            self._writer = asyncio.create_task(self._write())
+        """Queue results by key. Called on the event loop."""
+        if self._queued_bytes < _MAX_QUEUED_BYTES:
+            self._queued.update(items)
+            self._queued_bytes += sum(map(len, items.values()))
+        if self._writing is None and self._queued:
+            self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Write what waits."""
-        if self._writer is not None:
-            await self._writer
+        """Write what is queued."""
+        if self._writing is not None:
+            await self._writing
 
     async def _write(self) -> None:
-        while self._waiting:
-            items, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        while self._queued:
+            items, self._queued, self._queued_bytes = self._queued, {}, 0
             await self._cache.put_many(items)
-        self._writer = None
+        self._writing = None

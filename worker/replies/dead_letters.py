@@ -1,4 +1,4 @@
-"""Dead letters: the original of a record that could not be processed, or as much of it as the broker takes."""
+"""Dead letters: the originals of records that could not be processed, or as much of each as the broker takes."""
 
 import asyncio
 import hashlib
@@ -15,17 +15,17 @@ from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.requests.record import KafkaRecord
 
 _RETRY_S = 5.0
-# Room for the largest request that there is, and for its headers. A record that came compressed can be far larger, and
-# beyond socket.request.max.bytes (usually 100 MiB) a broker closes the connection instead of refusing the record.
+# Room for the largest request and its headers. A record that came compressed can be far larger, and beyond
+# socket.request.max.bytes (usually 100 MiB) a broker closes the connection instead of refusing the record.
 _MAX_LETTER_BYTES = 2 * MAX_RECORD_BYTES
-_HEADER_BYTES = 8  # of a header, beside its name and value, at most
+_HEADER_BYTES = 8  # at most, for one header beside its name and value
 
 log = structlog.get_logger("penstock.dead_letters")
 
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
-    """One form of a dead letter; each later form of the same record leaves out more."""
+    """One form of a dead letter. Each later form of the same record leaves out more."""
 
     key: bytes
     value: bytes | None
@@ -39,17 +39,17 @@ class _Letter:
 
 
 class DeadLetters:
-    """Keeps originals beside the request topic. Called on the event loop only."""
+    """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
     def keep(self, record: KafkaRecord, code: str, reason: str, done: Callable[[], None]) -> None:
-        """Put a record's dead letter. `done` is called once, when the broker has it or will never take it.
+        """Write a record's dead letter. `done` is called once, when the broker has it or can never take it.
 
-        A letter that is too large is put again with less in it: without the value, at last with nothing of the
-        original but its place. While there is no topic that may be written to it is tried again for ever, and `done`
-        is not called, so that the record's offset stays uncommitted.
+        A letter that is too large is written again with less in it: without the value, at last with the position
+        alone. While the topic cannot be written to, the letter is retried without end and `done` is not called, so
+        that the record's offset stays uncommitted.
         """
         reasons = [
             (ERROR_CODE, code.encode()),
@@ -61,20 +61,20 @@ class DeadLetters:
 
     def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], done: Callable[[], None]) -> None:
         topic = dead_letter_topic(record.topic)
-        place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        position = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
         def sent(error: KafkaError | None) -> None:
             if error is None:
                 if letter.left_out:
-                    log.warning("dead_letter_kept_in_part", left_out=letter.left_out, **place)
+                    log.warning("dead_letter_kept_in_part", left_out=letter.left_out, **position)
                 done()
             elif not isinstance(error, MessageSizeTooLargeError):
-                log.error("dead_letter_undeliverable", error=repr(error), retry_s=_RETRY_S, **place)
+                log.error("dead_letter_undeliverable", error=repr(error), retry_s=_RETRY_S, **position)
                 asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, sendable)
             elif (next_letter := next(shorter, None)) is not None:
                 self._put(record, next_letter, shorter, done)
             else:
-                log.error("dead_letter_lost", error=repr(error), letter_bytes=letter.num_bytes, **place)
+                log.error("dead_letter_lost", error=repr(error), letter_bytes=letter.num_bytes, **position)
                 done()
 
         sendable = OutRecord(letter.key, letter.value, letter.headers, sent)
@@ -85,7 +85,7 @@ class DeadLetters:
 
 
 def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
-    """The whole record; all but its value; its place alone. What is left out is told by its size."""
+    """The forms of a letter: whole, without the value, the position alone. Headers tell the sizes left out."""
     key = record.key if record.key is not None else reply_key(record)
     yield _Letter(key, record.value, [*record.headers, *reasons], left_out="")
     notes: list[tuple[str, bytes]] = []
@@ -101,6 +101,6 @@ def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
 
 
 def reply_key(record: KafkaRecord) -> bytes:
-    """The same for every answer to one record, also after a crash and a second run, so that duplicates show."""
+    """The key of every answer to one record: a hash of its position, so that clients can drop duplicates."""
     source = f"{record.topic}-{record.partition}-{record.offset}"
     return hashlib.blake2b(source.encode(), digest_size=16).digest()

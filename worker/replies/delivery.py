@@ -1,100 +1,104 @@
-"""Answers out: replies, error replies and dead letters; a record is finished when the broker has acknowledged them."""
+"""The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
 from collections.abc import Callable
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.errors import InvalidRequest
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import encode_error, encode_reply
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Reply
-from penstock.worker.kafka.backpressure import Held
+from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.dead_letters import DeadLetters, reply_key
-from penstock.worker.requests.record import InFlight, KafkaRecord
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingRequest, Rejection
 
 log = structlog.get_logger("penstock.delivery")
 
-Finished = Callable[[KafkaRecord], None]
-
 
 class Delivery:
-    """Sends what a record is owed. `finished` is called once a record, when everything it is owed is acknowledged."""
+    """Sends what a record is owed, and calls `acknowledged` once a record, when the broker has all of it."""
 
-    def __init__(self, outbox: Outbox, held: Held, finished: Finished) -> None:
+    def __init__(
+        self, outbox: Outbox, backpressure: Backpressure, acknowledged: Callable[[PendingRecord], None]
+    ) -> None:
         self._outbox = outbox
         self._dead_letters = DeadLetters(outbox)
-        self._held = held
-        self._finished = finished
+        self._backpressure = backpressure
+        self._acknowledged = acknowledged
 
-    def reply(self, inflight: InFlight, reply: Reply) -> None:
+    def reply(self, request: PendingRequest, reply: Reply) -> None:
         """Answer a record with its results."""
-        record = inflight.record
+        record, address = request.record, request.address
         value = encode_reply(reply)
 
         def done(error: KafkaError | None) -> None:
-            self._held.reply_bytes -= len(value)
+            self._backpressure.reply_bytes -= len(value)
             if error is None:
-                self._finished(record)
+                self._acknowledged(record)
             elif isinstance(error, MessageSizeTooLargeError):
-                # The address is good, so whoever waits there is told: with fewer sequences the reply may fit.
-                self.refuse(record, inflight.address, _reply_too_large(len(value)))
+                # The address is good, so the client is told: with fewer sequences the reply may fit.
+                self.reject(Rejection(record, address, _reply_too_large(len(value))))
             else:
-                self._undeliverable(record, error)
+                self._keep_undeliverable(record, error)
 
-        self._send_reply(record, inflight.address, value, done)
+        self._send(record, address, value, done)
 
-    def refuse(self, record: KafkaRecord, address: ReplyAddress | None, error: PenstockError) -> None:
-        """Answer a record with an error, and keep the original as a dead letter.
+    def reject(self, rejection: Rejection) -> None:
+        """Answer a record with an error. Keep the original as a dead letter, unless the client may retry.
 
-        `address` is None when the record names no place that may be answered: then the dead letter is all there is.
-        There is none of what its sender is told to send again: under overload that would be twice the work for nothing.
+        Without an address the dead letter is the only answer. A dead letter of a request that is sent again, as under
+        overload, would double the work for nothing.
         """
+        record, address, error = rejection.record, rejection.address, rejection.error
         log.info(
             "request_refused",
             code=error.code,
             reason=error.message[:500],
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
+            topic=record.original.topic,
+            partition=record.original.partition,
+            offset=record.original.offset,
             answered=address is not None,
         )
         is_kept = address is None or not error.retriable
-        owed = (address is not None) + is_kept
+        num_owed = (address is not None) + is_kept
 
         def done() -> None:
-            nonlocal owed
-            owed -= 1
-            if owed == 0:
-                self._finished(record)
+            nonlocal num_owed
+            num_owed -= 1
+            if num_owed == 0:
+                self._acknowledged(record)
 
         if address is not None:
             value = encode_error(error)
 
             def answered(problem: KafkaError | None) -> None:
-                self._held.reply_bytes -= len(value)
+                self._backpressure.reply_bytes -= len(value)
                 if problem is not None:
-                    log.warning("error_reply_undeliverable", offset=record.offset, error=repr(problem))
+                    log.warning("error_reply_undeliverable", offset=record.original.offset, error=repr(problem))
                 done()
 
-            self._send_reply(record, address, value, answered)
+            self._send(record, address, value, answered)
         if is_kept:
-            self._dead_letters.keep(record, error.code, error.message, done)
+            self._dead_letters.keep(record.original, error.code, error.message, done)
 
-    def _send_reply(
-        self, record: KafkaRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]
+    def _send(
+        self, record: PendingRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]
     ) -> None:
-        self._held.reply_bytes += len(value)
-        self._outbox.put(address.topic, address.partition, OutRecord(reply_key(record), value, address.headers(), done))
+        self._backpressure.reply_bytes += len(value)
+        answer = OutRecord(reply_key(record.original), value, address.headers(), done)
+        self._outbox.put(address.topic, address.partition, answer)
 
-    def _undeliverable(self, record: KafkaRecord, error: KafkaError) -> None:
+    def _keep_undeliverable(self, record: PendingRecord, error: KafkaError) -> None:
         """The reply topic does not take the answer: a dead letter says so, so that the request is not lost."""
-        log.warning("reply_undeliverable", partition=record.partition, offset=record.offset, error=repr(error))
+        original = record.original
+        log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
         reason = f"The reply could not be delivered: {error!r}"
-        self._dead_letters.keep(record, "backend", reason, lambda: self._finished(record))
+        self._dead_letters.keep(original, "backend", reason, lambda: self._acknowledged(record))
 
 
 def _reply_too_large(num_bytes: int) -> InvalidRequest:
-    """As for a reply that intake foresees to be too large; clients then send the same in parts."""
+    """As for a reply that validation foresees to be too large; clients then send the same in parts."""
     return InvalidRequest(f"The reply of {num_bytes:,} bytes is larger than its topic takes; send fewer sequences.")

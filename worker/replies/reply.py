@@ -1,5 +1,6 @@
-"""From a record's rows to its reply: vectors and scores of pairs as they are, other scores as labels."""
+"""The reply to a complete request: vectors and scores of pairs as they are, other scores as labels."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -7,42 +8,43 @@ import numpy.typing as npt
 
 from penstock.engine.types import Float32Array, ModelInfo
 from penstock.producer.wire.messages import Classification, Reply, TokenTable
-from penstock.worker.requests.record import InFlight
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 
-def make_reply(inflight: InFlight, info: ModelInfo) -> Reply:
-    """The answer to a record whose rows are all there."""
-    rows = [row for row in inflight.rows if row is not None]
-    if len(rows) != len(inflight.rows):
-        raise RuntimeError("A reply was made before all rows were there. This is a bug.")
+def make_reply(request: PendingRequest, info: ModelInfo) -> Reply:
+    """The reply with the results of all sequences, in the request's order."""
+    results = [result for result in request.results if result is not None]
+    if len(results) != len(request.results):
+        raise RuntimeError("A reply was made before all results were there. This is a bug.")
     return Reply(
         model=info.name,
         revision=info.revision,
-        cached=inflight.cached,
-        timing=inflight.timing_ms,
-        batch=inflight.batch,
-        **_answer(inflight, info, rows),
+        cached=request.num_cached,
+        timing=request.timing_ms,
+        batch=request.batch,
+        **_content(request, info, results),
     )
 
 
-def _answer(inflight: InFlight, info: ModelInfo, rows: list[Float32Array]) -> dict[str, Any]:
-    """The field of the reply that holds its rows."""
-    options = inflight.request.options
-    match inflight.request.task:
+def _content(request: PendingRequest, info: ModelInfo, results: list[Float32Array]) -> dict[str, Any]:
+    """The field of the reply that holds the results."""
+    options = request.message.options
+    match request.message.task:
         case "embed":
-            return {"vectors": _stack(rows).astype(options.dtype, copy=False)}
+            return {"vectors": _stack(results).astype(options.dtype, copy=False)}
         case "classify":
-            return {"classes": _classify(_stack(rows), info.labels, options.top_k)}
+            return {"classes": _classify(_stack(results), info.labels, options.top_k)}
         case "rerank":
-            return {"scores": tuple([float(row[0]) for row in rows])}
+            return {"scores": tuple([float(result[0]) for result in results])}
         case "token_classify":
-            return {"tokens": _token_table(inflight, rows, info.labels)}
+            return {"tokens": _token_table(request, results, info.labels)}
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
 
 
-def _stack(rows: list[Float32Array]) -> Float32Array:
-    return rows[0].reshape(1, -1) if len(rows) == 1 else np.stack(rows)
+def _stack(results: list[Float32Array]) -> Float32Array:
+    return results[0].reshape(1, -1) if len(results) == 1 else np.stack(results)
 
 
 def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tuple[Classification, ...]:
@@ -55,21 +57,32 @@ def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tupl
     )
 
 
-def _token_table(inflight: InFlight, rows: list[Float32Array], labels: tuple[str, ...]) -> TokenTable:
-    """Rows come from the engine as [L, C] and from the cache flat."""
-    options = inflight.request.options
-    scores = np.concatenate([row.reshape(-1, len(labels)) for row in rows])
+def _token_table(request: PendingRequest, results: list[Float32Array], labels: tuple[str, ...]) -> TokenTable:
+    """Results come from the engine as [L, C] and from the cache flat."""
+    options = request.message.options
+    scores = np.concatenate([result.reshape(-1, len(labels)) for result in results])
     best_first, best_scores = _best(scores, options.top_k)
     return TokenTable(
         names=labels,
-        lens=tuple([row.size // len(labels) for row in rows]),
+        lens=tuple([result.size // len(labels) for result in results]),
         classes=best_first.astype(np.uint16),
         scores=best_scores.astype(options.dtype, copy=False),
-        spans=np.concatenate(inflight.spans) if inflight.spans else None,
+        spans=np.concatenate(request.spans) if request.spans else None,
     )
 
 
 def _best(scores: Float32Array, top_k: int) -> tuple[npt.NDArray[np.intp], Float32Array]:
-    """Of each row the `top_k` (0: all) best columns, the best first, and their scores."""
+    """The `top_k` (0: all) best columns of each row, best first, and their scores: two arrays [rows, k]."""
     best_first = np.argsort(-scores, axis=1, kind="stable")[:, : top_k or scores.shape[1]]
     return best_first, np.take_along_axis(scores, best_first, axis=1)
+
+
+def note_batch(stats: BatchStats, results: Iterable[tuple[PendingSequence, Float32Array]], now: float) -> None:
+    """Note in the requests of these results, for their replies, which batch computed them and how long it took."""
+    batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
+    compute_ms = round(stats.device_s * 1e3, 3)
+    for sequence, _ in results:
+        request = sequence.request
+        request.timing_ms["schedule"] = round(max(0.0, now - sequence.queued_at - stats.device_s) * 1e3, 3)
+        request.timing_ms["compute"] = compute_ms
+        request.batch = batch

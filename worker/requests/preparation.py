@@ -1,118 +1,146 @@
-"""From Kafka records to rows: decode, check, tokenize, key. What cannot be accepted is refused on the way."""
+"""The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import structlog
 
 from penstock.cache import KeySpace
-from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, UnsupportedTask
+from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
+from penstock.producer.errors import BackendError, BadTokenId, EmptyInput, InvalidRequest, TooLong, UnsupportedTask
 from penstock.producer.tokenization import Encoded, Tokenizer
-from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.messages import Text
-from penstock.worker.requests.record import InFlight, KafkaRecord, Row, rows_of
-from penstock.worker.requests.validation import Intake
+from penstock.producer.wire.messages import Text, Tokens
+from penstock.worker.requests.reply_bounds import ReplyBounds
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+from penstock.worker.requests.validation import first_error
 
-log = structlog.get_logger("penstock.admission")
+log = structlog.get_logger("penstock.preparation")
 
-Refuse = Callable[[KafkaRecord, ReplyAddress | None, PenstockError], None]
+_Ids = tuple[Int32Array, Int32Array | None]  # token ids; token types, None: all zero
+_Prepared = tuple[list[PendingSequence], list[Rejection]]
 
 
-class Admission:
-    """Turns polled records into rows ready for the cache and the scheduler."""
+class RequestPreparer:
+    """Splits, tokenizes, bounds and keys the sequences of requests."""
 
-    def __init__(self, intake: Intake, info: ModelInfo, tokenizer: Tokenizer | None, refuse: Refuse) -> None:
-        """`refuse` is called at once for each record that is at fault."""
-        self._intake = intake
+    def __init__(self, info: ModelInfo, bounds: ReplyBounds, tokenizer: Tokenizer | None) -> None:
+        """Without a `tokenizer`, requests with text are rejected."""
         self._info = info
+        self._bounds = bounds
         self._tokenizer = tokenizer
-        self._refuse = refuse
 
-    async def rows(self, records: Sequence[KafkaRecord], now: float, unix_now: float) -> list[Row]:
-        """Rows of every record that can be served, keyed. One tokenizer call for all texts that want the same of it."""
-        rows: list[Row] = []
-        texts: dict[tuple[bool, bool], list[InFlight]] = {}  # by what the tokenizer is to do
-        for record in records:
-            inflight = self._accept(record, now, unix_now)
-            if inflight is None:
+    async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
+        """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
+        sequences: list[PendingSequence] = []
+        rejections: list[Rejection] = []
+        texts: dict[tuple[bool, bool], list[PendingRequest]] = {}  # by truncate, spans
+        for request in requests:
+            tokens = request.message.tokens
+            if tokens is None:
+                wanted = request.message.options.truncate, request.message.task == "token_classify"
+                texts.setdefault(wanted, []).append(request)
                 continue
-            if inflight.request.tokens is None:
-                texts.setdefault(_wants(inflight), []).append(inflight)
-            else:
-                rows += self._rows_from_tokens(inflight)
+            try:
+                sequences += self._fit(request, self._split(tokens))
+            except InvalidRequest as error:
+                rejections.append(Rejection(request.record, request.address, error))
         for (truncate, spans), chosen in texts.items():
-            rows += await self._rows_from_texts(chosen, truncate, spans)
-        return rows
+            prepared, rejected = await self._tokenize(chosen, truncate, spans)
+            sequences += prepared
+            rejections += rejected
+        return sequences, rejections
 
-    def _accept(self, record: KafkaRecord, now: float, unix_now: float) -> InFlight | None:
-        address: ReplyAddress | None = None
-        try:
-            address = self._intake.address(record)
-            return self._intake.accept(record, address, now, unix_now)
-        except PenstockError as error:
-            self._refuse(record, address, error)
-            return None
+    def _split(self, tokens: Tokens) -> list[_Ids]:
+        """The sequences of token ids of a request. Raises BadTokenId."""
+        ids = tokens.ids.view(np.int32)
+        sequences = [ids] if len(tokens.lens) == 1 else np.split(ids, np.cumsum(tokens.lens[:-1]))
+        size = self._info.vocab_size
+        if tokens.ids.max() >= size:
+            highest = [int(sequence.view(np.uint32).max()) for sequence in sequences]
+            message = f"Token ids must be below {size}. Given: "
+            raise first_error({i: BadTokenId(f"{message}{high}") for i, high in enumerate(highest) if high >= size})
+        return [(sequence, None) for sequence in sequences]
 
-    def _rows_from_tokens(self, inflight: InFlight) -> list[Row]:
-        request = inflight.request
-        if request.tokens is None:
-            raise RuntimeError("A text request was taken for one of token ids. This is a bug.")
-        try:
-            return self._keyed(rows_of(inflight, self._intake.sequences_from_tokens(request, request.tokens)))
-        except InvalidRequest as error:
-            self._refuse(inflight.record, inflight.address, error)
-            return []
-
-    async def _rows_from_texts(self, inflights: list[InFlight], truncate: bool, spans: bool) -> list[Row]:
-        """One tokenizer call for all; should it fail, one a record, so that only the culprit is refused."""
+    async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> _Prepared:
+        """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
-            for inflight in inflights:
-                self._refuse(inflight.record, inflight.address, error)
-            return []
-        texts: list[Text] = [text for inflight in inflights for text in inflight.request.text or ()]
+            return [], [Rejection(request.record, request.address, error) for request in requests]
+        texts: list[Text] = [text for request in requests for text in request.message.text or ()]
         try:
             encoded = await self._tokenizer.encode_async(
                 texts, truncate=truncate, max_tokens=self._info.max_tokens, spans=spans
             )
         except Exception as problem:
-            log.exception("tokenizer_failed", records=len(inflights), texts=len(texts))
-            if len(inflights) == 1:
+            log.exception("tokenizer_failed", records=len(requests), texts=len(texts))
+            if len(requests) == 1:
                 failure = BackendError(f"The tokenizer failed on this text: {problem!r}"[:500])
-                self._refuse(inflights[0].record, inflights[0].address, failure)
-                return []
-            return [row for inflight in inflights for row in await self._rows_from_texts([inflight], truncate, spans)]
-        return self._rows_from_encoded(inflights, encoded)
+                return [], [Rejection(requests[0].record, requests[0].address, failure)]
+            parts = [await self._tokenize([request], truncate, spans) for request in requests]
+            return [one for part, _ in parts for one in part], [one for _, part in parts for one in part]
+        return self._collect(requests, encoded)
 
-    def _rows_from_encoded(self, inflights: list[InFlight], encoded: Sequence[Encoded]) -> list[Row]:
-        rows: list[Row] = []
+    def _collect(self, requests: list[PendingRequest], encoded: Sequence[Encoded]) -> _Prepared:
+        sequences: list[PendingSequence] = []
+        rejections: list[Rejection] = []
         start = 0
-        for inflight in inflights:
-            stop = start + inflight.request.num_sequences
-            mine = [(sequence.ids, sequence.token_type_ids) for sequence in encoded[start:stop]]
-            inflight.spans = [sequence.spans for sequence in encoded[start:stop] if sequence.spans is not None]
-            start = stop
+        for request in requests:
+            own = encoded[start : start + request.message.num_sequences]
+            start += len(own)
+            request.spans = [sequence.spans for sequence in own if sequence.spans is not None]
             try:
-                rows += self._keyed(rows_of(inflight, self._intake.fit(inflight.request, mine)))
+                sequences += self._fit(request, [(sequence.ids, sequence.token_type_ids) for sequence in own])
             except InvalidRequest as error:
-                self._refuse(inflight.record, inflight.address, error)
-        return rows
+                rejections.append(Rejection(request.record, request.address, error))
+        return sequences, rejections
 
-    def _keyed(self, rows: list[Row]) -> list[Row]:
-        options = rows[0].options
-        space = _key_space(self._info.revision, self._info.dtype, options.task, options.pooling, options.normalize)
-        for row in rows:
-            types = row.token_type_ids
-            row.key = space.key(row.token_ids.tobytes(), None if types is None else types.tobytes())
-        return rows
+    def _fit(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
+        """Bound sequences to the model's maximum: cut them if the request allows it. A cut keeps the last id, which
+        ends the sequence of a tokenized text.
+
+        Raises:
+            EmptyInput, TooLong: with the sequences at fault.
+            InvalidRequest: more tokens than can be classified in one record.
+        """
+        message, max_tokens = request.message, self._info.max_tokens
+        lengths = [len(ids) for ids, _ in sequences]
+        longest = max(lengths)
+        if 0 in lengths:
+            raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
+        if longest > max_tokens and not message.options.truncate:
+            limit = f"`inputs` must have at most {max_tokens} tokens. Given: "
+            raise first_error({i: TooLong(f"{limit}{n}") for i, n in enumerate(lengths) if n > max_tokens})
+        if message.task == "token_classify":
+            self._bounds.check_tokens(message, sum([min(length, max_tokens) for length in lengths]))
+        if longest > max_tokens:
+            sequences = [_cut(sequence, max_tokens) for sequence in sequences]
+        return self._keyed(request, sequences)
+
+    def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
+        info, wanted = self._info, request.message.options
+        options, keys = _options_and_keys(
+            info.revision, info.dtype, request.message.task, wanted.pooling, wanted.normalize
+        )
+        return [
+            PendingSequence(
+                request, i, ids, types, options, keys.key(ids.tobytes(), None if types is None else types.tobytes())
+            )
+            for i, (ids, types) in enumerate(sequences)
+        ]
 
 
-def _wants(inflight: InFlight) -> tuple[bool, bool]:
-    """Whether the tokenizer is to cut what is too long, and to say where tokens stand."""
-    return inflight.request.options.truncate, inflight.request.task == "token_classify"
+def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
+    ids, types = sequence
+    if len(ids) <= max_tokens:
+        return sequence
+    kept = np.concatenate([ids[: max_tokens - 1], ids[-1:]])
+    return kept, None if types is None else np.concatenate([types[: max_tokens - 1], types[-1:]])
 
 
 @functools.lru_cache(maxsize=256)
-def _key_space(revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None) -> KeySpace:
-    return KeySpace(revision, dtype, task, pooling, normalize)
+def _options_and_keys(
+    revision: str, dtype: str, task: str, pooling: str | None, normalize: bool | None
+) -> tuple[TaskOptions, KeySpace]:
+    """What all requests with equal options share."""
+    return TaskOptions(task, pooling, normalize), KeySpace(revision, dtype, task, pooling, normalize)

@@ -1,63 +1,93 @@
-"""How much waits and how well it is predicted: gauges once a second, and a log event every ten while there is work."""
+"""Counts answers, rejections and batches; shows load once a second, and logs it every ten seconds under work."""
 
+import asyncio
 import math
+import time
 from collections import Counter
-from collections.abc import Callable
 
 import structlog
 
-from penstock.scheduler import Cause, LearnedCost, Scheduler
-from penstock.worker.requests.record import InFlight
+from penstock.producer.errors import PenstockError
+from penstock.scheduler import Cause, LaneDriver, LearnedCost
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.deadline_errors import cause_of
+from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics
 
-TICK_S = 1.0
+_TICK_S = 1.0
 _LOG_EVERY_S = 10.0
+_PREDICTED_WRONG = "predicted_wrong"  # beside the causes of rejection: answered after its deadline
+_MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, _PREDICTED_WRONG)
 
-PREDICTED_WRONG = "predicted_wrong"  # beside the causes of refusal: a batch for it was answered after its deadline
-_MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, PREDICTED_WRONG)
-
-log = structlog.get_logger("penstock.load")
+log = structlog.get_logger("penstock.load_monitor")
 
 
-class Load:
-    """What the worker tells of its load. Called on the worker's event loop only."""
+class LoadMonitor:
+    """Called on the worker's event loop only; times are monotonic seconds."""
 
-    def __init__(
-        self, scheduler: Scheduler, cost: LearnedCost, metrics: Metrics, *, busy_s: Callable[[], float]
-    ) -> None:
-        """`busy_s`: predicted seconds until the lanes have worked off what has been planned."""
-        self._scheduler = scheduler
+    def __init__(self, driver: LaneDriver, cost: LearnedCost, metrics: Metrics) -> None:
+        self._driver = driver
         self._cost = cost
         self._metrics = metrics
-        self._busy_s = busy_s
+        self._answered_ok = metrics.requests.labels("ok")
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
 
-    def batch_done(self) -> None:
-        """A batch ran."""
-        self._since_logged["batches"] += 1
+    def answered(self, request: PendingRequest, now: float) -> None:
+        """Count a request that is answered with its results."""
+        self._answered_ok.inc()
+        self._metrics.latency[request.bulk].observe(now - request.arrived)
+        if request.deadline is not None and now > request.deadline:
+            # Nothing was predicted of a request without jobs: its results came from the cache or from other requests.
+            self._missed(_PREDICTED_WRONG if request.job_ids else Cause.QUEUED)
 
-    def missed(self, cause: str) -> None:
-        """A record missed its deadline, or was refused for it: a `Cause`, or PREDICTED_WRONG."""
-        self._since_logged[cause] += 1
-        if cause == Cause.OVERLOADED:
+    def rejected(self, error: PenstockError) -> None:
+        """Count a record that is answered with an error."""
+        self._metrics.requests.labels(error.code).inc()
+        cause = cause_of(error)
+        if cause is Cause.OVERLOADED:
+            self._since_logged[cause] += 1
             self._metrics.overload_refusals.inc()
-        else:
-            self._metrics.deadline_misses.labels(cause).inc()
+        elif cause is not None:
+            self._missed(cause)
+
+    def batch_done(self, stats: BatchStats) -> None:
+        """Count and log a batch that ran."""
+        self._since_logged["batches"] += 1
+        self._metrics.observe_batch(stats)
+        log.info(
+            "batch_done",
+            trigger=stats.trigger,
+            partition=stats.partition,
+            dp_gain=round(stats.dp_gain, 4),
+            sequences=stats.sums.count,
+            tokens=stats.sums.tokens,
+            max_seqlen=stats.sums.longest,
+            padding_avoided=round(stats.padding_avoided, 4),
+            predicted_s=round(stats.predicted_s, 6),
+            device_s=round(stats.device_s, 6),
+        )
+
+    async def run(self) -> None:
+        """Call `tick` once a second, until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.tick(time.monotonic())
 
     def tick(self, now: float) -> None:
-        """Called every TICK_S; `now` is monotonic, in seconds."""
-        backlog_s = self._busy_s() + self._scheduler.backlog_s
+        """Show the load, and log it if there was work and the last log is old enough."""
+        scheduler = self._driver.scheduler
+        backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
         p50, p95 = self._cost.errors()
         self._metrics.show_load(backlog_s, p50, p95)
-        is_working = self._scheduler.num_queued or self._since_logged
+        is_working = scheduler.num_queued or self._since_logged
         if not is_working or now - self._logged_at < _LOG_EVERY_S:
             return
         since, self._since_logged, self._logged_at = self._since_logged, Counter(), now
         log.info(
             "worker_load",
-            queued_sequences=self._scheduler.num_queued,
-            queued_tokens=self._scheduler.queued_tokens,
+            queued_sequences=scheduler.num_queued,
+            queued_tokens=scheduler.queued_tokens,
             backlog_s=round(backlog_s, 4),
             prediction_error_p50=_rounded(p50),
             prediction_error_p95=_rounded(p95),
@@ -66,13 +96,9 @@ class Load:
             missed={str(cause): since[cause] for cause in _MISSES},
         )
 
-
-def why_late(owner: InFlight) -> str:
-    """The cause of a record's answer that came after its deadline.
-
-    Of one that came wholly from the cache, or from what others had asked for, nothing was predicted.
-    """
-    return PREDICTED_WRONG if owner.job_ids else Cause.QUEUED
+    def _missed(self, cause: str) -> None:
+        self._since_logged[cause] += 1
+        self._metrics.deadline_misses.labels(cause).inc()
 
 
 def _rounded(error: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Structured logs: structlog in front, everything that libraries log through the same door, no payloads."""
+"""Structured logs by structlog, for this project's events and for what libraries log. No payloads."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ _REPEAT_S = 60.0
 
 
 def configure_logs(log_format: str, level: str) -> None:
-    """Called once, first thing in a process. `log_format`: "auto" (console on a terminal), "json", "console"."""
+    """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "console"."""
     to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -30,7 +30,7 @@ def configure_logs(log_format: str, level: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(OncePerWhile(_REPEAT_S))
+    handler.addFilter(RepeatFilter(_REPEAT_S))
     exceptions = [] if to_console else [structlog.processors.format_exc_info]
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -44,8 +44,8 @@ def configure_logs(log_format: str, level: str) -> None:
     logging.getLogger("penstock").setLevel(level.upper())
 
 
-class OncePerWhile(logging.Filter):
-    """Lets a library repeat itself only every `repeat_s` seconds: aiokafka logs each retry while a broker is away."""
+class RepeatFilter(logging.Filter):
+    """Passes a library's message once in `repeat_s` seconds: aiokafka logs each retry while a broker is away."""
 
     def __init__(self, repeat_s: float) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class OncePerWhile(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("penstock"):
             return True
-        said = (record.name, str(record.msg))
+        message = (record.name, str(record.msg))
         now = time.monotonic()
-        if now - self._last.get(said, -self._repeat_s) < self._repeat_s:
+        if now - self._last.get(message, -self._repeat_s) < self._repeat_s:
             return False
-        self._last[said] = now
+        self._last[message] = now
         return True

@@ -1,78 +1,81 @@
 """Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-Count = Callable[[], int]
+from penstock.scheduler import Scheduler
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.kafka.backpressure import Backpressure
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """One registry a worker, so that tests and several workers in one process do not meet."""
+    """One registry for each worker, so that several workers in one process stay apart."""
 
-    def __init__(self, *, queued_sequences: Count, queued_tokens: Count, unfinished_records: Count) -> None:
-        """The arguments are read whenever the metrics are scraped, from another thread."""
+    def __init__(self, scheduler: Scheduler, backpressure: Backpressure) -> None:
+        """The arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
-        add = self.registry
-        self.requests = Counter("penstock_requests", "Finished records, by outcome code.", ["outcome"], registry=add)
-        self.latency = Histogram(
+        self.requests = self._counter("penstock_requests", "Finished records, by outcome code.", "outcome")
+        latency = Histogram(
             "penstock_request_seconds",
-            "From intake to the reply's hand-over, by class: online or bulk.",
+            "From validation to the reply's hand-over, by class: online or bulk.",
             ["class"],
-            registry=add,
+            registry=self.registry,
             buckets=_SECONDS,
         )
-        self.deadline_misses = Counter(
+        self.latency = {bulk: latency.labels("bulk" if bulk else "online") for bulk in (False, True)}
+        self.deadline_misses = self._counter(
             "penstock_deadline_misses",
             "Records that missed their deadline: arrived_late, queued (too long) or predicted_wrong (answered late).",
-            ["cause"],
-            registry=add,
+            "cause",
         )
-        self.overload_refusals = Counter(
-            "penstock_overload_refusals", "Records refused on arrival, as they would have missed it.", registry=add
+        self.overload_refusals = self._counter(
+            "penstock_overload_refusals", "Records rejected on arrival because they would have missed their deadline."
         )
-        self.sequences = Counter(
-            "penstock_sequences", "Sequences, by where the result came from.", ["source"], registry=add
+        self.sequences = self._counter("penstock_sequences", "Sequences, by the source of their result.", "source")
+        self._batches = self._counter("penstock_batches", "Batches run, by trigger.", "trigger")
+        self._partitions = self._counter(
+            "penstock_partitions", "Batches run, by the partition policy that made them.", "partition"
         )
-        self.batches = Counter("penstock_batches", "Batches run, by trigger.", ["trigger"], registry=add)
-        self.batch_tokens = Histogram("penstock_batch_tokens", "Tokens a batch.", registry=add, buckets=_TOKENS)
-        self.device_seconds = Counter("penstock_device_seconds", "Time the engine worked.", registry=add)
-        self.padded_tokens = Counter(
-            "penstock_padded_tokens", "Token slots that padded batches would have had.", registry=add
+        self._batch_tokens = Histogram(
+            "penstock_batch_tokens", "Tokens of a batch.", registry=self.registry, buckets=_TOKENS
         )
-        self.tokens = Counter("penstock_tokens", "Tokens computed.", registry=add)
-        self._backlog = Gauge(
-            "penstock_backlog_seconds",
-            "Predicted time until what waits online, and all that is planned, would be done.",
-            registry=add,
-        )
-        self._prediction_error = Gauge(
+        self._device_seconds = self._counter("penstock_device_seconds", "Time the engine worked.")
+        self._padded_tokens = self._counter("penstock_padded_tokens", "Token slots that padded batches would have had.")
+        self._tokens = self._counter("penstock_tokens", "Tokens computed.")
+        self._backlog = self._gauge("penstock_backlog_seconds", "Predicted time to finish queued and planned work.")
+        self._prediction_error = self._gauge(
             "penstock_prediction_error",
             "|predicted / measured - 1| of the last 1,000 batches, by quantile.",
-            ["quantile"],
-            registry=add,
+            "quantile",
         )
-        self._gauge("penstock_queued_sequences", "Sequences waiting for a batch.", queued_sequences)
-        self._gauge("penstock_queued_tokens", "Tokens waiting for a batch.", queued_tokens)
-        self._gauge("penstock_unfinished_records", "Records read and not yet answered.", unfinished_records)
+        for name, meaning, read in (
+            ("penstock_queued_sequences", "Sequences in the queue.", lambda: scheduler.num_queued),
+            ("penstock_queued_tokens", "Tokens in the queue.", lambda: scheduler.queued_tokens),
+            ("penstock_unfinished_records", "Records read and not yet answered.", lambda: backpressure.num_records),
+        ):
+            self._gauge(name, meaning).set_function(read)
 
-    def observe_batch(self, trigger: str, sequences: int, tokens: int, max_seqlen: int, device_s: float) -> None:
-        """One batch came back from the engine."""
-        self.batches.labels(trigger).inc()
-        self.batch_tokens.observe(tokens)
-        self.device_seconds.inc(device_s)
-        self.tokens.inc(tokens)
-        self.padded_tokens.inc(sequences * max_seqlen)
-        self.sequences.labels("engine").inc(sequences)
+    def observe_batch(self, stats: BatchStats) -> None:
+        """Count one batch that ran."""
+        sums = stats.sums
+        self._batches.labels(stats.trigger).inc()
+        self._partitions.labels(stats.partition).inc()
+        self._batch_tokens.observe(sums.tokens)
+        self._device_seconds.inc(stats.device_s)
+        self._tokens.inc(sums.tokens)
+        self._padded_tokens.inc(sums.count * sums.longest)
+        self.sequences.labels("engine").inc(sums.count)
 
     def show_load(self, backlog_s: float, error_p50: float, error_p95: float) -> None:
-        """What is told once a second."""
+        """Set the gauges of load and of the cost model's error. Called once a second."""
         self._backlog.set(backlog_s)
         self._prediction_error.labels("0.5").set(error_p50)
         self._prediction_error.labels("0.95").set(error_p95)
 
-    def _gauge(self, name: str, meaning: str, read: Count) -> None:
-        Gauge(name, meaning, registry=self.registry).set_function(read)
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(name, meaning, labels, registry=self.registry)

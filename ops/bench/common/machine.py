@@ -26,7 +26,7 @@ def use_cores(count: int) -> list[int]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, versions, commit and load before the run, as the result file carries them."""
+    """Processor, versions and commit, as a kept run carries them."""
     cpu = _cpuinfo()
     flags = set(cpu.get("flags", "").split())
     return {
@@ -38,16 +38,25 @@ def describe_machine() -> dict[str, Any]:
         "flags": {flag: flag in flags for flag in _FLAGS},
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
-        "load_average_before": [round(load, 2) for load in os.getloadavg()],
         "versions": {"python": platform.python_version(), "kafka": jar_dir().name, **_versions()},
         "commit": _commit(),
     }
 
 
 def slug(machine: Mapping[str, Any]) -> str:
-    """A file name's worth of a machine: processor and cores."""
-    name = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
-    return f"{name}-{len(machine['cores_used'])}-cores"
+    """Folder name of a machine: its GPU, or else its processor and the number of cores in use."""
+    if "gpu" in machine:
+        return _slugged(machine["gpu"])
+    return f"{_slugged(machine['cpu'])}-{len(machine['cores_used'])}-cores"
+
+
+def title(machine: Mapping[str, Any]) -> str:
+    """Name of a machine for a reader, from the same fields."""
+    return str(machine["gpu"]) if "gpu" in machine else f"{machine['cpu']}, {len(machine['cores_used'])} cores"
+
+
+def _slugged(name: object) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
 
 
 def _cpuinfo() -> dict[str, str]:

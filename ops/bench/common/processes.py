@@ -1,4 +1,4 @@
-"""The other processes of a benchmark: started as modules of ops.bench.pipeline, watched through /proc."""
+"""The other processes of a benchmark: started as modules of ops.bench, watched through /proc."""
 
 import gc
 import json
@@ -39,7 +39,7 @@ def calm_garbage_collection() -> None:
 
 
 class Service:
-    """A process that serves until told to stop: `python -m penstock.ops.bench.pipeline.<module> <spec as JSON>`."""
+    """A process that serves until told to stop: `python -m penstock.ops.bench.<module> <spec as JSON>`."""
 
     def __init__(self, module: str, spec: Mapping[str, Any], log: Path) -> None:
         self._module = module
@@ -101,7 +101,7 @@ def run_once(module: str, spec: Mapping[str, Any], log: Path, timeout_s: float =
 
 
 def _command(module: str, spec: Mapping[str, Any]) -> list[str]:
-    return [sys.executable, "-m", f"penstock.ops.bench.pipeline.{module}", json.dumps(spec)]
+    return [sys.executable, "-m", f"penstock.ops.bench.{module}", json.dumps(spec)]
 
 
 def _tail(log: Path) -> str:

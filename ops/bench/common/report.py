@@ -1,4 +1,4 @@
-"""The results on a terminal: one table of claims, and the tables beside it."""
+"""Results on a terminal: comparisons, and the tables beside them."""
 
 from collections.abc import Sequence
 
@@ -6,27 +6,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.ops.bench.common.claims import Claim, Criterion, Grid
-
-_STYLES = {"aim": "green", "must": "yellow", "missed": "red"}
-_WORDS = {"aim": "yes, and the aim", "must": "yes", "missed": "no"}
+from penstock.ops.bench.common.comparison import Comparison, Grid
 
 
-def show_claims(console: Console, claims: Sequence[Claim]) -> None:
-    """work | ours | baseline | ratio | floor | floor share | judged by | must | aim | met?"""
+def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """work | ours | baseline | ratio | floor | floor share"""
     table = Table(box=box.HORIZONTALS, show_lines=True)
-    for column in ("work", "ours", "baseline", "ratio", "floor", "floor share", "judged by", "must", "aim", "met?"):
+    for column in ("work", "ours", "baseline", "ratio", "floor", "floor share"):
         table.add_column(column, overflow="fold")
-    for claim in claims:
-        table.add_row(
-            claim.work,
-            claim.ours,
-            claim.baseline,
-            "" if claim.ratio is None else f"{claim.ratio:.2f}",
-            claim.floor,
-            "" if claim.floor_share is None else f"{claim.floor_share:.2f}",
-            *_verdict(claim.criterion),
-        )
+    for row in comparisons:
+        ratio, share = ("" if value is None else f"{value:.2f}" for value in (row.ratio, row.floor_share))
+        table.add_row(row.work, row.ours, row.baseline, ratio, row.floor, share)
     console.print(table)
 
 
@@ -40,21 +30,7 @@ def show_grid(console: Console, grid: Grid) -> None:
     console.print(table)
 
 
-def _verdict(criterion: Criterion | None) -> tuple[str, ...]:
-    if criterion is None:
-        return ("",) * 4
-    sign = "≥" if criterion.higher_is_better else "≤"
-    verdict = criterion.verdict
-    must, aim = (f"{sign} {threshold:,.6g}" for threshold in (criterion.must, criterion.aim))
-    judged = f"{criterion.what}: {criterion.value:,.6g}"
-    return judged, must, aim, f"[{_STYLES[verdict]}]{_WORDS[verdict]}[/]"
-
-
 def _number(value: float) -> str:
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 1000 or value == int(value)
-        else f"{value:.3g}"
-        if value < 10
-        else f"{value:.1f}"
-    )
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 10 else f"{value:.1f}"

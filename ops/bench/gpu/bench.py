@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penstock.engine.gpu import GpuEncoder
-from penstock.engine.gpu.kernels import GpuDense
+from penstock.engine.gpu.ops import GpuDense
 from penstock.engine.model.weights import Encoder
 from penstock.ops.bench.gpu.floor import GemmFloor
 from penstock.ops.bench.gpu.models import Model, NestedEncoder, bert_base

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
-_PACKAGES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "triton", "transformers", "numpy")
+_PACKAGES = (
+    "torch",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "triton",
+    "transformers",
+    "sentence-transformers",
+    "flash-attn",
+    "numpy",
+)
 
 
 def describe_gpu() -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import BertConfig, BertModel, DataCollatorWithFlattening, DebertaV2Config, DebertaV2Model
 
 from penstock.engine.gpu import GpuEncoder
-from penstock.engine.gpu.kernels import GpuDense, prepare_for_gpu
+from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.packed_model import weights_of
@@ -53,7 +53,7 @@ class Model:
         return self.weights.vocab_size
 
     def on_device(self, attention: str, dtype: torch.dtype = DTYPE) -> nn.Module:
-        """A copy for transformers to run; attention: "eager" or "sdpa"."""
+        """A copy for transformers to run; attention: "eager", "sdpa" or "flash_attention_2"."""
         with _ordinary_tensors():
             model: Any = copy.deepcopy(self.reference)
             model.set_attn_implementation(attention)
@@ -99,6 +99,16 @@ def padded_inputs(requests: Sequence[Int32Array]) -> dict[str, Tensor]:
     if mask is not None:
         inputs["attention_mask"] = torch.from_numpy(mask).long().cuda(non_blocking=True)
     return inputs
+
+
+def flattened_inputs(requests: Sequence[Int32Array]) -> dict[str, Any]:
+    """Inputs of a transformers model with FlashAttention-2 and no padding, as sentence-transformers 6 makes them."""
+    make: Any = DataCollatorWithFlattening
+    collator = make(return_flash_attn_kwargs=True, return_position_ids=True)
+    features = collator([{"input_ids": request.tolist()} for request in requests])
+    names = ("input_ids", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    found = {name: features[name] for name in names}
+    return {name: v.cuda(non_blocking=True) if isinstance(v, Tensor) else v for name, v in found.items()}
 
 
 def transformers_work(model: Callable[..., Any], requests: Sequence[Int32Array]) -> Work:

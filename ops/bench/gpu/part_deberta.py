@@ -8,6 +8,7 @@ from penstock.ops.bench.common.lengths import around_mean
 from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import deberta_v3_base, transformers_work
+from penstock.ops.bench.gpu.part_grid import resident
 from penstock.ops.bench.gpu.part_parity import errors
 
 POINTS = ((1, 128), (8, 256), (16, 256), (16, 512))
@@ -15,7 +16,7 @@ MEAN_RATIO = 0.6
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 30 s, half of them for making the model (its vocabulary has 128,100 tokens)."""
+    """About 10 s. The inputs of `ours` and `transformers` are on the device already."""
     model = deberta_v3_base(bench.seed)
     ours, theirs = model.encoder(), model.on_device("eager")
     floor, exact = bench.floor_of(model), model.on_device("eager", torch.float32)
@@ -25,7 +26,8 @@ def run(bench: Bench) -> dict[str, Any]:
         requests = random_requests(lengths, model.vocab_size, bench.seed)
         batch = pack(requests)
         contestants = {
-            "ours": lambda batch=batch: lambda: ours.run(batch),
+            "ours": lambda batch=batch: resident(ours, batch),
+            "ours, from the host": lambda batch=batch: lambda: ours.run(batch),
             "transformers": lambda requests=requests: transformers_work(theirs, requests),
             "floor": lambda batch=batch: floor.graph(len(batch.token_ids)),
         }

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from penstock.engine.gpu.attention import AttentionTables
-from penstock.engine.gpu.kernels import GpuDense, GpuKernels
+from penstock.engine.gpu.ops import GpuDense, GpuOps
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.residual_norm import residual_norm
@@ -51,7 +51,7 @@ def _ways(
     bias, gamma, beta = _normal(width), _normal(width), _normal(width)
     norm = Norm(gamma, beta, _EPS)
     inputs = uploaded(pack([np.zeros(1, np.int32)]), x.device)  # products do not look at them
-    kernels = GpuKernels(inputs, AttentionTables(12, None, None), products)
+    kernels = GpuOps(inputs, AttentionTables(12, None, None), products)
     dense = [GpuDense(weight, weight.t(), bias, activation or "identity") for weight in weights]
 
     def separate(i: int) -> None:

@@ -1,10 +1,9 @@
 """`python -m penstock.ops.bench.gpu.part_runner`: the process that measures.
 
-Writes one file a part; the run starts it.
+Started by `__main__`; writes one file for each part.
 """
 
 import json
-import math
 import sys
 import time
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
 from penstock.ops.bench.gpu.parts import DEVICE_IS_SICK, PARTS, STOPPED_AFTER, Part
@@ -89,15 +89,6 @@ def write(path: Path, record: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def finite(value: Any) -> Any:
-    """JSON has neither infinity nor NaN: they become null."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

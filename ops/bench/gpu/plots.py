@@ -1,4 +1,4 @@
-"""The plots of a result file, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
+"""The plots of a run, as PNG. Needs matplotlib: pip install 'penstock[bench]'."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,28 +7,38 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from penstock.ops.bench.gpu.arithmetic import FLOOR, contestants, geomean, over_floor, requests_per_s
+from penstock.ops.bench.common.runs import current_runs, machines
+from penstock.ops.bench.gpu.arithmetic import FLOOR, backlog_rates, contestants, geomean, over_floor, results_of
 
-Result = Mapping[str, Any]
+Results = Mapping[str, Any]  # part -> its result
+
+
+def draw_newest() -> list[Path]:
+    """The plots of each machine's newest run, in its folder of kept runs."""
+    newest = [current_runs("gpu", machine)[-1] for machine in machines("gpu")]
+    return [path for run in newest for path in draw(run.record, run.path.parent)]
 
 
 def draw(record: Mapping[str, Any], folder: Path) -> list[Path]:
     """One file for each plot that the record has figures for."""
     written = []
+    results = results_of(record["parts"])
     for name, plot in _PLOTS.items():
-        result = record["parts"].get(name, {}).get("result")
-        if result is None:
+        if name not in results:
             continue
         figure = Figure(figsize=(9, 5), layout="constrained")
-        plot(figure.subplots(), result)
-        figure.suptitle(f"{record['machine'].get('gpu', '')}, commit {record['commit'] or 'not given'}", fontsize=8)
+        plot(figure.subplots(), results)
+        faults = record.get("notes", {}).get(name, [])
+        title = f"{record['machine'].get('gpu', '')}, commit {record['commit'] or 'not given'}"
+        figure.suptitle("\n".join([title, *faults]), fontsize=7)
         path = folder / f"{name}.png"
         figure.savefig(path, dpi=120)
         written.append(path)
     return written
 
 
-def _grid(axes: Axes, part: Result) -> None:
+def _grid(axes: Axes, results: Results) -> None:
+    part = results["grid"]
     points = part["points"]
     sizes = sorted({point["max_tokens"] for point in points})
     for name in contestants(points):
@@ -48,7 +58,8 @@ def _grid(axes: Axes, part: Result) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _fill(axes: Axes, part: Result) -> None:
+def _fill(axes: Axes, results: Results) -> None:
+    part = results["fill"]
     points = part["points"]
     for name in contestants(points):
         have = [point for point in points if name in point["ms"]]
@@ -59,7 +70,8 @@ def _fill(axes: Axes, part: Result) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _ablation(axes: Axes, part: Result) -> None:
+def _ablation(axes: Axes, results: Results) -> None:
+    part = results["ablation"]
     sizes = [point["max_tokens"] for point in part["points"]]
     width = 0.8 / len(part["steps"])
     for index, step in enumerate(part["steps"]):
@@ -76,23 +88,21 @@ def _ablation(axes: Axes, part: Result) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _backlog(axes: Axes, part: Result) -> None:
-    names = list(dict.fromkeys(name for workload in part["workloads"] for name in workload["seconds"] if name != FLOOR))
+def _backlog(axes: Axes, results: Results) -> None:
+    rates = {workload: found for workload, found in backlog_rates(results).items() if FLOOR in found}
+    names = list(dict.fromkeys(name for found in rates.values() for name in found if name != FLOOR))
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
-        heights = []
-        for workload in part["workloads"]:
-            rates = requests_per_s(workload)
-            heights.append(rates[name] / rates[FLOOR] if {name, FLOOR} <= rates.keys() else 0.0)
+        heights = [found.get(name, 0.0) / found[FLOOR] for found in rates.values()]
         axes.bar([place + index * width for place in range(len(heights))], heights, width, label=name)
-    places = range(len(part["workloads"]))
-    axes.set_xticks([place + 0.4 - width / 2 for place in places], [w["name"] for w in part["workloads"]])
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(rates))], list(rates))
     axes.set(ylabel="share of the GEMM floor's requests per second", ylim=(0, 1))
     axes.set_title("Backlogs, host work included")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _kernels(axes: Axes, part: Result) -> None:
+def _kernels(axes: Axes, results: Results) -> None:
+    part = results["kernels"]
     for kernel in dict.fromkeys(row["kernel"] for row in part["rows"]):
         rows = [row for row in part["rows"] if row["kernel"] == kernel]
         axes.plot(
@@ -107,7 +117,7 @@ def _kernels(axes: Axes, part: Result) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-_PLOTS: dict[str, Callable[[Axes, Result], None]] = {
+_PLOTS: dict[str, Callable[[Axes, Results], None]] = {
     "grid": _grid,
     "fill": _fill,
     "ablation": _ablation,

@@ -1,4 +1,4 @@
-"""One section of the report for each part, from the part's result."""
+"""One section of the report for each part."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,13 +7,11 @@ from typing import Any
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.gpu.arithmetic import (
     FLOOR,
-    OURS,
     contestants,
     geomean,
     mean_ms,
     over_floor,
     requests_per_s,
-    share_in_scan,
     single_over_floor,
 )
 
@@ -59,32 +57,30 @@ def _single(part: Result) -> str:
 
 
 def _backlog(part: Result) -> str:
-    rows, tried, shares = [], [], []
+    rows, tried = [], []
     for workload in part["workloads"]:
         rates = requests_per_s(workload)
         for name, rate in rates.items():
             share = rate / rates[FLOOR] if FLOOR in rates else None
             tokens_per_s = rate * workload["tokens"] / workload["requests"]
-            rows.append([workload["name"], name, rate, tokens_per_s, share])
+            rounds = ", ".join(f"{seconds:.4f}" for seconds in workload.get("rounds_s", {}).get(name, []))
+            rows.append([workload["name"], name, rate, tokens_per_s, share, rounds])
+        rows += [[workload["name"], name, f"not run: {why}"] + [""] * 3 for name, why in _not_run(workload)]
         for name, seconds in workload["tried"].items():
             tried += [[workload["name"], f"{name}: {way}", workload["requests"] / s] for way, s in seconds.items()]
-        in_scan = share_in_scan(workload)
-        if in_scan is not None and FLOOR in rates:
-            shares.append([workload["name"], rates[OURS] / rates[FLOOR], in_scan])
     return "\n\n".join(
         [
             "## Backlogs",
-            table(["tokens", "contestant", "req/s", "tokens/s", "share of the floor"], rows),
-            "How these ways were chosen: first a scan, the better of two passes each, one contestant's ways after the "
-            "other's. The fastest way of each contestant was then measured anew for the table above, the contestants "
-            "in turn, the median of the rounds. The scan:",
+            table(["tokens", "contestant", "req/s", "tokens/s", "share of the floor", "rounds, s"], rows),
+            "Rates are medians of rounds in which the contestants take turns, each in its fastest way. The ways were "
+            "tried before, one contestant after the other, the better of two passes each:",
             table(["tokens", "way", "req/s"], tried),
-            *([_SHARES, table(["tokens", "ours over the floor, in turn", "by the scan"], shares)] if shares else []),
         ]
     )
 
 
-_SHARES = "The two ways of measuring do not give the same share; the verdict above is by the first of these:"
+def _not_run(workload: Result) -> list[tuple[str, str]]:
+    return list(workload.get("not_run", {}).items())
 
 
 def _ablation(part: Result) -> str:
@@ -159,13 +155,13 @@ def _kernels(part: Result) -> str:
 def _parity(part: Result, title: str = "## Parity, fp16 against transformers in float32") -> str:
     rows = []
     for row in part["rows"]:
-        for who in ("ours", "transformers fp16"):
-            figures = row[who]
+        for side in ("ours", "transformers fp16"):
+            figures = row[side]
             cosines = [f"{figures[key]:.7f}" for key in ("min_cosine", "mean_cosine")]
             rows.append(
-                [row["name"], who, *cosines, f"{figures['max_relative']:.1e}", f"{figures['norm_relative']:.1e}"]
+                [row["name"], side, *cosines, f"{figures['max_relative']:.1e}", f"{figures['norm_relative']:.1e}"]
             )
-    columns = ["batch", "who", "smallest cosine", "mean cosine", "largest difference / largest value", "norms"]
+    columns = ["batch", "side", "smallest cosine", "mean cosine", "largest difference / largest value", "norms"]
     return f"{title}\n\n" + table(columns, rows)
 
 
@@ -174,9 +170,9 @@ def _families(part: Result) -> str:
     for row in part["rows"]:
         checks = row["checks"]
         cells = []
-        for who in ("ours", "theirs"):
-            cells.append(f"{min(check[who]['cosine_min'] for check in checks):.6f}")
-            cells.append(f"{max(check[who]['error'] for check in checks):.1e}")
+        for side in ("ours", "theirs"):
+            cells.append(f"{min(check[side]['cosine_min'] for check in checks):.6f}")
+            cells.append(f"{max(check[side]['error'] for check in checks):.1e}")
         met = "yes" if all(check["passed"] for check in checks) else "no"
         inputs = sum(check["num_sequences"] for check in checks if check["what"] not in ("batch mates", "vectors"))
         rows.append([row["name"], row["packs"], inputs, *cells, met])
@@ -188,13 +184,13 @@ def _families(part: Result) -> str:
         "largest error",
         "transformers fp16",
         "its error",
-        "met",
+        "passed",
     ]
     return (
         "## Every family at full size, random weights, fp16 against transformers in float32\n\n"
-        "As `penstock parity` does: 1, 2, 127, 128, 129 and 512 tokens, random packs, each also with one alone "
-        "and among its mates, and the vectors that a caller gets. Asked for: no cosine below 0.9999. The error is the "
-        "largest difference over the largest value.\n\n" + table(columns, rows)
+        "The checks of `penstock parity`: 1, 2, 127, 128, 129 and 512 tokens; random packs; one sequence alone and in "
+        "a batch; the vectors of the reply. A check passes with no cosine below 0.9999. The error is the largest "
+        "difference over the largest value.\n\n" + table(columns, rows)
     )
 
 
@@ -202,12 +198,14 @@ def _deberta(part: Result) -> str:
     rows = []
     for point in part["points"]:
         ms = point["ms"]
-        ours, theirs, floor = (ms.get(name, math.nan) for name in ("ours", "transformers", FLOOR))
+        names = ("ours", "ours, from the host", "transformers", FLOOR)
+        ours, from_host, theirs, floor = (ms.get(name, math.nan) for name in names)
         name = f"{point['batch']} x {point['max_tokens']}"
-        rows.append([name, point["tokens"], ours, theirs, floor, theirs / ours, ours / floor])
-    columns = ["batch x maximum", "tokens", "ours, ms", "transformers, ms", "floor, ms", "times faster", "ours / floor"]
+        rows.append([name, point["tokens"], ours, from_host, theirs, floor, theirs / ours, ours / floor])
+    columns = ["batch x maximum", "tokens", "ours, ms", "from the host, ms", "transformers, ms", "floor, ms"]
     parity = _parity({"rows": part["parity"]}, "Parity:")
-    return f"## DeBERTa-v3-base, mean length {part['mean_ratio']} of the maximum\n\n{table(columns, rows)}\n\n{parity}"
+    title = f"## DeBERTa-v3-base, mean length {part['mean_ratio']} of the maximum"
+    return f"{title}\n\n{table([*columns, 'times faster', 'ours / floor'], rows)}\n\n{parity}"
 
 
 def _memory(part: Result) -> str:
@@ -218,7 +216,6 @@ def _memory(part: Result) -> str:
             [
                 name,
                 figures["peak_tensor_bytes"] / 2**20,
-                figures["peak_device_bytes"] / 2**20,
                 per_request["tensors_allocated"],
                 per_request["tensor_bytes_allocated"] / 2**20,
                 per_request["device_bytes_allocated"] / 2**20,
@@ -227,9 +224,8 @@ def _memory(part: Result) -> str:
             ]
         )
     columns = [
-        "who",
+        "contestant",
         "peak of tensors, MiB",
-        "peak of the device, MiB",
         "tensors a request",
         "MiB of tensors a request",
     ]
@@ -257,7 +253,7 @@ def _compile(part: Result) -> str:
         ]
         for p in part["points"]
     ]
-    backlogs = [[b["name"], b["requests"] / b["seconds"]] for b in part["backlogs"]]
+    backlogs = [[b["name"], b["requests"] / b["seconds"]] for b in part["backlogs"] if b["seconds"] is not None]
     ratio = geomean(over_floor(part["points"], "torch.compile"))
     return "\n\n".join(
         [

@@ -3,19 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.gpu.arithmetic import criteria
-from penstock.ops.bench.gpu.sections import SECTIONS, Result
-
-_MET = {"aim": "yes, and the aim", "must": "yes", "missed": "no"}
+from penstock.ops.bench.gpu.arithmetic import results_of
+from penstock.ops.bench.gpu.sections import SECTIONS
 
 
 def render(record: Mapping[str, Any]) -> str:
     """A whole result file as one Markdown document."""
-    results = {name: part["result"] for name, part in record["parts"].items() if part["result"] is not None}
-    sections = [_header(record), _criteria(results)]
-    sections += [SECTIONS[name](results[name]) for name in SECTIONS if name in results]
-    return "\n\n".join([*sections, _failures(record)]) + "\n"
+    results = results_of(record["parts"])
+    sections = [SECTIONS[name](results[name]) for name in SECTIONS if name in results]
+    return "\n\n".join([_header(record), *sections, _failures(record)]) + "\n"
 
 
 def _header(record: Mapping[str, Any]) -> str:
@@ -32,20 +28,11 @@ def _header(record: Mapping[str, Any]) -> str:
             f"- {versions}; CUDA {machine.get('cuda')}; {smi or 'nvidia-smi did not answer'}",
             f"- seconds of each part: {seconds}",
             "",
-            "All times are medians within this run. In the grid and for single requests everybody's inputs are on the "
-            "device already; 'ours, from the host' has all of the host's work in it. The floor is the model's linear "
-            "layers over the same tokens in one CUDA graph, and nothing else.",
+            "All times are medians within this run. In the grid and for single requests the inputs are on the device "
+            "already, unless a row says 'from the host'. The floor is the model's linear layers over the same tokens "
+            "in one CUDA graph, and nothing else.",
         ]
     )
-
-
-def _criteria(results: Mapping[str, Result]) -> str:
-    rows = []
-    for work, criterion in criteria(results):
-        sign = "≥" if criterion.higher_is_better else "≤"
-        thresholds = [f"{sign} {threshold:g}" for threshold in (criterion.must, criterion.aim)]
-        rows.append([work, criterion.what, criterion.value, *thresholds, _MET[criterion.verdict]])
-    return "## Asked for and measured\n\n" + table(["work", "judged by", "measured", "must", "aim", "met"], rows)
 
 
 def _failures(record: Mapping[str, Any]) -> str:
@@ -54,7 +41,7 @@ def _failures(record: Mapping[str, Any]) -> str:
         if part["error"]:
             lines.append(f"- {name}: {part['error']}")
         lines += [
-            f"- {name}: {who} failed {f['count']} times, first at {f['where']}: {f['error']}"
-            for who, f in part["failures"].items()
+            f"- {name}: {contestant} failed {f['count']} times, first at {f['where']}: {f['error']}"
+            for contestant, f in part["failures"].items()
         ]
     return "## What failed\n\n" + ("\n".join(lines) if lines else "Nothing.")

@@ -4,14 +4,15 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import FrameType
 
 import torch
 
 REPEATS = 20
-WARM_UPS = 4  # the engine captures a shape's graph when the shape comes for the second time
+WARM_UPS = 4  # the engine captures a graph when a shape comes for the second time
+UNTIMED_PASSES = 2  # over a backlog, for the same reason
 _GRAPH_REPLAYS = 25
 _AGAIN_S = 5.0  # a library may have swallowed the exception
 
@@ -69,6 +70,26 @@ def wall_s(work: Work) -> float:
     work()
     torch.cuda.synchronize()
     return time.perf_counter() - started
+
+
+def in_turn_s(
+    contestants: Mapping[str, Work],
+    rounds: int,
+    guarded: Callable[[str], AbstractContextManager[None]],
+    seconds_of: Callable[[Work], float] = wall_s,
+) -> dict[str, list[float]]:
+    """Seconds of every round of each contestant, taking turns, after UNTIMED_PASSES that warm up each alike.
+
+    `guarded(name)` surrounds each pass; it may swallow an error of that contestant, which then has fewer rounds.
+    """
+    measured: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(UNTIMED_PASSES + rounds):
+        for name, work in contestants.items():
+            with guarded(name):
+                seconds = seconds_of(work)
+                if turn >= UNTIMED_PASSES:
+                    measured[name].append(seconds)
+    return measured
 
 
 class Recorder:

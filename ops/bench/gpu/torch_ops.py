@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.engine.gpu.attention import AttentionTables, Turns, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
-from penstock.engine.gpu.kernels import GpuDense, GpuKernels
+from penstock.engine.gpu.ops import GpuDense, GpuOps
 from penstock.engine.gpu.products import Products
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
@@ -120,9 +120,9 @@ class TorchOps:
         return uploaded(self._batch, self._device)
 
     @cached_property
-    def _kernels(self) -> GpuKernels:
+    def _kernels(self) -> GpuOps:
         tables = AttentionTables(self._num_heads, None, None)
-        return GpuKernels(self._inputs, tables, products_of(self._dtype, self._device))
+        return GpuOps(self._inputs, tables, products_of(self._dtype, self._device))
 
     def valid_rows(self, hidden: Tensor) -> Tensor:
         """[T, H] of the result, padding left out."""

@@ -10,7 +10,7 @@ import uvloop
 from penstock.engine import EngineLanes, PackedBatch, TaskOptions, load_engine
 from penstock.engine.types import Float32Array
 from penstock.producer.tokenization import Encoded, Tokenizer
-from penstock.worker.process import default_lanes
+from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import WorkerSettings
 
 _POLL_TEXTS = 512  # tokenized at once, as a poll's records are: the lanes start while the rest is tokenized
@@ -21,9 +21,10 @@ class EngineAlone:
     """One engine with its tokenizer. A context manager."""
 
     def __init__(self, model: Path, dtype: str) -> None:
-        self.settings = WorkerSettings.model_validate({"model": str(model), "dtype": dtype})
         self.engine = load_engine(str(model), dtype=dtype, device="cpu")
-        self.lanes = self.settings.lanes or default_lanes(self.engine)
+        given = WorkerSettings.model_validate({"model": str(model), "dtype": dtype, "device": "cpu"})
+        self.settings = resolve(given, self.engine.info)
+        self.lanes = self.settings.lanes
         self._tokenizer = Tokenizer.from_directory(model)
 
     def close(self) -> None:
@@ -61,7 +62,7 @@ class EngineAlone:
             await lanes.close()
 
 
-def fifo_batches(encoded: Sequence[Encoded], settings: WorkerSettings) -> list[list[Encoded]]:
+def fifo_batches(encoded: Sequence[Encoded], settings: ResolvedSettings) -> list[list[Encoded]]:
     """Batches in the order of arrival, of mixed lengths, each but the last filled up to the settings' caps."""
     batches: list[list[Encoded]] = []
     tokens = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.ops.bench.common.machine import describe_machine, slug
-from penstock.ops.bench.common.report import show_claims, show_grid
+from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.serving import (
     part_kafka,
     part_paper,
@@ -27,7 +27,6 @@ from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.record import finite, require_plots, write
 from penstock.ops.bench.serving.tables import grids
-from penstock.ops.bench.serving.targets import claims
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
@@ -54,8 +53,6 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     record = record_of(stand, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
     for grid in grids(record):
         show_grid(console, grid)
-    if asked := claims(record):
-        show_claims(console, asked)
     path = output or (RESULTS / f"serving-{_slug(record['machine'])}.json" if plan.is_whole else None)
     if path is None:
         console.print("Not kept, for these are not all parts and lengths. --output FILE keeps them.")

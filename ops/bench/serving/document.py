@@ -1,25 +1,19 @@
 """A result file as one Markdown document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.ops.bench.common.claims import Claim
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.serving.systems import ENGINES
 from penstock.ops.bench.serving.tables import grids
-from penstock.ops.bench.serving.targets import claims
 
 Record = Mapping[str, Any]
-
-_MET = {"aim": "yes", "must": "yes", "missed": "no"}
 
 
 def render(record: Record) -> str:
     """One Markdown document."""
-    asked = claims(record)
-    sections = [_header(record), *(["## Asked for and measured\n\n" + _claims_table(asked)] if asked else [])]
-    sections += [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
-    return "\n\n".join(sections) + "\n"
+    sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
+    return "\n\n".join([_header(record), *sections]) + "\n"
 
 
 def _header(record: Record) -> str:
@@ -43,15 +37,3 @@ def _header(record: Record) -> str:
         *[f"- {kind}: {what}" for kind, what in ENGINES.items()],
     ]
     return "\n".join(lines)
-
-
-def _claims_table(rows: Sequence[Claim]) -> str:
-    lines = []
-    for claim in rows:
-        criterion = claim.criterion
-        judged = ["", "", ""]
-        if criterion is not None:
-            sign = "≥" if criterion.higher_is_better else "≤"
-            judged = [criterion.what, f"{sign} {criterion.must:g}", _MET[criterion.verdict]]
-        lines.append([claim.work, claim.ours, claim.baseline, claim.ratio, *judged])
-    return table(("work", "ours", "baseline", "ratio", "judged by", "must", "met"), lines)

@@ -1,8 +1,8 @@
-"""A real run in process: requests come in real time to a scheduler and the engine's lanes.
+"""A real run in process: requests arrive in real time at the product's lane driver and the engine's lanes.
 
-The load generator shares the interpreter with what it measures, so it does little a request: jobs exist before the run
-begins, and nothing waits for a request of its own. Latencies count from the scheduled moment of arrival, so a stall of
-anything, this loop included, is in every latency that it delays (no coordinated omission).
+The load generator shares the interpreter with the system under test, so it does little work per request: jobs exist
+before the run begins. Latencies count from the scheduled arrival, so every latency includes the stalls that delay it,
+those of the load generator too (no coordinated omission).
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import numpy as np
 from penstock.engine import Engine, EngineLanes, PackedBatch, TaskOptions
 from penstock.engine.types import BatchOutput, Int32Array
 from penstock.ops.bench.common.lengths import Lengths
-from penstock.ops.bench.serving.feed import LOOK_S, Feed, Work
+from penstock.ops.bench.serving.measured_driver import ADMISSION_INTERVAL_S, MeasuredDriver
 from penstock.ops.bench.serving.outcome import Outcome, Ran
 from penstock.ops.bench.serving.stream import Arrivals, Stream
-from penstock.scheduler import LearnedCost
+from penstock.scheduler import LaneBatch, LearnedCost
 
 _OPTIONS = TaskOptions("embed")
 _LEAD_S = 0.01  # between the run's start and time 0 of the arrivals
@@ -28,7 +28,7 @@ _LEAD_S = 0.01  # between the run's start and time 0 of the arrivals
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What comes, and when."""
+    """The offered requests: when they arrive, and their token ids."""
 
     stream: Stream
     token_ids: Sequence[Int32Array]  # one a request, as long as its length in the stream
@@ -42,32 +42,27 @@ def random_ids(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]
 
 
 def packed_batch(sequences: Sequence[Int32Array]) -> PackedBatch:
-    """The engine's view of token ids."""
-    lengths = [len(sequence) for sequence in sequences]
-    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    return PackedBatch(np.concatenate(sequences), cu_seqlens, max(lengths), None, [_OPTIONS] * len(lengths))
+    """Pack token ids as the worker does, to be embedded."""
+    return PackedBatch.of(sequences, [_OPTIONS] * len(sequences))
 
 
-def drive(
-    requests: Requests, feed: Feed, engine: Engine, num_lanes: int, cost: LearnedCost, *, grace_s: float
-) -> Outcome:
-    """Run one load. What is not answered `grace_s` after the last arrival stays unanswered.
+def drive(requests: Requests, driver: MeasuredDriver, engine: Engine, cost: LearnedCost, *, grace_s: float) -> Outcome:
+    """Run one load. Requests not answered `grace_s` after the last arrival stay unanswered.
 
-    Raises what the engine raises.
+    Raises the engine's errors.
     """
     # select() waits to the microsecond; epoll, and uvloop's timers, to the millisecond, which is a batch on a GPU.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        return runner.run(_drive(requests, feed, engine, num_lanes, cost, grace_s))
+        return runner.run(_drive(requests, driver, engine, cost, grace_s))
 
 
 async def _drive(
-    requests: Requests, feed: Feed, engine: Engine, num_lanes: int, cost: LearnedCost, grace_s: float
+    requests: Requests, driver: MeasuredDriver, engine: Engine, cost: LearnedCost, grace_s: float
 ) -> Outcome:
-    lanes = EngineLanes(engine, num_lanes)
-    run = _Drive(requests, feed, lanes, cost, grace_s)
+    lanes = EngineLanes(engine, driver.num_lanes)
+    run = _Drive(requests, driver, lanes, cost, grace_s)
     gc.collect()
-    gc.disable()  # a collection in the middle would be a pause of ours, not of a worker's
+    gc.disable()  # a collection would be a pause of the load generator, not of a worker
     try:
         return await run.run()
     finally:
@@ -78,10 +73,12 @@ async def _drive(
 class _Drive:
     """The state of one run; everything happens on its event loop."""
 
-    def __init__(self, requests: Requests, feed: Feed, lanes: EngineLanes, cost: LearnedCost, grace_s: float) -> None:
+    def __init__(
+        self, requests: Requests, driver: MeasuredDriver, lanes: EngineLanes, cost: LearnedCost, grace_s: float
+    ) -> None:
         count = len(requests.token_ids)
         self._requests = requests
-        self._feed = feed
+        self._driver = driver
         self._lanes = lanes
         self._cost = cost
         self._end_s = float(requests.stream.arrival[-1]) + grace_s
@@ -104,77 +101,77 @@ class _Drive:
         finally:
             stop.cancel()
             self._timer.cancel()
-        stream, feed = self._requests.stream, self._feed
+        stream, driver = self._requests.stream, self._driver
         busy_s = sum(batch.measured_s for batch in self._batches)
         return Outcome(
             stream.arrival,
             self._start,
             self._finish,
-            dict(feed.refused),
+            dict(driver.refused),
             tuple(self._batches),
-            feed.scheduler_s,
+            driver.scheduler_s,
             stream.num_bulk,
             busy_s,
         )
 
     def _step(self) -> None:
-        """Take in what has come, give the lanes what they can take, and see when to look again."""
+        """Add the requests that have arrived, hand batches to the lanes, and set the timer for the next step."""
         if self._ended.done():
             return
         if self._timer is not None:
             self._timer.cancel()
         now = self._loop.time() - self._epoch
-        if jobs := self._arrivals.take(now, self._feed.scheduler.num_queued):
-            self._feed.add(jobs, now)
-        while (work := self._feed.take(now)) is not None:
-            self._submit(work, now)
-        self._set_timer(now)
+        if jobs := self._arrivals.take(now, self._driver.scheduler.num_queued):
+            self._driver.add(jobs, now)
+        dispatch = self._driver.dispatch(now)
+        for batch in dispatch.start:
+            self._submit(batch, now)
+        self._set_timer(now, dispatch.wake_at)
 
-    def _set_timer(self, now: float) -> None:
-        feed = self._feed
-        moments = [] if feed.wake_at is None else [feed.wake_at]
+    def _set_timer(self, now: float, wake_at: float | None) -> None:
+        driver = self._driver
+        moments = [] if wake_at is None else [wake_at]
         arrival = self._arrivals.next_at
         if arrival < math.inf:
-            moments.append(max(arrival, now + LOOK_S) if feed.is_busy else arrival)
-        elif feed.num_unfinished == 0 and feed.scheduler.num_queued == 0:
+            moments.append(max(arrival, now + ADMISSION_INTERVAL_S) if driver.is_busy else arrival)
+        elif driver.num_unfinished == 0 and driver.scheduler.num_queued == 0:
             self._finish_run(None)
         if moments:
             self._timer = self._loop.call_at(self._epoch + min(moments), self._step)
 
-    def _submit(self, work: Work, now: float) -> None:
-        ids = np.array(work.batch.ids)
+    def _submit(self, batch: LaneBatch, now: float) -> None:
+        ids = np.array(batch.ids)
         lengths = self._lengths[ids]
-        if work.started is not None:
+        if batch.started is not None:
             self._start[ids] = now
         token_ids = self._requests.token_ids
-        batch = packed_batch([token_ids[index] for index in work.batch.ids])
-        future = self._lanes.submit(batch)
-        future.add_done_callback(lambda done: self._on_done(work, ids, lengths, done))
+        future = self._lanes.submit(packed_batch([token_ids[index] for index in batch.ids]))
+        future.add_done_callback(lambda done: self._on_done(batch, ids, lengths, done))
 
-    def _on_done(self, work: Work, ids: Lengths, lengths: Lengths, done: "asyncio.Future[BatchOutput]") -> None:
+    def _on_done(self, batch: LaneBatch, ids: Lengths, lengths: Lengths, done: "asyncio.Future[BatchOutput]") -> None:
         if done.cancelled():
             return
         error = done.exception()
-        if self._ended.done():  # by its time; what the lanes still had is failed by their end
+        if self._ended.done():  # the time is over; closing the lanes fails the batches they still had
             return
         if error is not None:
             self._finish_run(error)
             return
         now = self._loop.time() - self._epoch
         self._finish[ids] = now
-        self._record(work, lengths, done.result().device_s, now)
-        following = self._feed.done(work, now)
+        self._record(batch, lengths, done.result().device_s, now)
+        following = self._driver.finish(batch, now)
         if following is not None:
-            self._start[list(following.batch.ids)] = now
+            self._start[list(following.ids)] = now
         self._step()
 
-    def _record(self, work: Work, lengths: Lengths, device_s: float, now: float) -> None:
+    def _record(self, batch: LaneBatch, lengths: Lengths, device_s: float, now: float) -> None:
         tokens, squares = int(lengths.sum()), int((lengths * lengths).sum())
         longest, count = int(lengths.max()), len(lengths)
         self._cost.observe(tokens, squares, longest, count, device_s)
-        started = work.started if work.started is not None else 0.0
+        started = batch.started if batch.started is not None else 0.0
         sums = (count, tokens, squares, longest)
-        self._batches.append(Ran(started, now, *sums, work.batch.predicted_s, device_s, work.trigger, work.partition))
+        self._batches.append(Ran(started, now, *sums, batch.predicted_s, device_s, batch.trigger, batch.partition))
 
     def _finish_run(self, error: BaseException | None) -> None:
         if self._ended.done():

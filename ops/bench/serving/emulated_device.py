@@ -2,7 +2,7 @@
 
 For what a fast device does to the host's side, where there is no such device. Goodput and the two classes, as printed:
 
-    python -m penstock.ops.bench.serving.emulated_device ops/bench/results/serving-nvidia-h200.json
+    python -m penstock.ops.bench.serving.emulated_device ops/bench/results/serving/nvidia-h200/RUN.json
 """
 
 import argparse
@@ -36,9 +36,6 @@ class _Running:
     ended: float
     rows: Float32Array
 
-    def ready(self) -> bool:
-        return time.perf_counter() >= self.ended
-
     def result(self) -> BatchOutput:
         while (left_s := self.ended - time.perf_counter()) > 0:
             time.sleep(left_s)
@@ -58,6 +55,9 @@ class PlayedEngine:
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         return self.start(batch).result()
+
+    def idle(self) -> None:
+        """See `PipelinedEngine.idle`: nothing is deferred."""
 
     def start(self, batch: PackedBatch) -> _Running:
         began = time.perf_counter()

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats, poisson
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulate import SimulatedWorker
 from penstock.ops.bench.serving.stream import Stream
@@ -230,8 +230,8 @@ class _Simulation:
 
 
 def _work(part: _Part) -> _Done:
-    feed = Feed(Scheduler(part.settings, part.cost), part.settings.num_lanes)
-    worker = SimulatedWorker(part.stream, feed, noisy(part.cost, part.noise, part.seed, part.overhead))
+    driver = MeasuredDriver(Scheduler(part.settings, part.cost), part.settings.num_lanes)
+    worker = SimulatedWorker(part.stream, driver, noisy(part.cost, part.noise, part.seed, part.overhead))
     worker.run(part.until)
     outcome = worker.outcome()
     finish = np.where(outcome.finish <= part.until, outcome.finish, np.nan)

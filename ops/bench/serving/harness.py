@@ -16,8 +16,8 @@ from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
-from penstock.ops.bench.serving.feed import Feed
 from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
@@ -28,8 +28,8 @@ from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
 from penstock.worker.batching.startup_costs import measure_costs
-from penstock.worker.process import default_lanes, suited
-from penstock.worker.settings import WorkerSettings, scheduler_settings
+from penstock.worker.resolved_settings import resolve, scheduler_settings
+from penstock.worker.settings import WorkerSettings
 
 TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
 _SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
@@ -70,8 +70,8 @@ class Stand:
         """`packed`: the runtime with the model of `settings`."""
         self._seed = seed
         self.packed = packed
-        self.settings = suited(settings, packed)
-        self.num_lanes = default_lanes(packed)
+        self.settings = resolve(settings, packed.info)
+        self.num_lanes = self.settings.lanes
         self._known: dict[EngineKind, Known] = {}
         self._noise: dict[EngineKind, Noise] = {}
         self._overhead: dict[EngineKind, Overhead] = {}
@@ -91,7 +91,7 @@ class Stand:
 
     def limits(self, slo_s: float) -> Limits:
         """A worker's own."""
-        return Limits(scheduler_settings(self.settings, num_lanes=self.num_lanes, padded=False), slo_s)
+        return Limits(scheduler_settings(self.settings), slo_s)
 
     def known(self, kind: EngineKind) -> Known:
         """An engine, calibrated."""
@@ -133,15 +133,15 @@ class Stand:
         """The run itself."""
         known = self.known(system.engine)
         requests = self._requests(load)
-        feed = Feed(Scheduler(system.settings, known.cost), self.num_lanes)
-        return drive(requests, feed, known.engine, self.num_lanes, known.cost, grace_s=grace_s)
+        driver = MeasuredDriver(Scheduler(system.settings, known.cost), self.num_lanes)
+        return drive(requests, driver, known.engine, known.cost, grace_s=grace_s)
 
     def simulated(self, system: System, load: Load, *, scatter: int = 0) -> Outcome:
         """The same load in the simulator; `scatter` is the seed of what its batches take."""
         table = self.table(system.engine)
         seconds = noisy(table, self.noise(system.engine), self._seed + scatter, self.overhead(system.engine))
-        feed = Feed(Scheduler(system.settings, table), self.num_lanes)
-        return simulate(self._stream(load), feed, seconds)
+        driver = MeasuredDriver(Scheduler(system.settings, table), self.num_lanes)
+        return simulate(self._stream(load), driver, seconds)
 
     def learn(self, kind: EngineKind, outcomes: Sequence[Outcome]) -> None:
         """Take the simulator's noise and overhead from the batches of real runs.

@@ -37,6 +37,10 @@ class PipelinedPadding(Padding):
         """See `PipelinedEngine.start`."""
         return self._pipelined.start(padded(batch))
 
+    def idle(self) -> float | None:
+        """See `PipelinedEngine.idle`."""
+        return self._pipelined.idle()
+
 
 def with_padding(engine: Engine) -> Engine:
     """The engine, padding."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.ops.bench.common.claims import Grid
+from penstock.ops.bench.common.comparison import Grid
 
 NOTICED = 0.2  # of the time, from a worker's loss until others have its partitions
 

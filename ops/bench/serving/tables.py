@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.claims import Grid
+from penstock.ops.bench.common.comparison import Grid
 from penstock.ops.bench.serving.systems import PAPER_CHAIN, PAPER_RATES
 
 Record = Mapping[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine.memory import Lifetime, Planner
-from penstock.engine.memory.check import check_slots
+from penstock.engine.memory.plan import check_slots
 
 ONE = (Lifetime("a", 0, 1, bytes_per_row=256), Lifetime("b", 1, 2, bytes_per_row=512))
 CONFLICTS = ({1}, {0})

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.memory import Lifetime, Plan, Planner
-from penstock.engine.memory.check import check_no_overlap
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
-from penstock.ops.bench.pipeline.part_memory_plan import encoder_lifetimes
+from tests.engine.memory.encoder import encoder_lifetimes
+from tests.engine.plan_check import check_no_overlap
 
 MODELS = {
     "bert-base": encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072),

@@ -1,0 +1,145 @@
+"""The operations of a forward pass on a GPU.
+
+cuBLAS computes most matrix products, and one kernel of ours fuses the operations after each. The other products are our
+own, with those operations in their epilogue (products.py).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.engine.gpu.attention import AttentionTables, Turns, attend
+from penstock.engine.gpu.inputs import Inputs
+from penstock.engine.gpu.products import Products, short_split, short_tile
+from penstock.engine.kernels.activation import bias_activation, gated
+from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.residual_norm import residual_norm, split_norm
+from penstock.engine.kernels.short_product import short_product, split_product
+from penstock.engine.kernels.wide_product import wide_product
+from penstock.engine.model.weights import Attention, Dense, Embeddings, Encoder, EncoderWeights, Norm, RotaryAttention
+
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
+_OPERATIONS = ("embed", "project", "gate", "project_add_norm", "project_add_norm_sum", "attend")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDense:
+    """A matrix on the device."""
+
+    weight: Tensor  # [out, in]
+    weight_t: Tensor  # [in, out], a view of it, for `torch.mm`
+    bias: Tensor | None
+    activation: str  # a name that the kernels know
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return len(self.weight)
+
+
+def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.device) -> Encoder[GpuDense]:
+    """The weights on the device in `dtype`; the angles of rotary attention stay float32."""
+    angles = {
+        id(tensor)
+        for layer in weights.layers
+        if isinstance(layer.attention, RotaryAttention)
+        for tensor in (layer.attention.cosines, layer.attention.sines)
+    }
+
+    def table(tensor: Tensor) -> Tensor:
+        return tensor.to(device, torch.float32 if id(tensor) in angles else dtype).contiguous()
+
+    def dense(d: Dense) -> GpuDense:
+        bias = None if d.bias is None else table(d.bias)
+        weight = table(d.weight)
+        return GpuDense(weight, weight.t(), bias, _ACTIVATIONS.get(d.activation, d.activation))
+
+    return weights.prepared(dense, table)
+
+
+class GpuOps:
+    """The operations for one batch. Each writes to `out`, on torch's current stream, and does not wait for the device."""
+
+    def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:
+        self._inputs = inputs
+        self._tables = tables
+        self._products = products
+        self._turns = Turns(inputs.positions)
+
+    def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
+        """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
+        return {name: getattr(self, name) for name in _OPERATIONS}
+
+    def embed(self, out: Tensor, embeddings: Embeddings) -> Tensor:
+        inputs, norm = self._inputs, embeddings.norm
+        embed_norm(
+            out,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.token_types,
+            embeddings.words,
+            embeddings.positions,
+            embeddings.token_types,
+            norm.weight,
+            norm.bias,
+            norm.eps,
+        )
+        return out
+
+    def project(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
+        rows, depth = x.shape
+        is_plain = dense.activation == "identity"
+        tile = None if is_plain else short_tile(rows, dense.width, depth)
+        if tile is not None:
+            short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
+        elif self._products.is_wide(rows, dense.width, depth, is_plain=is_plain):
+            wide_product(out, x, dense.weight, dense.bias, dense.activation)
+        elif is_plain and dense.bias is not None:
+            torch.addmm(dense.bias, x, dense.weight_t, out=out)
+        else:
+            torch.mm(x, dense.weight_t, out=out)
+            bias_activation(out, dense.bias, dense.activation)
+        return out
+
+    @staticmethod
+    def gate(out: Tensor, x: Tensor, activation: str) -> Tensor:
+        gated(out, x, _ACTIVATIONS.get(activation, activation))
+        return out
+
+    def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:
+        return self._project_add_norm(out, None, x, residual, dense, norm)
+
+    def project_add_norm_sum(
+        self, out: Tensor, total: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
+    ) -> Tensor:
+        return self._project_add_norm(out, total, x, residual, dense, norm)
+
+    def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
+        return attend(out, qkv, attention, self._inputs, self._tables, self._turns)
+
+    def _project_add_norm(
+        self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
+    ) -> Tensor:
+        rest = dense.bias, residual, norm.weight, norm.bias, norm.eps
+        parts = self._parts(x, dense)
+        if parts is not None:
+            split_norm(out, parts, *rest, total=total)
+        else:
+            product = out if total is None else total
+            torch.mm(x, dense.weight_t, out=product)
+            residual_norm(out, product, *rest, total=total)
+        return out
+
+    def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
+        """x weight' in parts [S, R, H], in the scratch; None if cuBLAS is to compute it."""
+        rows, depth = x.shape
+        split = short_split(rows, dense.width, depth)
+        if split is None:
+            return None
+        shape = split.num_parts, rows, dense.width
+        parts = self._products.scratch[: math.prod(shape)].view(shape)
+        split_product(parts, x, dense.weight, split.tile)
+        return parts

@@ -1,0 +1,85 @@
+"""Tables of the kept runs of the pipeline, for README.md and NOTES.md."""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
+from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.verdicts import Spread
+from penstock.ops.bench.pipeline.measures import DTYPES, WAYS, measures
+
+PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
+_NOTHING = ""
+
+
+def headline() -> str:
+    """Table `pipeline-cpu`: each workload beside its alternative and its bound, measured in the same run."""
+    return of_each_machine("pipeline", PARTS, _headline)
+
+
+def short_headline() -> str:
+    """First half of table `headline`: through Kafka in the precision that a worker chooses."""
+    return of_each_machine("pipeline", ("end-to-end",), _short_headline)
+
+
+def against_targets() -> str:
+    """Table `pipeline-targets`."""
+    return of_each_machine("pipeline", PARTS, lambda runs: target_table("pipeline", runs, measures))
+
+
+def _short_headline(runs: Sequence[Run]) -> str:
+    found = spreads(runs, measures)
+    rows = [row[:3] for row in next(filter(None, (_end_to_end(found, dtype) for dtype in reversed(DTYPES))), [])]
+    return table(["Kafka, broker and client on the same cores", "penstock", "alternative"], rows)
+
+
+def _headline(runs: Sequence[Run]) -> str:
+    found = spreads(runs, measures)
+    rows = [row for dtype in DTYPES for row in [*_engine(found, dtype), *_end_to_end(found, dtype)]]
+    rows += [row for dtype in DTYPES for row in _latency(found, dtype)]
+    rows += _null(found)
+    return table(["work", "penstock", "alternative", "bound"], rows)
+
+
+def _engine(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
+    name = f"engine {dtype}"
+    ours = found.get(f"{name}, texts/s")
+    if ours is None:
+        return []
+    theirs, floor = found[f"{name}, sentence-transformers, texts/s"], found[f"{name}, floor, texts/s"]
+    work = f"engine alone, {dtype}, texts/s"
+    return [[work, str(ours), f"sentence-transformers, its best batch: {theirs}", f"matrix products alone: {floor}"]]
+
+
+def _end_to_end(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
+    name = f"end to end {dtype}"
+    if f"{name}, FastStream, texts/s" not in found:
+        return []
+    service = f"FastStream and sentence-transformers: {found[f'{name}, FastStream, texts/s']}"
+    alone = f"engine alone, same rounds: {found[f'{name}, engine alone, texts/s']}"
+    return [
+        [f"through Kafka, {dtype}, {way}, texts/s", str(found[f"{name}, {way}, texts/s"]), service, alone]
+        for way in ("lists", "one text a call")
+    ]
+
+
+def _latency(found: Mapping[str, Spread], dtype: str) -> list[list[str]]:
+    rows = []
+    for which in ("p50", "p99"):
+        ours = found.get(f"latency penstock {dtype}, {which}, ms")
+        theirs = found.get(f"latency FastStream {dtype}, {which}, ms")
+        if ours is not None:
+            beside = f"FastStream and sentence-transformers, {dtype}: {theirs or 'not measured'}"
+            rows.append([f"200 texts/s, Poisson, through Kafka, {dtype}, {which}, ms", str(ours), beside, _NOTHING])
+    return rows
+
+
+def _null(found: Mapping[str, Spread]) -> list[list[str]]:
+    if "echo, a record each, req/s" not in found:
+        return []
+    echo = f"bare aiokafka echo, a record each: {found['echo, a record each, req/s']}"
+    bound = f"echo with batches of records: {found['echo, batches of records, req/s']}"
+    return [
+        [f"no model, one sequence a call, {way}, req/s", str(found[f"null engine, {way}, req/s"]), echo, bound]
+        for way in WAYS
+    ]

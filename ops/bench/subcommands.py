@@ -1,0 +1,172 @@
+"""`penstock bench serve` and `penstock bench simulate`: batching policies on this machine, and in a simulated fleet."""
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+from pydantic import Field, ValidationError, field_validator
+
+from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
+from penstock.ops.cli.options import takes
+from penstock.producer.settings import KafkaSettings, Settings
+
+_PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
+_SWEEP_PARTS = "load,fleet,cache,loss"
+_MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
+
+bench = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure batching policies on this machine, or simulate a fleet."
+)
+
+
+class ServeSettings(Settings):
+    """Settings of the measurement."""
+
+    model: str | None = Field(
+        None,
+        description="Checkpoint. Default: the demo's all-MiniLM-L6-v2. 'bert-base': that shape, with random weights.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic.")
+    lengths: str = Field(
+        "2-100,5-500",
+        description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad, banking77. The tables about "
+        "objectives use the first.",
+    )
+    parts: str = Field(_PARTS, description="Tables to measure; also kafka.")
+    kafka: bool = Field(False, description="Measure through Kafka too: a client, a broker and a worker process.")
+    bootstrap_servers: str | None = Field(
+        None,
+        description="An existing broker for --kafka. Default: a local Kafka if Java is installed, else librdkafka's "
+        "mock.",
+    )
+    slo_ms: float | None = Field(
+        None, gt=0, description="Latency objective. Default: 50, or five times the longest request alone."
+    )
+    seconds: float = Field(2.0, gt=0, description="Least duration of each run.")
+    trials: int = Field(2, ge=1, description="Number of real runs that confirm a critical point.")
+    output: Path | None = Field(
+        None,
+        description="Result file (JSON); tables and plots lie beside it. Default: named after the machine where all "
+        "parts and lengths are run, else none.",
+    )
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_lengths(cls, listed: str) -> str:
+        return _each_of(listed, (*DISTRIBUTIONS, "banking77"))
+
+    @field_validator("parts")
+    @classmethod
+    def _known_parts(cls, listed: str) -> str:
+        return _each_of(listed, (*_PARTS.split(","), "kafka"))
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _addresses(cls, servers: str | None) -> str | None:
+        if servers is None:
+            return None
+        try:
+            return KafkaSettings.model_validate({"bootstrap_servers": servers}).bootstrap_servers
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"]) from error
+
+
+class SimulateSettings(Settings):
+    """Settings of the simulation."""
+
+    result: Path | None = Field(
+        None, description="Result file of `penstock bench serve`, for its measured cost. Default: a model of an H200."
+    )
+    parts: str = Field(
+        _SWEEP_PARTS,
+        description="Tables to simulate; also large, a run of ten million requests on the largest fleet.",
+    )
+    workers: str = Field("1,4,16,64,256", description="Fleet sizes.")
+    requests: int = Field(1_000_000, ge=1000, description="Requests in each simulated run.")
+    lengths: str = Field("2-100", description="Tokens per request: 2-100, 5-500, normal 2-100, normal 5-500, squad.")
+    slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
+    load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
+    seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
+    output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
+
+    @field_validator("parts")
+    @classmethod
+    def _known_parts(cls, listed: str) -> str:
+        return _each_of(listed, (*_SWEEP_PARTS.split(","), "large"))
+
+    @field_validator("workers")
+    @classmethod
+    def _counts(cls, listed: str) -> str:
+        if not _names(listed) or not all(name.isdigit() and 1 <= int(name) <= _MOST_WORKERS for name in _names(listed)):
+            raise ValueError(f"Expected whole numbers from 1 to {_MOST_WORKERS} with commas between them")
+        return listed
+
+    @field_validator("lengths")
+    @classmethod
+    def _known_lengths(cls, name: str) -> str:
+        return _each_of(name, tuple(DISTRIBUTIONS), most=1)
+
+
+@bench.command("serve")
+@takes(ServeSettings)
+def serve(settings: ServeSettings) -> int:
+    """Measure the load that each batching policy sustains on this machine, and print the serving tables.
+
+    $ penstock bench serve
+
+    The load is open-loop, Poisson or bursty. The tables show throughput at
+    saturation, latency at each system's critical point, goodput within
+    objectives, two classes, the cost model's errors, and the simulator beside
+    real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
+    """
+    from penstock.ops.bench.serving.command import serve as run
+    from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+
+    parts = _names(settings.parts)
+    plan = RunPlan(
+        parts=(*parts, KAFKA) if settings.kafka and KAFKA not in parts else parts,
+        lengths=_names(settings.lengths),
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
+        seconds=settings.seconds,
+        most_trials=settings.trials,
+        bootstrap_servers=settings.bootstrap_servers,
+    )
+    return run(plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output)
+
+
+@bench.command("simulate")
+@takes(SimulateSettings)
+def simulate(settings: SimulateSettings) -> int:
+    """Simulate a fleet: the product's scheduler on a simulated clock, with measured costs.
+
+    $ penstock bench simulate --workers 1,16,256 --requests 1000000
+
+    The tables show how cost and p99 grow with load and fleet size, and the
+    effect of popular keys, caches, and the loss of a worker. Needs no model
+    and no Kafka.
+    """
+    from penstock.ops.bench.serving.sweep import SweepPlan
+    from penstock.ops.bench.serving.sweep import simulate as run
+
+    plan = SweepPlan(
+        parts=_names(settings.parts),
+        workers=tuple(int(workers) for workers in _names(settings.workers)),
+        num_requests=settings.requests,
+        lengths=settings.lengths,
+        slo_s=settings.slo_ms / 1e3,
+        load=settings.load,
+        seed=settings.seed,
+    )
+    return run(plan, result=settings.result, output=settings.output)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+def _each_of(listed: str, known: tuple[str, ...], most: int | None = None) -> str:
+    names = _names(listed)
+    if not names or not set(names) <= set(known) or len(names) > (most or len(known)):
+        raise ValueError(f"Expected {'one' if most == 1 else 'some'} of {', '.join(known)}")
+    return listed

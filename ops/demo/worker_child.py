@@ -1,0 +1,85 @@
+"""The demo's worker: a child process that never outlives the demo."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+STOP_TIMEOUT_S = 10.0
+_TAIL_LINES = 15
+# The console script `penstock`, without a search of PATH.
+_PENSTOCK = "from penstock.ops.cli.main import main; main()"
+
+T = TypeVar("T")
+
+
+class WorkerFailed(Exception):
+    """The worker ended too early. The message holds the end of its log."""
+
+
+class WorkerProcess:
+    """`penstock worker` with the given arguments, logging JSON to `log_path`. An async context manager."""
+
+    def __init__(self, arguments: list[str], log_path: Path) -> None:
+        self._arguments = arguments
+        self.log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    async def __aenter__(self) -> Self:
+        with self.log_path.open("wb") as log:
+            # In its own session, Ctrl-C in the terminal reaches only the demo, which then stops the worker.
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _PENSTOCK, "worker", *self._arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._running
+        if process.returncode is not None:
+            return
+        try:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            pass  # killed below
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`. If the worker ends first, cancel `work` and raise WorkerFailed."""
+        task = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self._running.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise WorkerFailed(f"The worker ended with exit status {ended.result()}.\n{self.log_tail()}")
+        finally:
+            task.cancel()
+            ended.cancel()
+            await asyncio.gather(task, ended, return_exceptions=True)
+
+    def log_tail(self) -> str:
+        """The last lines of the worker's log."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([f"The end of its log, {self.log_path}:", *lines[-_TAIL_LINES:]])
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise RuntimeError("WorkerProcess was used outside its context. This is a bug.")
+        return self._process

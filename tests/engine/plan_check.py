@@ -1,0 +1,32 @@
+"""A full proof that a memory plan is sound, which shares no code with the planner."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from penstock.engine.memory import Lifetime, Plan
+from penstock.engine.memory.lifetimes import ALIGNMENT
+
+
+def check_no_overlap(lifetimes: Sequence[Lifetime], plan: Plan) -> None:
+    """RuntimeError if the plan is unsound: an overlap at some step, or a buffer too small, unaligned or outside.
+
+    Looks at every step on its own.
+    """
+    for lifetime, slot, (chunk, offset) in zip(lifetimes, plan.slot_of, plan.offsets, strict=True):
+        if plan.slot_bytes[slot] < lifetime.num_bytes(plan.tokens, plan.sequences):
+            raise RuntimeError(f"Buffer {lifetime.name!r} has too few bytes. This is a bug.")
+        if offset % ALIGNMENT or offset < 0 or offset + plan.slot_bytes[slot] > plan.chunk_bytes[chunk]:
+            raise RuntimeError(f"Buffer {lifetime.name!r} lies unaligned or outside its chunk. This is a bug.")
+    for step in range(1 + max(lifetime.last for lifetime in lifetimes)):
+        _check_step(step, lifetimes, plan)
+
+
+def _check_step(step: int, lifetimes: Sequence[Lifetime], plan: Plan) -> None:
+    places = plan.offsets
+    alive = [index for index, lifetime in enumerate(lifetimes) if lifetime.first <= step <= lifetime.last]
+    alive.sort(key=places.__getitem__)
+    for below, above in pairwise(alive):
+        (chunk, offset), (next_chunk, next_offset) = places[below], places[above]
+        if chunk == next_chunk and offset + plan.slot_bytes[plan.slot_of[below]] > next_offset:
+            names = f"{lifetimes[below].name!r} and {lifetimes[above].name!r}"
+            raise RuntimeError(f"Buffers {names} overlap at step {step}. This is a bug.")

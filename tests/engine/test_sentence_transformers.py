@@ -1,0 +1,220 @@
+"""Prompts and cut embeddings as sentence-transformers computes them, for small models that it saved itself."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import Tokenizer as PlainTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from penstock.engine import TaskOptions, load_engine
+from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
+from penstock.engine.types import Float32Array
+from penstock.producer.errors import InvalidRequest
+from penstock.producer.prompts import Prompts
+from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.producer.wire.messages import Options, Request, Text
+from tests.engine.helpers import MAX_TOKENS, pack, save_classifier, save_encoder, write_json
+
+PROMPTS = {"query": "search query : ", "document": "passage : ", "topic": "cluster : "}
+TEXTS = ["a river in spring", "where is the river", "snow", "the snow is in spring where a river is the query"]
+WORDS = sorted({word for text in (*TEXTS, *PROMPTS.values(), "instruct : first") for word in text.split()})
+
+
+def save_tokenizer(directory: Path) -> None:
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    plain = PlainTokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    plain.pre_tokenizer = Whitespace()
+    plain.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    make: Any = PreTrainedTokenizerFast  # transformers leaves it untyped
+    make(
+        tokenizer_object=plain,
+        model_max_length=MAX_TOKENS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(directory)
+
+
+def save_model(directory: Path, *, normalize: bool = False, include_prompt: bool = True, **config: Any) -> Any:
+    """A random BERT that sentence-transformers saved; `config` goes to its constructor. Returns it, loaded again."""
+    plain = directory / "plain"
+    save_encoder(plain, "bert", pad_token_id=0)
+    save_tokenizer(plain)
+    transformer = SentenceTransformer(str(plain), device="cpu")[0]
+    modules = [transformer, Pooling(48, "mean", include_prompt=include_prompt), *([Normalize()] if normalize else [])]
+    SentenceTransformer(modules=modules, device="cpu", **config).save(str(directory / "model"))
+    return SentenceTransformer(str(directory / "model"), device="cpu")
+
+
+def embed(
+    directory: Path, texts: Sequence[Text], options: Options | None = None, *, engine: str = "packed", **wanted: Any
+) -> Float32Array:
+    """The vectors of texts, prepared as a worker prepares them."""
+    tokenizer = Tokenizer.from_directory(directory)
+    request = tokenizer.prompts.apply(Request("m", "embed", text=tuple(texts), options=options or Options()))
+    encoded = tokenizer.encode(request.text or (), truncate=False)
+    types = [np.zeros_like(one.ids) if one.token_type_ids is None else one.token_type_ids for one in encoded]
+    loaded = load_engine(str(directory), dtype="float32", device="cpu", engine=engine)
+    return np.stack(loaded.run(pack([one.ids for one in encoded], TaskOptions("embed", **wanted), types)).rows)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model whose default is its query's prompt, and its directory."""
+    directory = tmp_path_factory.mktemp("prompted")
+    return save_model(directory, prompts=PROMPTS, default_prompt_name="query"), directory / "model"
+
+
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"prompt_name": "query"},
+        {"prompt_name": "document"},
+        {"prompt_name": "topic"},
+        {"prompt": "instruct : first "},
+        {"prompt": ""},
+    ],
+)
+def test_prompts_give_the_vectors_of_encode(prompted: tuple[Any, Path], engine: str, asked: dict[str, str]) -> None:
+    reference, directory = prompted
+    got = embed(directory, TEXTS, Options(**asked), engine=engine)  # type: ignore[arg-type]  # both take strings
+    np.testing.assert_allclose(got, reference.encode(TEXTS, **asked), atol=1e-5)
+
+
+def test_the_prompts_change_the_vectors(prompted: tuple[Any, Path]) -> None:
+    """The reference itself would pass the test above if no prompt had an effect."""
+    results = [embed(prompted[1], TEXTS, Options(prompt_name=name)) for name in PROMPTS]
+    assert min(np.abs(first - second).max() for first in results for second in results if first is not second) > 1e-3
+
+
+def test_query_and_document_are_those_of_encode_query_and_encode_document(prompted: tuple[Any, Path]) -> None:
+    reference, directory = prompted
+    query, document = (embed(directory, TEXTS, Options(prompt_name=name)) for name in ("query", "document"))
+    np.testing.assert_allclose(query, reference.encode_query(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(document, reference.encode_document(TEXTS), atol=1e-5)
+
+
+def test_a_pair_has_the_prompt_before_its_first_text(prompted: tuple[Any, Path]) -> None:
+    reference, directory = prompted
+    pairs = [("snow", "a river"), ("where is the snow", "spring")]
+    np.testing.assert_allclose(embed(directory, pairs), reference.encode(pairs), atol=1e-5)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(prompted: tuple[Any, Path]) -> None:
+    with pytest.raises(InvalidRequest, match=r"no prompt 'passage'\. Its prompts: document, query, topic"):
+        embed(prompted[1], TEXTS, Options(prompt_name="passage"))
+
+
+def test_other_tasks_and_token_ids_take_no_default_prompt() -> None:
+    prompts = Prompts({"query": "q "}, default="q ")
+    for request in (Request("m", "classify", text=("a",)), Request("m", "token_classify", text=("a",))):
+        assert prompts.apply(request) is request
+
+
+def test_query_and_document_are_known_and_empty_without_a_configuration(tmp_path: Path) -> None:
+    reference = save_model(tmp_path)
+    got = embed(tmp_path / "model", TEXTS, Options(prompt_name="query"))
+    np.testing.assert_allclose(got, reference.encode(TEXTS, prompt_name="query"), atol=1e-5)
+    np.testing.assert_allclose(got, embed(tmp_path / "model", TEXTS), atol=0)
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    path = directory / "model" / "config_sentence_transformers.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
+
+
+@pytest.mark.parametrize("broken", [{"default_prompt_name": "none"}, {"prompts": ["query"]}, {"prompts": {"query": 1}}])
+def test_prompts_that_cannot_be_read_are_an_error(tmp_path: Path, broken: dict[str, Any]) -> None:
+    save_model(tmp_path, prompts=PROMPTS)
+    edit(tmp_path, **broken)
+    with pytest.raises(TokenizerError, match="prompt"):
+        Tokenizer.from_directory(tmp_path / "model")
+
+
+def test_prompts_of_another_kind_of_model_are_ignored(tmp_path: Path) -> None:
+    """As in sentence-transformers, which loads a cross-encoder for embeddings without its prompts."""
+    save_model(tmp_path, prompts=PROMPTS, default_prompt_name="query")
+    edit(tmp_path, model_type="CrossEncoder")
+    assert Tokenizer.from_directory(tmp_path / "model").prompts == Prompts()
+
+
+def test_a_cross_encoder_with_a_default_prompt_is_refused(tmp_path: Path) -> None:
+    save_classifier(tmp_path, "bert", num_labels=1)
+    config = {"model_type": "CrossEncoder", "prompts": {"rank": "rank : "}, "default_prompt_name": "rank"}
+    write_json(tmp_path / "config_sentence_transformers.json", config)
+    with pytest.raises(UnsupportedCheckpoint, match="default prompt"):
+        load_engine(str(tmp_path), dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_pooling_without_the_prompt_is_refused(tmp_path: Path, engine: str) -> None:
+    save_model(tmp_path, prompts=PROMPTS, include_prompt=False)
+    with pytest.raises(UnsupportedCheckpoint, match="include_prompt"):
+        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu", engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_dimensions_cut_before_normalising(tmp_path: Path, engine: str, normalize: bool) -> None:
+    reference = save_model(tmp_path, normalize=normalize, truncate_dim=16)
+    got = embed(tmp_path / "model", TEXTS, engine=engine, dimensions=8)
+    want = reference.encode(TEXTS, truncate_dim=8, normalize_embeddings=normalize)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert got.shape == (len(TEXTS), 8)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_normalising_on_request_follows_the_cut(tmp_path: Path, normalize: bool) -> None:
+    reference = save_model(tmp_path, truncate_dim=16)
+    got = embed(tmp_path / "model", TEXTS, dimensions=8, normalize=normalize)
+    np.testing.assert_allclose(got, reference.encode(TEXTS, truncate_dim=8, normalize_embeddings=normalize), atol=1e-5)
+
+
+def test_truncate_dim_is_the_default_length_and_a_longer_one_can_be_asked_for(tmp_path: Path) -> None:
+    reference = save_model(tmp_path, truncate_dim=16)
+    info = load_engine(str(tmp_path / "model"), dtype="float32", device="cpu").info
+    assert (info.dim, info.dimensions) == (16, (16, 48))
+    np.testing.assert_allclose(embed(tmp_path / "model", TEXTS), reference.encode(TEXTS), atol=1e-5)
+    whole = embed(tmp_path / "model", TEXTS, dimensions=48)
+    np.testing.assert_allclose(whole, reference.encode(TEXTS, truncate_dim=48), atol=1e-5)
+
+
+CARD = '* Loss: MatryoshkaLoss\n  ```json\n  {"matryoshka_dims": [\n 48,\n 24, 12],\n "n": 1}\n```\n'
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "expected"),
+    [({}, "", ()), ({"matryoshka_dimensions": [8, 16, 64]}, "", (8, 16, 48)), ({}, CARD, (12, 24, 48))],
+)
+def test_a_checkpoint_states_the_lengths_that_it_was_trained_for(
+    tmp_path: Path, config: dict[str, Any], card: str, expected: tuple[int, ...]
+) -> None:
+    save_model(tmp_path)
+    model = tmp_path / "model"
+    (model / "README.md").write_text(card, encoding="utf-8")
+    write_json(model / "config.json", json.loads((model / "config.json").read_text(encoding="utf-8")) | config)
+    for engine in ("packed", "padded"):
+        assert load_engine(str(model), dtype="float32", device="cpu", engine=engine).info.dimensions == expected
+
+
+@pytest.mark.parametrize("stated", [0, "16", [16]])
+def test_a_truncate_dim_that_is_no_length_is_refused(tmp_path: Path, stated: Any) -> None:
+    save_model(tmp_path)
+    edit(tmp_path, truncate_dim=stated)
+    with pytest.raises(CheckpointError, match="truncate_dim must be a positive integer"):
+        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu")

@@ -1,0 +1,140 @@
+"""Kept runs: where they lie, which of them count, and the tables that are made of them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.ops.bench import figures
+from penstock.ops.bench.common import kept_tables
+from penstock.ops.bench.common.runs import RESULTS, begin, current_runs, keep, kept_runs, machines
+from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
+from penstock.ops.bench.gpu import measures as gpu
+from penstock.ops.bench.pipeline import measures as pipeline
+from penstock.ops.bench.serving import measures as serving
+
+MACHINE: dict[str, Any] = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {"torch": "2.15"}, "commit": "a" * 40}
+
+
+def kept(root: Path, started: str, commit: str, **parts: Any) -> Path:
+    header = {**begin("pipeline", MACHINE, commit=commit), "started": started}
+    return keep({**header, "parts": parts}, root)
+
+
+def test_a_run_lies_under_suite_machine_time_and_commit_with_its_header(tmp_path: Path) -> None:
+    path = keep({**begin("pipeline", MACHINE), "started": "2026-01-02T03:04:05+00:00", "parts": {}}, tmp_path)
+    assert path.relative_to(tmp_path) == Path("pipeline/amd-epyc-2-cores/20260102T030405Z-aaaaaaa.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (record["commit"], record["dirty"]) == ("a" * 40, False)
+    assert len(record["load"]["before"]) == len(record["load"]["after"]) == 3
+    assert record["load"]["cores"] >= 1
+    assert record["machine"]["versions"] == {"torch": "2.15"}
+    assert record["command"]
+    assert record["seconds"] > 0
+
+
+def test_a_gpu_names_its_machine_and_a_changed_checkout_its_commit(tmp_path: Path) -> None:
+    header = begin("gpu", {**MACHINE, "gpu": "NVIDIA H200"}, commit="abcdef0123+")
+    path = keep({**header, "parts": {}}, tmp_path)
+    assert path.parent == tmp_path / "gpu" / "nvidia-h200"
+    assert path.stem.endswith("-abcdef0-dirty")
+    (run,) = kept_runs("gpu", "nvidia-h200", tmp_path)
+    assert run.commit == "abcdef0+"
+
+
+def test_a_run_without_a_commit_says_so_and_stands_alone(tmp_path: Path) -> None:
+    for day in (1, 2):
+        header = {**begin("gpu", {**MACHINE, "commit": None}), "started": f"2026-01-0{day}T00:00:00+00:00"}
+        assert keep({**header, "parts": {}}, tmp_path).stem.endswith("-unknown")
+    assert len(current_runs("gpu", "amd-epyc-2-cores", tmp_path)) == 1
+
+
+def test_all_runs_of_the_commit_measured_last_are_current_and_no_other(tmp_path: Path) -> None:
+    for day, commit in ((3, "bbbbbbb1"), (1, "bbbbbbb1"), (2, "ccccccc1"), (4, "bbbbbbb1")):
+        kept(tmp_path, f"2026-01-0{day}T00:00:00+00:00", commit)
+    assert machines("pipeline", tmp_path) == ["amd-epyc-2-cores"]
+    assert [run.date[-1] for run in kept_runs("pipeline", "amd-epyc-2-cores", tmp_path)] == ["1", "2", "3", "4"]
+    assert [run.date[-1] for run in current_runs("pipeline", "amd-epyc-2-cores", tmp_path)] == ["1", "3", "4"]
+
+
+def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
+    path = kept(tmp_path, "2026-01-01T00:00:00+00:00", "abc", latency={"ms": [math.inf, 1.5], "x": (math.nan,)})
+    assert json.loads(path.read_text(encoding="utf-8"))["parts"]["latency"] == {"ms": [None, 1.5], "x": [None]}
+
+
+@pytest.mark.parametrize(
+    ("values", "lower_is_better", "verdict"),
+    [
+        ((0.1, 0.75, 0.76), False, "met"),
+        ((0.9, 0.85, 0.1), False, "met, and the aim"),
+        ((0.9, 0.74, 0.7), False, "missed"),
+        ((0.9, 0.9), False, "2 runs, no verdict"),
+        ((0.9,), False, "1 run, no verdict"),
+        ((0.75, 0.9, 0.1), True, "met"),
+        ((0.8, 0.8, 0.1), True, "missed"),
+    ],
+)
+def test_a_verdict_is_of_the_median_of_three_runs_at_least(
+    values: tuple[float, ...], lower_is_better: bool, verdict: str
+) -> None:
+    target = Target("x", 0.75, 0.5 if lower_is_better else 0.85, lower_is_better)
+    assert target.verdict(Spread(values)) == verdict
+
+
+def test_a_figure_is_shown_with_its_range() -> None:
+    assert str(Spread((496.4,))) == "496.4"
+    assert str(Spread((3.0, 1.0, 2.0))) == "2.000 (1.000 to 3.000)"
+    assert Spread((0.99994,)).shown(decimals=6) == "0.999940"
+    assert spread([None, 2.0]) == Spread((2.0,))
+    assert spread([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("suite", "measures"), [("pipeline", pipeline.measures), ("gpu", gpu.measures), ("serving", serving.measures)]
+)
+def test_every_target_is_of_a_measure_that_a_kept_run_has(suite: str, measures: Any) -> None:
+    runs = [run for machine in machines(suite) for run in kept_runs(suite, machine)]
+    names = {name for run in runs for name in measures(run.record)}
+    assert {target.measure for target in targets(suite)} <= names
+
+
+def test_a_caption_names_the_runs_and_the_known_faults_of_their_parts(tmp_path: Path) -> None:
+    for day in (1, 2):
+        header = {**begin("pipeline", MACHINE, commit="abcdef0"), "started": f"2026-01-0{day}T00:00:00+00:00"}
+        keep({**header, "parts": {}, "notes": {"latency": ["one side alone"], "null": ["another"]}}, tmp_path)
+    runs = current_runs("pipeline", "amd-epyc-2-cores", tmp_path)
+    assert kept_tables.caption(runs, ["latency"]) == (
+        "*AMD EPYC, 2 cores, commit abcdef0, 2026-01-01 to 2026-01-02, medians (min to max) of 2 runs. "
+        "Known faults: one side alone.*"
+    )
+
+
+def test_the_tables_of_the_repository_are_current() -> None:
+    """Mended by `make figures`."""
+    assert [str(path) for path in figures.stale_files()] == []
+
+
+def test_every_table_can_be_made_and_none_is_empty() -> None:
+    assert [name for name, table in figures.TABLES.items() if "|" not in table()] == []
+
+
+def test_a_table_replaces_what_stands_between_its_markers() -> None:
+    text = "before\n<!-- figures:runs -->\nold\n<!-- /figures -->\nafter\n"
+    renewed = figures.regenerated(text)
+    assert renewed.startswith("before\n<!-- figures:runs -->\n\n| suite |")
+    assert renewed.endswith("|\n\n<!-- /figures -->\nafter\n")
+    assert figures.regenerated(renewed) == renewed
+
+
+def test_a_marker_of_no_table_is_refused_with_the_names() -> None:
+    with pytest.raises(figures.UnknownTable, match=r"no table 'teapot'.*pipeline-cpu"):
+        figures.regenerated("<!-- figures:teapot -->\n<!-- /figures -->")
+
+
+def test_every_file_in_the_results_is_of_its_place() -> None:
+    for path in RESULTS.glob("*/*/*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert record["suite"] == path.parent.parent.name
+        assert {"command", "started", "commit", "dirty", "load", "machine", "parts"} <= record.keys()

@@ -1,0 +1,90 @@
+"""The fetch buffer: online and bulk apart, each in its order, in slices of bounded size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.fetch_buffer import FetchBuffer
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.record import KafkaRecord, RecordState
+
+MakeRecord = Callable[..., Any]
+BULK = "requests.bulk"
+
+
+def make_buffer(held: Backpressure | None = None) -> FetchBuffer:
+    return FetchBuffer(RecordLedger(held or Backpressure(100), OffsetTracker(), BULK))
+
+
+@pytest.fixture
+def buffer() -> FetchBuffer:
+    return make_buffer()
+
+
+def taken(buffer: FetchBuffer, *, bulk: bool) -> list[KafkaRecord]:
+    return [record.original for record in buffer.take_slice(bulk=bulk)]
+
+
+@pytest.mark.parametrize(("topic", "bulk", "at_once"), [("requests", False, 256), (BULK, True, 32)])
+def test_slices_are_bounded_and_keep_the_order(
+    buffer: FetchBuffer, make_record: MakeRecord, topic: str, bulk: bool, at_once: int
+) -> None:
+    records = [make_record(offset=offset, topic=topic) for offset in range(600)]
+    buffer.put(records[:300])
+    buffer.put(records[300:])
+    found = taken(buffer, bulk=bulk)
+    assert found == records[:at_once]
+    assert taken(buffer, bulk=not bulk) == []
+    while buffer.has_records(bulk=bulk):
+        found += taken(buffer, bulk=bulk)
+    assert found == records
+
+
+@pytest.mark.parametrize(("topic", "bulk"), [("requests", False), (BULK, True)])
+def test_a_record_larger_than_a_slice_comes_alone(
+    buffer: FetchBuffer, make_record: MakeRecord, topic: str, bulk: bool
+) -> None:
+    large = make_record(bytes(1 << 20), topic=topic)
+    small = make_record(b"x", offset=1, topic=topic)
+    buffer.put([large, small])
+    assert taken(buffer, bulk=bulk) == [large]
+    assert taken(buffer, bulk=bulk) == [small]
+
+
+def test_what_is_released_is_no_longer_held(make_record: MakeRecord) -> None:
+    held = Backpressure(100)
+    buffer = make_buffer(held)
+    buffer.put([make_record(offset=1, topic=BULK)])
+    buffer.put([make_record(offset=2), make_record(offset=3)])
+    [begun, *_] = buffer.take_slice(bulk=True)
+    assert held.num_records == 3
+    buffer.release()
+    assert (buffer.has_records(bulk=False), buffer.has_records(bulk=True), held.num_records) == (False, False, 1)
+    assert begun.state is RecordState.ADMITTED
+
+
+@given(st.lists(st.integers(0, 100_000), min_size=1, max_size=50))
+def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
+    class Record:
+        topic = "requests"
+        partition = 0
+
+        def __init__(self, offset: int, size: int) -> None:
+            self.offset = offset
+            self.value = bytes(size)
+
+    buffer = make_buffer()
+    records: list[Any] = [Record(offset, size) for offset, size in enumerate(sizes)]
+    buffer.put(records)
+    found: list[KafkaRecord] = []
+    while buffer.has_records(bulk=False):
+        one_slice = taken(buffer, bulk=False)
+        assert one_slice
+        assert sum(len(record.value or b"") for record in one_slice[:-1]) < 64 * 1024
+        found += one_slice
+    assert found == records

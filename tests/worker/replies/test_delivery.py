@@ -1,0 +1,293 @@
+"""The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from structlog.testing import capture_logs
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded, PenstockError
+from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.replies import dead_letters
+from penstock.worker.replies.dead_letters import reply_key
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingSequence, Rejection
+
+ADDRESS = ReplyAddress("penstock.replies", 2, b"id", b"trace")
+DEAD_LETTERS = "penstock.requests.tiny.dead-letter"
+MakeSequences = Callable[..., list[PendingSequence]]
+MakeRecord = Callable[..., Any]
+
+
+class Desk:
+    """A delivery whose outbox records what it is given; the test acknowledges."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.held = Backpressure(8)
+        self.sent: list[tuple[str, int | None, OutRecord]] = []
+        self.delivery = self.deliver_to(lambda record: self.events.append(f"finished {record.original.offset}"))
+
+    def deliver_to(self, acknowledged: Callable[[PendingRecord], None]) -> Delivery:
+        return Delivery(self, self.held, acknowledged)  # type: ignore[arg-type]  # it uses only `put` of an Outbox
+
+    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
+        self.events.append(f"produced to {topic}")
+        self.sent.append((topic, partition, record))
+
+    def acknowledge(self, index: int, error: KafkaError | None = None) -> None:
+        self.events.append(f"acknowledged {index}" if error is None else f"refused {index}")
+        self.sent[index][2].done(error)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
+    sequence.settle(np.zeros(4, np.float32))
+    desk.delivery.reply(sequence.request, make_reply(sequence.request, info))
+
+
+def reject(desk: Desk, record: Any, address: ReplyAddress | None, error: PenstockError) -> None:
+    desk.delivery.reject(Rejection(PendingRecord(record, bulk_topic=False), address, error))
+
+
+def test_a_record_is_finished_when_its_reply_is_acknowledged(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
+    assert desk.events == ["produced to penstock.replies"]
+    desk.acknowledge(0)
+    assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
+
+
+def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    desk, offsets = Desk(), OffsetTracker()
+    source = TopicPartition("penstock.requests.tiny", 0)
+    desk.delivery = desk.deliver_to(lambda record: offsets.finish(source, record.original.offset))
+    sequences = [make_sequences([n])[0] for n in range(3)]
+    for sequence in sequences:
+        offsets.start(source, sequence.request.record.original.offset)
+        answer(desk, info, sequence)
+
+    def committable_after(index: int) -> dict[TopicPartition, int]:
+        desk.acknowledge(index)
+        return offsets.take_committable()
+
+    assert offsets.take_committable() == {}
+    assert [committable_after(index) for index in (2, 0, 1)] == [{}, {source: 1}, {source: 3}]
+
+
+def test_a_rejection_is_finished_when_both_its_reply_and_its_dead_letter_are_acknowledged(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    reject(desk, make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    desk.acknowledge(1)
+    desk.acknowledge(0)
+    assert desk.events == [
+        "produced to penstock.replies",
+        f"produced to {DEAD_LETTERS}",
+        "acknowledged 1",
+        "acknowledged 0",
+        "finished 7",
+    ]
+
+
+def test_a_rejection_without_an_address_is_a_dead_letter(desk: Desk, make_record: MakeRecord) -> None:
+    reject(desk, make_record(b"bad", offset=7), None, InvalidRequest("no reply topic"))
+    desk.acknowledge(0)
+    assert desk.events == [f"produced to {DEAD_LETTERS}", "acknowledged 0", "finished 7"]
+
+
+def test_a_retriable_error_is_answered_without_a_dead_letter(desk: Desk, make_record: MakeRecord) -> None:
+    reject(desk, make_record(b"fine", offset=7), ADDRESS, Overloaded("later"))
+    desk.acknowledge(0)
+    assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 7"]
+
+
+def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: MakeRecord) -> None:
+    record = make_record(b"\x00bad", offset=7, partition=3, headers=[("x", b"1"), ("null", None)])
+    reject(desk, record, ADDRESS, BadTokenId("too high"))
+    topic, partition, letter = desk.sent[1]
+    assert (topic, partition, letter.key, letter.value) == (DEAD_LETTERS, None, b"key", b"\x00bad")
+    assert list(letter.headers) == [
+        ("x", b"1"),
+        ("null", None),
+        ("penstock-error-code", b"bad_token_id"),
+        ("penstock-error-message", b"too high"),
+        ("penstock-source", b"penstock.requests.tiny-3-7"),
+    ]
+
+
+def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_record: MakeRecord) -> None:
+    record = make_record(b"bad", offset=7)
+    reject(desk, record, ADDRESS, BadTokenId("too high", {4: BadTokenId("Given: 9")}))
+    topic, partition, reply = desk.sent[0]
+    assert (topic, partition, reply.key) == ("penstock.replies", 2, reply_key(record))
+    assert dict(reply.headers) == {"kafka_correlationId": b"id", "traceparent": b"trace"}
+    error = msgpack.unpackb(reply.value)["error"]
+    assert error == {
+        "code": "bad_token_id",
+        "message": "too high",
+        "retriable": False,
+        "rows": [[4, "bad_token_id", "Given: 9"]],
+    }
+
+
+def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
+    desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
+    desk.acknowledge(1)
+    assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
+
+
+def test_a_dead_letter_too_large_with_its_reasons_is_kept_without_its_value(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    reject(desk, make_record(b"x" * 100, offset=7), None, InvalidRequest("no good"))
+    desk.acknowledge(0, MessageSizeTooLargeError("just too large"))
+    desk.acknowledge(1)
+    assert desk.events[-1] == "finished 7"
+    assert desk.sent[1][2].value == b""
+    assert ("penstock-value-left-out-bytes", b"100") in desk.sent[1][2].headers
+    assert ("penstock-value-left-out-sha256", sha256(b"x" * 100).hexdigest().encode()) in desk.sent[1][2].headers
+    assert desk.sent[1][2].key == b"key"
+
+
+def test_a_value_that_no_broker_would_take_is_never_put(desk: Desk, make_record: MakeRecord) -> None:
+    """A record of 150 MB of zeros comes as 150 kB; sent again as it is, it would end the connection."""
+    value = bytes(9 * 1024 * 1024)
+    with capture_logs() as logs:
+        reject(desk, make_record(value, offset=7, headers=[("x", b"1")]), None, InvalidRequest("no good"))
+        [(_, _, letter)] = desk.sent
+        assert logs[-1]["event"] == "request_refused"  # the letter is not logged before the broker has it
+        desk.acknowledge(0)
+    assert (letter.key, letter.value, letter.headers[0]) == (b"key", b"", ("x", b"1"))
+    assert ("penstock-value-left-out-bytes", b"%d" % len(value)) in letter.headers
+    assert (logs[-1]["event"], logs[-1]["left_out"]) == ("dead_letter_kept_in_part", "value")
+    assert desk.events[-1] == "finished 7"
+
+
+@pytest.mark.parametrize("part", ["key", "headers"])
+def test_a_key_or_headers_that_no_broker_would_take_are_never_put(
+    desk: Desk, make_record: MakeRecord, part: str
+) -> None:
+    huge = bytes(9 * 1024 * 1024)
+    parts: dict[str, Any] = {"key": huge} if part == "key" else {"headers": [("x", huge), ("y", None)]}
+    record = make_record(b"bad", offset=7, **parts)
+    reject(desk, record, None, InvalidRequest("no good"))
+    [(_, _, letter)] = desk.sent
+    assert (letter.key, letter.value) == (reply_key(record), b"")
+    assert sum(len(name) + len(value) for name, value in letter.headers) < 1024
+
+
+@pytest.mark.parametrize("value", [None, b"x" * 100])
+def test_headers_too_large_for_the_broker_are_left_out_last(
+    desk: Desk, make_record: MakeRecord, value: bytes | None
+) -> None:
+    record = make_record(value, offset=7, headers=[("x", b"1" * 1000), ("null", None)])
+    reject(desk, record, None, InvalidRequest("no good"))
+    for index in range(len(desk.sent) + (value is not None)):
+        desk.acknowledge(index, MessageSizeTooLargeError("too large"))
+    _, _, letter = desk.sent[-1]
+    assert letter.value == (None if value is None else b"")
+    notes = {"penstock-headers-left-out-bytes": b"1005", "penstock-key-left-out-bytes": b"3"}
+    if value is not None:
+        notes["penstock-value-left-out-bytes"] = b"100"
+        notes["penstock-value-left-out-sha256"] = sha256(value).hexdigest().encode()
+    assert dict(letter.headers) == notes | {
+        "penstock-error-code": b"invalid_request",
+        "penstock-error-message": b"no good",
+        "penstock-source": b"penstock.requests.tiny-0-7",
+    }
+    assert "finished 7" not in desk.events
+    desk.acknowledge(len(desk.sent) - 1)
+    assert desk.events[-1] == "finished 7"
+
+
+def test_a_record_whose_smallest_letter_is_refused_for_its_size_is_finished_and_the_loss_logged(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    with capture_logs() as logs:
+        reject(desk, make_record(b"bad", offset=7, partition=3), None, InvalidRequest("no good"))
+        for index in range(3):
+            assert "finished 7" not in desk.events
+            desk.acknowledge(index, MessageSizeTooLargeError("too large"))
+    assert desk.events[-1] == "finished 7"
+    [lost] = [entry for entry in logs if entry["log_level"] in ("warning", "error")]
+    assert lost["event"] == "dead_letter_lost"
+    assert (lost["topic"], lost["partition"], lost["offset"]) == ("penstock.requests.tiny", 3, 7)
+
+
+async def test_a_letter_whose_topic_is_missing_is_tried_again(
+    desk: Desk, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_RETRY_S", 0.0)
+    reject(desk, make_record(b"bad", offset=7), None, InvalidRequest("no good"))
+    desk.acknowledge(0, UnknownTopicOrPartitionError("not yet"))
+    await asyncio.sleep(0.001)
+    assert "finished 7" not in desk.events
+    assert desk.sent[1][2].value == b"bad"
+    desk.acknowledge(1)
+    assert desk.events[-1] == "finished 7"
+
+
+def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
+    desk.acknowledge(0, MessageSizeTooLargeError("too large"))
+    topic, _, reply = desk.sent[1]
+    error = msgpack.unpackb(reply.value or b"")["error"]
+    assert (topic, error["code"]) == ("penstock.replies", "invalid_request")
+    assert "send fewer sequences" in error["message"]
+    desk.acknowledge(1)
+    assert "finished 0" not in desk.events
+    desk.acknowledge(2)
+    assert desk.events[-1] == "finished 0"
+    assert desk.sent[2][0] == DEAD_LETTERS
+    assert desk.held.reply_bytes == 0
+
+
+def test_answers_to_one_record_carry_one_key_and_answers_to_others_another(make_record: MakeRecord) -> None:
+    places = [(0, 0), (0, 1), (1, 0)]
+    keys = [reply_key(make_record(partition=partition, offset=offset)) for partition, offset in places]
+    assert len(set(keys)) == 3
+    assert {len(key) for key in keys} == {16}
+    assert reply_key(make_record(b"another value", partition=1, offset=0)) == keys[2]
+
+
+def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences, make_record: MakeRecord
+) -> None:
+    for sequences in make_sequences([1]), make_sequences([2]):
+        answer(desk, info, sequences[0])
+    reject(desk, make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    [first, second, error, _letter] = [len(record.value or b"") for _, _, record in desk.sent]
+    assert desk.held.reply_bytes == first + second + error
+    desk.acknowledge(1)
+    assert desk.held.reply_bytes == first + error
+    desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
+    desk.acknowledge(2, UnknownTopicOrPartitionError("no partition 2"))
+    assert desk.held.reply_bytes == 0

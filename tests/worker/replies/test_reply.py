@@ -1,0 +1,103 @@
+"""Replies from the results of a request."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.wire.codec import decode_reply, encode_reply
+from penstock.producer.wire.messages import Options
+from penstock.worker.replies.reply import make_reply
+from penstock.worker.requests.request import PendingSequence
+
+MakeSequences = Callable[..., list[PendingSequence]]
+
+
+def vector(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+def test_results_stand_in_the_requests_order_whatever_order_they_came_in(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    sequences = make_sequences([1], [2], [3])
+    assert [sequences[index].settle(vector(index, 0, 0, 0)) for index in (2, 0, 1)] == [False, False, True]
+    reply = make_reply(sequences[0].request, info)
+    assert reply.vectors is not None
+    assert reply.vectors[:, 0].tolist() == [0, 1, 2]
+    assert (reply.model, reply.revision) == ("tiny", "r1")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vectors_have_the_requested_dtype(info: ModelInfo, make_sequences: MakeSequences, dtype: str) -> None:
+    [sequence] = make_sequences([1], options=Options(dtype=dtype))
+    sequence.settle(vector(0.5, -1, 0.1, 65504))
+    reply = decode_reply(encode_reply(make_reply(sequence.request, info)))
+    assert reply.vectors is not None  # type: ignore[union-attr]  # not an ErrorReply
+    assert reply.vectors.dtype == dtype  # type: ignore[union-attr]  # not an ErrorReply
+    np.testing.assert_array_equal(reply.vectors, [vector(0.5, -1, 0.1, 65504).astype(dtype)])  # type: ignore[union-attr]  # not an ErrorReply
+
+
+@pytest.mark.parametrize(
+    ("top_k", "labels"),
+    [(1, ["blue"]), (2, ["blue", "red"]), (0, ["blue", "red", "green"]), (9, ["blue", "red", "green"])],
+)
+def test_labels_are_the_best_first(
+    info: ModelInfo, make_sequences: MakeSequences, top_k: int, labels: list[str]
+) -> None:
+    [sequence] = make_sequences([1], task="classify", options=Options(top_k=top_k))
+    sequence.settle(vector(0.25, 0.125, 0.625))
+    reply = make_reply(sequence.request, info)
+    assert reply.classes is not None
+    assert list(reply.classes[0].labels) == labels
+    assert list(reply.classes[0].scores) == [0.625, 0.25, 0.125][: len(labels)]
+
+
+def test_equal_scores_keep_the_models_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
+    [sequence] = make_sequences([1], task="classify", options=Options(top_k=0))
+    sequence.settle(vector(0.5, 0.5, 0.5))
+    reply = make_reply(sequence.request, info)
+    assert reply.classes is not None
+    assert reply.classes[0].labels == info.labels
+
+
+def test_scores_of_pairs_are_numbers_in_the_requests_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
+    first, second = make_sequences([1], [2], task="rerank")
+    second.settle(vector(-1.5))
+    first.settle(vector(0.25))
+    assert make_reply(first.request, info).scores == (0.25, -1.5)
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(1, 1), (2, 2), (0, 3), (9, 3)])
+@pytest.mark.parametrize("flat", [False, True], ids=["from the engine", "from the cache"])
+def test_tokens_have_their_labels_and_spans(
+    info: ModelInfo, make_sequences: MakeSequences, top_k: int, kept: int, flat: bool
+) -> None:
+    first, second = make_sequences([1, 2], [3], task="token_classify", options=Options(top_k=top_k, dtype="float16"))
+    first.request.spans = [np.array([[0, 1], [2, 3]], np.uint32), np.array([[0, 0]], np.uint32)]
+    scores = np.array([[0.25, 0.125, 0.625], [0.5, 0.5, 0.0]], np.float32)
+    second.settle(vector(0.0, 1.0, 0.0))
+    first.settle(scores.ravel() if flat else scores)
+    tokens = make_reply(first.request, info).tokens
+    assert tokens is not None
+    assert (tokens.names, tokens.lens) == (info.labels, (2, 1))
+    assert tokens.classes.tolist() == [row[:kept] for row in ([2, 0, 1], [0, 1, 2], [1, 0, 2])]
+    assert tokens.scores.tolist() == [row[:kept] for row in ([0.625, 0.25, 0.125], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0])]
+    assert tokens.scores.dtype == np.float16
+    assert tokens.spans is not None
+    assert tokens.spans.tolist() == [[0, 1], [2, 3], [0, 0]]
+
+
+def test_a_reply_before_its_results_is_a_bug(info: ModelInfo, make_sequences: MakeSequences) -> None:
+    sequences = make_sequences([1], [2])
+    sequences[0].settle(vector(1, 2, 3, 4))
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        make_reply(sequences[0].request, info)
+
+
+def test_a_sequence_settled_twice_is_a_bug(make_sequences: MakeSequences) -> None:
+    sequences = make_sequences([1], [2])
+    sequences[0].settle(vector(1, 2, 3, 4))
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        sequences[0].settle(vector(1, 2, 3, 4))

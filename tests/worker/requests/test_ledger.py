@@ -1,0 +1,100 @@
+"""The life of a record: each step once and in order, with back-pressure and commits following."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.record import PendingRecord, RecordState
+from penstock.worker.requests.request import PendingSequence
+
+MakeRecord = Callable[..., Any]
+MakeSequences = Callable[..., list[PendingSequence]]
+SOURCE = ("penstock.requests.tiny", 0)
+
+
+class Books:
+    """A ledger, and what it keeps up to date."""
+
+    def __init__(self) -> None:
+        self.held = Backpressure(1)
+        self.offsets = OffsetTracker()
+        self.ledger = RecordLedger(self.held, self.offsets, "bulk")
+
+    def admitted(self, make_record: MakeRecord, *offsets: int) -> list[PendingRecord]:
+        records = self.ledger.receive([make_record(b"12345", offset=offset) for offset in offsets])
+        self.ledger.admit(records)
+        return records
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books()
+
+
+def test_a_record_is_counted_from_the_poll_to_the_acknowledgement(books: Books, make_record: MakeRecord) -> None:
+    [record] = books.ledger.receive([make_record(offset=7)])
+    assert (record.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.RECEIVED, 1, 0)
+    books.ledger.admit([record])
+    assert books.ledger.num_unfinished == 1
+    books.ledger.answer(record)
+    assert (books.held.num_records, books.offsets.take_committable()) == (1, {})
+    books.ledger.acknowledge(record)
+    assert (record.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.ACKNOWLEDGED, 0, 0)
+    assert books.offsets.take_committable() == {SOURCE: 8}
+
+
+def test_sequences_are_counted_until_the_answer(books: Books, make_sequences: MakeSequences) -> None:
+    request = make_sequences(*[[n] for n in range(8)])[0].request
+    request.record.state = RecordState.ADMITTED
+    books.ledger.queue([request])
+    assert not books.held.can_admit()
+    books.ledger.answer(request.record)
+    assert books.held.can_admit()
+
+
+def test_a_record_is_answered_once(books: Books, make_record: MakeRecord) -> None:
+    [record] = books.admitted(make_record, 0)
+    books.ledger.answer(record)
+    with pytest.raises(RuntimeError, match=r"answered cannot become answered\. This is a bug"):
+        books.ledger.answer(record)
+    books.ledger.acknowledge(record)
+    with pytest.raises(RuntimeError, match=r"acknowledged cannot become answered\. This is a bug"):
+        books.ledger.answer(record)
+
+
+def test_steps_cannot_be_left_out(books: Books, make_record: MakeRecord) -> None:
+    [record] = books.ledger.receive([make_record()])
+    for step in (books.ledger.answer, books.ledger.acknowledge):
+        with pytest.raises(RuntimeError, match="received cannot become"):
+            step(record)
+    books.ledger.admit([record])
+    with pytest.raises(RuntimeError, match="admitted cannot become released"):
+        books.ledger.release([record])
+
+
+def test_a_released_record_is_not_this_workers_to_answer(books: Books, make_record: MakeRecord) -> None:
+    [record] = books.ledger.receive([make_record()])
+    books.ledger.release([record])
+    assert (books.held.num_records, books.ledger.num_unfinished) == (0, 0)
+    with pytest.raises(RuntimeError, match="released cannot become admitted"):
+        books.ledger.admit([record])
+
+
+async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
+    books: Books, make_record: MakeRecord
+) -> None:
+    assert await books.ledger.wait_until_finished(0.0)
+    [first, second] = books.admitted(make_record, 0, 1)
+    for record in (first, second):
+        assert not await books.ledger.wait_until_finished(0.0)
+        books.ledger.answer(record)
+        books.ledger.acknowledge(record)
+    assert await books.ledger.wait_until_finished(0.0)
+    books.admitted(make_record, 2)
+    assert not await books.ledger.wait_until_finished(0.0)
+    books.ledger.forget({SOURCE})
+    assert await books.ledger.wait_until_finished(0.0)

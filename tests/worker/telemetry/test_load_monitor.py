@@ -1,0 +1,140 @@
+"""The load monitor: gauges at every tick, a log event every ten seconds, and only while there is work."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.scheduler import (
+    Cause,
+    CostTable,
+    Job,
+    LaneBatch,
+    LaneDriver,
+    LearnedCost,
+    PackedCost,
+    Scheduler,
+    SchedulerSettings,
+)
+from penstock.worker.batching.batch import BatchStats, Sums
+from penstock.worker.batching.deadline_errors import deadline_error
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.telemetry.load_monitor import LoadMonitor
+from penstock.worker.telemetry.metrics import Metrics
+
+SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
+
+
+class Bench:
+    """A monitor, and what it reads and shows."""
+
+    def __init__(self) -> None:
+        self.cost = LearnedCost(CostTable(SECOND_A_TOKEN))
+        self.scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), self.cost)
+        self.driver = LaneDriver(self.scheduler, 1)
+        self.metrics = Metrics(self.scheduler, Backpressure(8))
+        self.monitor = LoadMonitor(self.driver, self.cost, self.metrics)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def work(self) -> None:
+        """Two seconds of lane time and two queued jobs; one batch that took longer than predicted."""
+        self.driver.run_now(LaneBatch((), "probe", "probe", 2.0), 0.0)
+        self.scheduler.add([Job(1, 30, 0.0), Job(2, 10, 0.0)], 0.0)
+        self.cost.observe(10, 100, 10, 1, 12.5)  # 10 s were predicted
+        self.monitor.batch_done(BatchStats("drain", "fifo", 0.25, Sums(10, 100, 10, 1), 10.0, 12.5))
+
+    def logged(self, now: float) -> list[Any]:
+        with capture_logs() as logs:
+            self.monitor.tick(now)
+        return [entry for entry in logs if entry["event"] == "worker_load"]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def late(make_sequences: Callable[..., list[PendingSequence]]) -> PendingRequest:
+    """A request whose deadline is before every answer of these tests."""
+    return make_sequences([1, 2], deadline=-1.0)[0].request
+
+
+def reject(bench: Bench, *causes: Cause) -> None:
+    for cause in causes:
+        bench.monitor.rejected(deadline_error(cause, 1.0))
+
+
+def test_an_idle_worker_logs_nothing(bench: Bench) -> None:
+    assert [bench.logged(float(now)) for now in range(30)] == [[]] * 30
+
+
+def test_a_busy_worker_logs_its_load_every_ten_seconds(bench: Bench) -> None:
+    bench.work()
+    assert [now for now in range(40) if bench.logged(float(now))] == [0, 10, 20, 30]
+
+
+def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
+    bench: Bench, late: PendingRequest
+) -> None:
+    bench.work()
+    reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
+    late.job_ids.append(1)
+    bench.monitor.answered(late, 0.0)
+    [event] = bench.logged(0.0)
+    assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
+    assert event["backlog_s"] == pytest.approx(2.0 + bench.scheduler.backlog_s, abs=1e-3)
+    assert bench.scheduler.backlog_s > 20
+    assert event["prediction_error_p50"] == pytest.approx(0.2)
+    assert (event["overloaded"], event["missed"]) == (2, {"arrived_late": 0, "queued": 1, "predicted_wrong": 1})
+    [event] = bench.logged(10.0)
+    assert (event["batches"], event["overloaded"], event["missed"]["queued"]) == (0, 0, 0)  # since the last
+
+
+def test_before_the_first_batch_there_is_no_prediction_error(bench: Bench) -> None:
+    bench.scheduler.add([Job(1, 30, 0.0)], 0.0)
+    [event] = bench.logged(0.0)
+    assert (event["prediction_error_p50"], event["prediction_error_p95"]) == (None, None)
+
+
+def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
+    bench.work()
+    reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
+    late.job_ids.append(1)
+    for _ in range(2):
+        bench.monitor.answered(late, 0.0)
+    bench.monitor.tick(0.0)
+    assert bench.value("penstock_overload_refusals_total") == 1
+    assert bench.value("penstock_deadline_misses_total", cause="arrived_late") == 1
+    assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
+    assert bench.value("penstock_deadline_misses_total", cause="predicted_wrong") == 2
+    assert bench.value("penstock_backlog_seconds") == pytest.approx(2.0 + bench.scheduler.backlog_s)
+    assert bench.value("penstock_prediction_error", quantile="0.5") == pytest.approx(0.2)
+    assert bench.value("penstock_requests_total", outcome="ok") == 2
+    assert bench.value("penstock_requests_total", outcome="expired") == 2
+
+
+def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late: PendingRequest) -> None:
+    bench.monitor.answered(late, 0.0)  # from the cache, or from another request's computation
+    assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
+
+
+def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench) -> None:
+    with capture_logs() as logs:
+        bench.monitor.batch_done(BatchStats("timeout", "dp", 0.12345, Sums(6, 20, 4, 2), 0.5, 0.25))
+    [event] = logs
+    assert (event["event"], event["trigger"], event["partition"], event["dp_gain"]) == (
+        "batch_done",
+        "timeout",
+        "dp",
+        0.1235,
+    )
+    assert (event["sequences"], event["tokens"], event["max_seqlen"], event["padding_avoided"]) == (2, 6, 4, 0.25)
+    assert (event["predicted_s"], event["device_s"]) == (0.5, 0.25)
+    assert bench.value("penstock_batches_total", trigger="timeout") == 1
+    assert bench.value("penstock_partitions_total", partition="dp") == 1
+    assert bench.value("penstock_padded_tokens_total") == 8

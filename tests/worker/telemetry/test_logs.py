@@ -1,0 +1,84 @@
+"""What reaches the log, and how often."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from penstock.worker.telemetry.logs import RepeatFilter, configure_logs
+
+
+def record(name: str, message: str) -> logging.LogRecord:
+    return logging.LogRecord(name, logging.WARNING, __file__, 1, message, None, None)
+
+
+def test_a_library_that_repeats_itself_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("penstock.worker.telemetry.logs.time.monotonic", lambda: now)
+    repeats = RepeatFilter(5.0)
+    assert repeats.filter(record("aiokafka", "unable to connect"))
+    now = 1004.9
+    assert not repeats.filter(record("aiokafka", "unable to connect"))
+    assert repeats.filter(record("aiokafka", "something else"))
+    assert repeats.filter(record("aiokafka.conn", "unable to connect"))
+    now = 1005.0
+    assert repeats.filter(record("aiokafka", "unable to connect"))
+
+
+def test_this_projects_events_always_pass() -> None:
+    repeats = RepeatFilter(5.0)
+    assert all(repeats.filter(record("penstock.worker", "batch_done")) for _ in range(3))
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    root, penstock = logging.getLogger(), logging.getLogger("penstock")
+    kept = root.handlers[:], root.level, penstock.level
+    yield
+    root.handlers[:], root.level, penstock.level = kept
+    structlog.reset_defaults()
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_json_lines_hold_the_event_its_place_and_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    structlog.get_logger("penstock.test").info("batch_done", sequences=3)
+    logging.getLogger("some_library").warning("lost %s", "node")
+    ours, theirs = events(capsys)
+    assert (ours["event"], ours["sequences"], ours["logger"], ours["level"]) == (
+        "batch_done",
+        3,
+        "penstock.test",
+        "info",
+    )
+    assert ours["timestamp"].endswith("Z")
+    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("lost node", "some_library", "warning")
+
+
+def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger("penstock.test").exception("bug")
+    [line] = events(capsys)
+    assert "ValueError: broken" in line["exception"]
+
+
+def test_the_level_is_for_this_projects_events_and_libraries_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "debug")
+    structlog.get_logger("penstock.test").debug("shown")
+    logging.getLogger("aiokafka").info("not shown")
+    assert [event["event"] for event in events(capsys)] == ["shown"]
+
+
+def test_auto_is_json_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("auto", "info")
+    structlog.get_logger("penstock.test").info("event")
+    assert [event["event"] for event in events(capsys)] == ["event"]

@@ -1,0 +1,216 @@
+"""A whole worker in one process: real stages over a null engine, and fakes for Kafka that follow a script."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+
+from penstock.engine import EngineLanes, NullEngine
+from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, request_headers
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.scheduler import LearnedCost, fit_cost_table
+from penstock.worker import WorkerSettings
+from penstock.worker import worker as worker_module
+from penstock.worker.kafka import consumer
+from penstock.worker.resolved_settings import resolve
+from penstock.worker.worker import Worker
+
+A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
+MakeRecord = Callable[..., Any]
+Polled = dict[TopicPartition, list[Any]]
+Step = Callable[[], Awaitable[Polled]]
+
+
+class FakeConsumer:
+    """aiokafka's consumer: each `getmany` is the next step of `script`, whose end stops the worker."""
+
+    def __init__(self) -> None:
+        self.script: list[Step] = []
+        self.at_end: Callable[[], object] = lambda: None
+        self.owned = frozenset[TopicPartition]()
+        self.committed_offset = 0  # of every partition
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.sought: list[tuple[TopicPartition, int]] = []
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def subscribe(self, _: list[str], *, listener: Any) -> None:
+        self._listener = listener
+
+    async def getmany(self, *_: TopicPartition, timeout_ms: int) -> Polled:
+        if not self.owned:
+            await self.rebalance({A, B})
+        if self.script:
+            return await self.script.pop(0)()
+        self.at_end()
+        await asyncio.sleep(0)
+        return {}
+
+    def assignment(self) -> list[TopicPartition]:
+        return sorted(self.owned)
+
+    def pause(self, *_: TopicPartition) -> None: ...
+
+    def resume(self, *_: TopicPartition) -> None: ...
+
+    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        self.commits.append(offsets)
+
+    async def committed(self, _: TopicPartition) -> int:
+        return self.committed_offset
+
+    def seek(self, source: TopicPartition, offset: int) -> None:
+        self.sought.append((source, offset))
+
+    async def rebalance(self, owned: set[TopicPartition]) -> None:
+        await self._listener.on_partitions_revoked(self.owned)
+        self.owned = frozenset(owned)
+        await self._listener.on_partitions_assigned(self.owned)
+
+
+class FakeOutbox:
+    """Acknowledges each record in the next turn of the event loop, and keeps topics and correlation ids."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes | None]] = []
+
+    async def start(self) -> None: ...
+
+    async def stop(self, _: float) -> None: ...
+
+    def put(self, topic: str, _: int | None, record: OutRecord) -> None:
+        self.sent.append((topic, dict(record.headers).get(CORRELATION_ID)))
+        asyncio.get_running_loop().call_soon(record.done, None)
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
+    fake = FakeConsumer()
+    monkeypatch.setattr(consumer, "AIOKafkaConsumer", lambda **_: fake)
+    monkeypatch.setattr(consumer, "_RETRY_S", 0.0)
+    return fake
+
+
+@pytest.fixture
+def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
+    async def no_topics(*_: object) -> None: ...
+
+    fake = FakeOutbox()
+    monkeypatch.setattr(worker_module, "Outbox", lambda *_, **__: fake)
+    monkeypatch.setattr(worker_module, "ensure_topics", no_topics)
+    return fake
+
+
+@pytest.fixture
+async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+    """A worker that runs when the test awaits `run`, up to the end of the script."""
+    engine = NullEngine(name="tiny")
+    given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
+    settings = resolve(given, engine.info)
+    cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
+    async with contextlib.AsyncExitStack() as stack:
+        lanes = EngineLanes(engine, 1)
+        stack.push_async_callback(lanes.close)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=None)
+        kafka.at_end = worker.stop
+        yield worker
+
+
+def request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
+    """A valid request whose correlation id names its partition and offset."""
+    fields = {
+        "value": encode_request(Request("tiny", "embed", tokens=join_tokens([[1, 2, offset + 1]]))),
+        "headers": request_headers(b"%d-%d" % (source.partition, offset), "penstock.replies", 0, None),
+    }
+    return make_record(offset=offset, partition=source.partition, **fields | changes)
+
+
+def held(worker: Worker) -> float | None:
+    return worker.metrics.registry.get_sample_value("penstock_unfinished_records")
+
+
+def polled(*records: Any) -> Step:
+    """A step in which the consumer returns these records."""
+
+    async def step() -> Polled:
+        found: Polled = {}
+        for record in records:
+            found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+        return found
+
+    return step
+
+
+async def unreadable() -> Polled:
+    raise CorruptRecordException("Invalid CRC")
+
+
+async def test_records_are_answered_and_committed(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord
+) -> None:
+    bad = request(make_record, A, 1, value=b"bad")
+    kafka.script = [polled(request(make_record, A, 0), bad), polled(request(make_record, A, 2))]
+    assert await worker.run() == 0
+    assert sorted(outbox.sent, key=str) == [
+        ("penstock.replies", b"0-0"),
+        ("penstock.replies", b"0-1"),
+        ("penstock.replies", b"0-2"),
+        ("penstock.requests.tiny.dead-letter", b"0-1"),
+    ]
+    assert kafka.commits[-1] == {A: 3}
+    assert held(worker) == 0
+
+
+async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_owner(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord
+) -> None:
+    rebalances: list[asyncio.Task[None]] = []
+
+    async def revoked_at_once() -> Polled:
+        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs before the poll's caller
+        return {A: [request(make_record, A, 7)]}
+
+    kafka.script = [revoked_at_once, polled()]
+    assert await worker.run() == 0
+    await asyncio.gather(*rebalances)
+    assert (outbox.sent, kafka.commits, held(worker)) == ([], [], 0)
+
+
+async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_with_the_next(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord
+) -> None:
+    """After an error each partition is polled alone, and the second poll may wait for a rebalance."""
+
+    async def of_b() -> Polled:
+        await kafka.rebalance({B})
+        return {B: [request(make_record, B, 2)]}
+
+    kafka.script = [unreadable, polled(request(make_record, A, 7)), of_b]
+    assert await worker.run() == 0
+    assert outbox.sent == [("penstock.replies", b"1-2")]
+    assert (kafka.commits, held(worker)) == ([{B: 3}], 0)
+
+
+async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker, make_record: MakeRecord
+) -> None:
+    """Not to the end of what was polled of it before and released: what lies between would be lost."""
+
+    async def of_b() -> Polled:
+        kafka.sought.clear()
+        await kafka.rebalance({A})
+        return {}
+
+    kafka.script = [unreadable, polled(request(make_record, A, 7)), of_b, unreadable, polled()]
+    kafka.committed_offset = 3
+    assert await worker.run() == 0
+    assert kafka.sought == [(A, 3)]
+    assert outbox.sent == []

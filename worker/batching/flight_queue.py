@@ -1,0 +1,118 @@
+"""The scheduler's queue as the dispatcher sees it: a job for each flight, and rejections where a job is refused."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock.producer.errors import PenstockError
+from penstock.scheduler import Cause, Job, LaneDriver, Refusal
+from penstock.worker.batching.deadline_errors import deadline_error
+from penstock.worker.batching.single_flight import SingleFlight
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+
+
+class FlightQueue:
+    """Queues one job for each flight of equal sequences, in the name of its leader.
+
+    When a leader is rejected, or leaves with its request, the next leader of the flight gets a job.
+    """
+
+    def __init__(self, driver: LaneDriver, clock: Callable[[], float]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._flights = SingleFlight()
+        self._ids = itertools.count()
+        self._leaders: dict[int, PendingSequence] = {}  # by job id: those whose jobs are queued
+        self._rejections: list[Rejection] = []
+
+    def add(self, sequences: Sequence[PendingSequence]) -> None:
+        """Queue sequences. One that is equal to another in flight shares its result."""
+        self._enqueue(self._flights.join(sequences))
+
+    def take(self, job_id: int) -> PendingSequence:
+        """The leader whose job has left the scheduler's queue."""
+        sequence = self._leaders.pop(job_id)
+        self._flights.start(sequence)
+        return sequence
+
+    def reject(self, refusals: Iterable[Refusal]) -> None:
+        """The scheduler refused jobs that were queued."""
+        self._enqueue(self._reject([(self.take(refusal.id), refusal) for refusal in refusals]))
+
+    def expire(self, sequence: PendingSequence, late_s: float) -> None:
+        """Fail a taken sequence whose deadline has passed, and those of its flight that are late as well."""
+        self._enqueue(self._next_leaders(self._fail_late(sequence, Cause.QUEUED, late_s)))
+
+    def fail(self, sequences: Iterable[PendingSequence], error: PenstockError) -> None:
+        """Fail the requests of these sequences, each once."""
+        self._enqueue(self._next_leaders([one for sequence in sequences for one in self._fail(sequence, error)]))
+
+    def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
+        """The sequence for which a taken job runs now that the request of `sequence` has failed; None: for none."""
+        return self._flights.next_leader(sequence)
+
+    def finish(self, leader: PendingSequence) -> list[PendingSequence]:
+        """End a taken flight. Returns its sequences in the order they came, without those of failed requests."""
+        return self._flights.finish(leader)
+
+    def take_rejections(self) -> list[Rejection]:
+        """The requests that have failed since the last call, each once."""
+        rejections, self._rejections = self._rejections, []
+        return rejections
+
+    def _enqueue(self, candidates: Sequence[PendingSequence]) -> None:
+        """Queue a job for each candidate. In the flight of one that is refused, the next leader is a candidate."""
+        while candidates:
+            offered = {next(self._ids): candidate for candidate in candidates}
+            refused = [(offered.pop(refusal.id), refusal) for refusal in self._offer(offered)]
+            for job_id, sequence in offered.items():
+                self._promote(sequence, job_id)
+            candidates = self._reject(refused)
+
+    def _offer(self, offered: Mapping[int, PendingSequence]) -> list[Refusal]:
+        """Offer jobs to the scheduler. It admits the jobs of one request together: a part would be computed in vain."""
+        now = self._clock()
+        groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
+        for job_id, sequence in offered.items():
+            request = sequence.request
+            job = Job(job_id, len(sequence.token_ids), sequence.queued_at, request.deadline, request.bulk)
+            groups.setdefault(request if len(request.results) > 1 else None, []).append(job)
+        return [
+            refusal
+            for request, jobs in groups.items()
+            for refusal in self._driver.add(jobs, now, together=request is not None)
+        ]
+
+    def _promote(self, sequence: PendingSequence, job_id: int) -> None:
+        former = self._flights.promote(sequence)
+        if former is not None:
+            self._driver.remove([former.job_id])
+            del self._leaders[former.job_id]
+        sequence.job_id = job_id
+        sequence.request.job_ids.append(job_id)
+        self._leaders[job_id] = sequence
+
+    def _reject(self, refused: Iterable[tuple[PendingSequence, Refusal]]) -> list[PendingSequence]:
+        """Fail sequences whose jobs were refused. Returns the next leaders of their flights."""
+        leaderless: list[PendingSequence] = []
+        for sequence, refusal in refused:
+            leaderless += [sequence, *self._fail_late(sequence, refusal.cause, refusal.late_s)]
+        return self._next_leaders(leaderless)
+
+    def _fail_late(self, sequence: PendingSequence, cause: Cause, late_s: float) -> list[PendingSequence]:
+        """Fail a sequence, and those of its flight that would be late with it. Returns as `_fail`."""
+        late = self._flights.late_with(sequence, late_s)
+        return [one for other, by_s in late for one in self._fail(other, deadline_error(cause, by_s))]
+
+    def _fail(self, sequence: PendingSequence, error: PenstockError) -> list[PendingSequence]:
+        """Fail a request, once, and remove its queued jobs. Returns the sequences whose flights lost their leader."""
+        rejection = sequence.request.fail(sequence.index, error)
+        if rejection is None:
+            return []
+        self._rejections.append(rejection)
+        ids = [job_id for job_id in sequence.request.job_ids if job_id in self._leaders]
+        self._driver.remove(ids)
+        return [self.take(job_id) for job_id in ids]
+
+    def _next_leaders(self, former: Iterable[PendingSequence]) -> list[PendingSequence]:
+        flights = {sequence.key: sequence for sequence in former}
+        return [leader for one in flights.values() if (leader := self._flights.next_leader(one)) is not None]

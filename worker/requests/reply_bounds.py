@@ -1,0 +1,70 @@
+"""The size of a reply, foreseen from its request, so that no result is computed that no reply can carry."""
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.errors import InvalidRequest, UnsupportedTask
+from penstock.producer.wire.codec import MAX_LABELS
+from penstock.producer.wire.messages import Request
+
+_ITEM_BYTES = {"float32": 4, "float16": 2}
+_CLASS_BYTES = 2
+_LENGTH_BYTES = 4  # of a sequence of token_classify
+_SPAN_BYTES = 8
+_FLOAT_BYTES = 9  # msgpack
+_STRING_HEAD_BYTES = 5  # msgpack
+
+
+class ReplyBounds:
+    """Rejects requests whose replies would exceed `max_reply_bytes`."""
+
+    def __init__(self, info: ModelInfo, max_reply_bytes: int) -> None:
+        self._info = info
+        self._max_reply_bytes = max_reply_bytes
+        label_bytes = [_STRING_HEAD_BYTES + len(label.encode()) for label in info.labels]
+        self._longest_label_bytes, self._all_labels_bytes = max(label_bytes, default=0), sum(label_bytes)
+
+    def check_sequences(self, request: Request) -> None:
+        """Called at validation. Raises InvalidRequest with the number of sequences that fits."""
+        bytes_each = self._sequence_bytes(request)
+        if bytes_each * request.num_sequences > self._max_reply_bytes:
+            raise InvalidRequest(
+                f"The reply would exceed {self._max_reply_bytes:,} bytes; "
+                f"send at most {self._max_reply_bytes // bytes_each} sequences."
+            )
+
+    def check_tokens(self, request: Request, num_tokens: int) -> None:
+        """Called for token_classify once tokens are known. Bounds the reply, and the scores of all labels in memory.
+
+        Raises:
+            InvalidRequest: with the number of tokens that fits.
+            UnsupportedTask: the model has more labels than a reply can name.
+        """
+        num_labels = len(self._info.labels)
+        if num_labels > MAX_LABELS:
+            raise UnsupportedTask(f"{self._info.name!r} has {num_labels:,} labels; a reply can name {MAX_LABELS:,}.")
+        sent = self._num_labels_sent(request) * (_CLASS_BYTES + _ITEM_BYTES[request.options.dtype])
+        sent += _SPAN_BYTES if request.text is not None else 0
+        room = self._max_reply_bytes - self._all_labels_bytes - _LENGTH_BYTES * request.num_sequences
+        max_tokens = room // max(sent, _ITEM_BYTES["float32"] * num_labels)
+        if num_tokens > max_tokens:
+            raise InvalidRequest(
+                f"The scores of {num_tokens:,} tokens would exceed {self._max_reply_bytes:,} bytes; "
+                f"send at most {max(0, max_tokens):,} tokens a record."
+            )
+
+    def _sequence_bytes(self, request: Request) -> int:
+        match request.task:
+            case "embed":
+                return self._info.dim * _ITEM_BYTES[request.options.dtype]
+            case "classify":
+                return self._num_labels_sent(request) * (_FLOAT_BYTES + self._longest_label_bytes)
+            case "rerank":
+                return _FLOAT_BYTES
+            case "token_classify":
+                return _LENGTH_BYTES  # `check_tokens` bounds the rest
+            case task:
+                raise RuntimeError(f"The size of a row is not known for {task!r}. This is a bug.")
+
+    def _num_labels_sent(self, request: Request) -> int:
+        """Labels in the reply for each sequence or token."""
+        num_labels = len(self._info.labels)
+        return min(request.options.top_k or num_labels, num_labels)

@@ -1,0 +1,71 @@
+"""A valid request and its sequences, between validation and the answer."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.types import Float32Array, Int32Array, TaskOptions
+from penstock.producer.errors import PenstockError
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.producer.wire.messages import Request, Uint32Array
+from penstock.worker.requests.record import PendingRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A record that is answered with an error."""
+
+    record: PendingRecord
+    address: ReplyAddress | None  # None: the record names no place that may be answered
+    error: PenstockError
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A valid request that waits for the results of its sequences. It ends once: complete, or with its first error."""
+
+    record: PendingRecord
+    address: ReplyAddress
+    message: Request
+    deadline: float | None  # monotonic seconds; the request's own, else from the worker's objective
+    bulk: bool  # of class bulk: latency does not matter
+    arrived: float  # monotonic seconds at validation
+    results: list[Float32Array | None]  # by sequence, in the request's order
+    num_missing: int  # results still to come
+    num_cached: int = 0  # results that came from the cache
+    is_failed: bool = False  # ended with an error; results that come later are ignored
+    job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it
+    timing_ms: dict[str, float] = field(default_factory=dict)  # stage -> ms, for the reply
+    batch: dict[str, int | str] = field(default_factory=dict)  # the last batch with one of its sequences, for the reply
+    spans: list[Uint32Array] = field(default_factory=list)  # token_classify of texts: [n, 2] a sequence
+
+    def fail(self, index: int, error: PenstockError) -> Rejection | None:
+        """End with the error of sequence `index`. Returns None when an earlier error has already ended it."""
+        if self.is_failed:
+            return None
+        self.is_failed = True
+        return Rejection(self.record, self.address, type(error)(error.message, {index: error}))
+
+
+@dataclass(slots=True, eq=False)
+class PendingSequence:
+    """One sequence of a request, which waits for its result."""
+
+    request: PendingRequest
+    index: int  # its place in request.results
+    token_ids: Int32Array | npt.NDArray[np.uint32]
+    token_type_ids: Int32Array | None
+    options: TaskOptions
+    key: bytes  # for the cache and single flight: equal keys mean equal results
+    queued_at: float = 0.0  # monotonic seconds when the dispatcher got it
+    job_id: int = -1  # the last job that the scheduler got for it
+
+    def settle(self, result: Float32Array) -> bool:
+        """Store the result. True when it completes the request: the caller then sends the reply."""
+        request = self.request
+        if request.results[self.index] is not None:
+            raise RuntimeError("A sequence was settled twice. This is a bug.")
+        request.results[self.index] = result
+        request.num_missing -= 1
+        return request.num_missing == 0 and not request.is_failed

@@ -1,0 +1,99 @@
+"""Settings in force: values that were given, and defaults that depend on the engine. No other file decides defaults."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.engine import ModelInfo
+from penstock.producer.wire.topics import request_topic
+from penstock.scheduler import SchedulerSettings
+from penstock.worker.settings import ModelSettings, WorkerSettings
+
+_OPEN = (None, "auto")
+
+
+class ResolvedSettings(WorkerSettings):
+    """A worker's settings without open values. Made by `resolve`."""
+
+    served_name: str
+    device: Literal["cpu", "cuda"]
+    engine: Literal["packed", "padded"]
+    max_batch_sequences: int
+    max_batch_tokens: int
+    cost_path: Path
+    lanes: int
+    topic: str
+    group_id: str
+    partition: Literal["dp", "fifo", "sorted", "naive", "none"]
+
+    reasons: Mapping[str, list[str]]  # "given", "default", "default for cuda", … -> the settings decided by it
+
+
+def resolve(settings: WorkerSettings, info: ModelInfo) -> ResolvedSettings:
+    """Decide the open values for a loaded engine. Called once, after the engine is loaded."""
+    values = dict(settings)
+    reasons: dict[str, list[str]] = {}
+    for reason, defaults in _defaults(settings, info).items():
+        decided = {name: value for name, value in defaults.items() if values[name] in _OPEN}
+        values |= decided
+        reasons[reason] = sorted(decided)
+    derived = {name for names in reasons.values() for name in names}
+    reasons["given"] = sorted(settings.model_fields_set - derived)
+    reasons["default"] = sorted(values.keys() - settings.model_fields_set - derived)
+    return ResolvedSettings.model_construct(
+        **values, reasons={reason: names for reason, names in reasons.items() if names}
+    )
+
+
+def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping[str, Any]]:
+    """Reason -> name -> value."""
+    device = _device(info)
+    engine = "padded" if info.padded else "packed"
+    max_sequences, max_tokens = batch_caps(settings, info)
+    return {
+        "found for this model and machine": {"device": device, "engine": engine, "dtype": info.dtype},
+        f"default for {device}": {
+            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" else 1,
+            "max_batch_sequences": max_sequences,
+            "max_batch_tokens": max_tokens,
+        },
+        f"default for a {engine} engine": {"partition": "dp" if info.padded else "fifo"},
+        f"default for model {info.name}": {
+            "served_name": info.name,
+            "topic": request_topic(info.name),
+            "group_id": f"penstock.{info.name}",
+        },
+        "default for this user": {"cost_path": default_cost_path()},
+    }
+
+
+def batch_caps(settings: ModelSettings, info: ModelInfo) -> tuple[int, int]:
+    """Most sequences and most tokens in a batch. A GPU needs larger batches than a CPU to be busy."""
+    max_sequences, max_tokens = (256, 1024) if _device(info) == "cpu" else (1024, 16_384)
+    return settings.max_batch_sequences or max_sequences, settings.max_batch_tokens or max_tokens
+
+
+def default_cost_path() -> Path:
+    """The file of cost tables in the user's cache directory, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "costs.sqlite"
+
+
+def scheduler_settings(settings: ResolvedSettings) -> SchedulerSettings:
+    """The scheduler's part of a worker's settings."""
+    return SchedulerSettings(
+        max_wait_s=settings.max_wait_ms / 1e3,
+        max_batch_sequences=settings.max_batch_sequences,
+        max_batch_tokens=settings.max_batch_tokens,
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
+        trigger=settings.trigger,
+        partition=settings.partition,
+        order=settings.order,
+        admission=settings.admission,
+        num_lanes=settings.lanes,
+        bulk_slice_s=settings.bulk_slice_ms / 1e3,
+    )
+
+
+def _device(info: ModelInfo) -> Literal["cpu", "cuda"]:
+    return "cpu" if info.device == "cpu" else "cuda"

@@ -1,0 +1,67 @@
+"""The request to stop, and its reason; waiting for a broker no longer than until it comes."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+_CANCEL_S = 5.0  # aiokafka may take long to give up a connection
+
+log = structlog.get_logger("penstock.worker")
+
+T = TypeVar("T")
+
+
+class StopSignal:
+    """Set once. Called on the worker's event loop only."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.asked_at: float | None = None  # monotonic seconds
+        self.failure: BaseException | None = None  # why the worker must not answer anything more
+
+    def ask(self) -> None:
+        """Ask the worker to stop; any number of times."""
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+        self._event.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop without answering what is left: other workers read it again."""
+        self.failure = error
+        self.ask()
+
+    def is_set(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._event.is_set()
+
+    async def unless_stopped(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """Run a call that may wait for a broker without end. Returns None if the stop comes first: it is cancelled."""
+        task = asyncio.create_task(call)
+        stop = asyncio.create_task(self._event.wait())
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,), timeout=_CANCEL_S)
+        if task.done() and not task.cancelled():
+            task.exception()  # retrieved, or asyncio warns of it
+        return None
+
+    def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's exception handler. A failed callback may strand a record, so the worker fails."""
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        if "handle" not in context:  # not a callback: a library's forgotten future or connection, which holds no record
+            log.warning("library_noise", message=context.get("message"), error=repr(error))
+            return
+        log.error("callback_failed", error=repr(error), note="This is a bug.", exc_info=error)
+        self.fail(error)
+
+
+def raise_failure(task: "asyncio.Task[None]") -> None:
+    """A task's done callback that raises what the task raised, so that it reaches `on_loop_error`."""
+    if not task.cancelled():
+        task.result()
