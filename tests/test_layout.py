@@ -190,11 +190,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_only_top_level_name_of_the_wheel_is_penstock(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"penstock"}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     shipped = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in shipped_files()}
@@ -205,6 +207,7 @@ def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel
     assert not any(name.startswith("penstock/ops/bench") for name in packed)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> None:
     """Installed into an environment of its own, which borrows the dependencies of this one but not its penstock."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
