@@ -61,7 +61,7 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 
 
 class GpuOps:
-    """The operations for one batch. Each writes to `out`, on torch's current stream, and does not wait for the device."""
+    """The operations for one batch. Each writes to `out` on torch's current stream and does not wait for the device."""
 
     def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:
         self._inputs = inputs
