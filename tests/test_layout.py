@@ -90,6 +90,7 @@ print(sum(name.startswith(f"penstock.{{room}}") for name in sys.modules))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "ops"])
 def test_a_room_imports_with_the_forbidden_rooms_blocked(room: str) -> None:
     blocked = sorted(set(ROOMS) - MAY_IMPORT[room] - {room})

@@ -412,6 +412,7 @@ def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
     assert run_python(full + CUT, **environment).strip() == "((1, 3), (0, 2))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path, suffix: str) -> None:
     """A process that was killed, or a disk that was full, may leave half an index or half a function."""
