@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help that teaches, errors of one sentence, exit codes."""
+"""The command line: help, errors of one sentence, exit codes."""
 
 import os
 import re
@@ -201,7 +201,7 @@ class Admin:
     ("refused", "said"),
     [([], "Created topics: here, there."), (["there"], "Created topics: here."), (["here", "there"], "")],
 )
-async def test_topics_that_a_command_creates_are_told(
+async def test_topics_that_a_command_creates_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: list[str], said: str
 ) -> None:
     monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
@@ -214,7 +214,7 @@ async def test_topics_that_a_command_creates_are_told(
     assert capsys.readouterr().err.strip() == said
 
 
-def test_a_broker_that_is_lost_and_found_is_told_once_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     screen.narrate_logs("kafka:9092")
     try:
