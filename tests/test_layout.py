@@ -110,7 +110,9 @@ def test_no_file_of_a_room_imports_a_forbidden_room_or_library(room: str) -> Non
                 assert not any(f"{name}.".startswith(f"{bad}.") for bad in forbidden), f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main"])
+@pytest.mark.parametrize(
+    "module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main", "penstock.worker.process"]
+)
 def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: str) -> None:
     assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
 
