@@ -31,12 +31,7 @@ class EmbedSettings(JobSettings):
 
 
 @takes(EmbedSettings)
-def embed(
-    settings: EmbedSettings,
-    source: Source = None,
-    target: Target = None,
-    text: OneText = None,
-) -> int:
+def embed(settings: EmbedSettings, source: Source = None, target: Target = None, text: OneText = None) -> int:
     """Compute vectors for a text, or for every row of a file. A worker must be running for the model.
 
     $ penstock embed --model minilm --text "Where is my card?"

@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from penstock.producer.files import Reader, Writer
     from penstock.producer.files.file_job import BulkResult
 
-Source = Annotated[
-    Path | None,
-    typer.Argument(metavar="IN", help="File to read: .csv, .jsonl or .parquet.", show_default=False),
-]
-Target = Annotated[
-    Path | None,
-    typer.Argument(metavar="OUT", help="File to write: .csv, .jsonl or .parquet.", show_default=False),
-]
-OneText = Annotated[
-    str | None,
-    typer.Option("--text", help="One text, in place of IN and OUT. Its answer is printed, as JSON when piped."),
-]
+_FORMATS = ".csv, .jsonl or .parquet"
+Source = Annotated[Path | None, typer.Argument(metavar="IN", help=f"File to read: {_FORMATS}.", show_default=False)]
+Target = Annotated[Path | None, typer.Argument(metavar="OUT", help=f"File to write: {_FORMATS}.", show_default=False)]
+_TEXT_HELP = "One text, in place of IN and OUT. Its answer is printed, as JSON when piped."
+OneText = Annotated[str | None, typer.Option("--text", help=_TEXT_HELP)]
 
 
 class JobSettings(ClientSettings):

@@ -1,4 +1,4 @@
-"""Calls that share records, through a real broker and a real worker: each caller gets its own, in far fewer records."""
+"""Calls that share records, through a real broker and a real worker: each gets its own answer, in far fewer records."""
 
 import asyncio
 from collections.abc import Callable

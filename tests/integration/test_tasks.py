@@ -32,7 +32,7 @@ TEXTS = ["w1 w7 w30", "  w2,  w2 ", "Ünknown 🙂 w9 漢字 w1", "w5", "e\u0301
 
 
 def add_tokenizer(directory: Path) -> None:
-    """Words w0, w1, ..., and nothing else."""
+    """A tokenizer that knows the words w0, w1, ... alone."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 5))]
     (directory / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     settings = {"tokenizer_class": "BertTokenizer", "model_max_length": MAX_TOKENS}
@@ -56,7 +56,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_tokens(directory: Path, texts: list[str]) -> list[list[dict[str, Any]]]:
-    """What transformers' own pipeline says of each token."""
+    """The output of transformers' pipeline for each token."""
     from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
     model = AutoModelForTokenClassification.from_pretrained(directory)
@@ -130,7 +130,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         in_order = [row for row in await client.map("rerank", pairs) if isinstance(row, float)]
         np.testing.assert_allclose(in_order, reference.predict(pairs), atol=1e-5)
 
-        # The logit itself: the same pairs in another task are another answer, whatever the cache holds of them.
+        # The logit itself: equal pairs in another task have other results, also with a cache.
         rows = await client.classify(pairs)
         logits = np.array([row.score for row in rows])
         np.testing.assert_allclose(1 / (1 + np.exp(-logits)), in_order, atol=1e-5)
@@ -145,7 +145,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
             await client.token_classify("w1")
 
 
-async def test_each_token_has_the_label_and_the_place_that_transformers_gives_it(
+async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tagger: Path, tmp_path: Path
 ) -> None:
     model = unique("tagger")
@@ -164,7 +164,7 @@ async def test_each_token_has_the_label_and_the_place_that_transformers_gives_it
         request = Request(model, "token_classify", text=tuple(TEXTS), options=Options(top_k=0, dtype="float16"))
         async with asyncio.timeout(30):
             while (reply := await client.request(request)).cached < len(TEXTS):
-                pass  # answers do not wait until the cache has written them
+                pass  # replies do not wait for the cache
         assert reply.tokens is not None
         assert reply.tokens.scores.dtype == np.float16
         rows = reply.tokens.rows()
