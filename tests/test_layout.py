@@ -91,6 +91,7 @@ print(sum(name.startswith(f"penstock.{{room}}") for name in sys.modules))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "ops"])
 def test_a_room_imports_with_the_forbidden_rooms_blocked(room: str) -> None:
     blocked = sorted(set(ROOMS) - MAY_IMPORT[room] - {room})
@@ -110,7 +111,9 @@ def test_no_file_of_a_room_imports_a_forbidden_room_or_library(room: str) -> Non
                 assert not any(f"{name}.".startswith(f"{bad}.") for bad in forbidden), f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main"])
+@pytest.mark.parametrize(
+    "module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main", "penstock.worker.process"]
+)
 def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: str) -> None:
     assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
 
@@ -191,11 +194,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_only_top_level_name_of_the_wheel_is_penstock(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"penstock"}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     shipped = {f"penstock/{path.relative_to(ROOT).as_posix()}" for path in shipped_files()}
@@ -206,6 +211,7 @@ def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel
     assert not any(name.startswith("penstock/ops/bench") for name in packed)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_no_checkout_is(wheel: Path, tmp_path: Path) -> None:
     """Installed into an environment of its own, which borrows the dependencies of this one but not its penstock."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)

@@ -61,6 +61,7 @@ def test_the_lengths_where_kernels_change_up_to_512(tmp_path: Path, family: str)
     assert largest_error(tmp_path, model, (1, 2, 127, 128, 129, 512)) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_packs(tmp_path: Path, family: str) -> None:
     """Any of 24 sequences in any order and number, each pooled in any way: 40 packs of 1 to 16 rows."""

@@ -14,6 +14,8 @@ from penstock.engine.model.checkpoint import revision_of
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.helpers import pack
 
+pytestmark = pytest.mark.slow
+
 # As published at huggingface.co/sentence-transformers/all-MiniLM-L6-v2.
 PUBLISHED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

@@ -332,6 +332,7 @@ class TestCheck:
         assert "Give another --model" not in text
 
 
+@pytest.mark.slow
 def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]

@@ -63,6 +63,7 @@ def resolved(
 GPU, CPU = "NVIDIA H200", "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "env", "expected"),
     [
@@ -79,6 +80,7 @@ def test_a_batch_cap_that_is_not_given_follows_the_device(
     assert (settings["max_batch_tokens"], settings["max_batch_sequences"]) == expected
 
 
+@pytest.mark.slow
 def test_the_log_says_each_value_in_force_and_its_reason() -> None:
     env = {"PENSTOCK_MAX_WAIT_MS": "7", "PENSTOCK_LANES": "9"}
     settings = resolved("--lanes", "3", "--once", device=GPU, engine="padded", env=env)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import structlog
 
+import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import CostKey, CostTables
-from penstock.engine import Engine, ModelInfo, Timing, default_name, measure, processor_name, warm_up
+from penstock.engine import Engine, ModelInfo, Timing, measure, warm_up
 from penstock.scheduler import CorruptTable, CostTable, LearnedCost, fit_cost_table
 from penstock.scheduler.costs.table import Residual, Sample
 
@@ -160,8 +161,8 @@ def cost_key(info: ModelInfo, model: str) -> CostKey:
     if info.device != "cpu" and not info.padded:
         packages += filter(_is_installed, _CUPY_PACKAGES)
     return CostKey(
-        device=processor_name() if info.device == "cpu" else info.device,
-        model=default_name(model),
+        device=penstock.engine.processor_name() if info.device == "cpu" else info.device,
+        model=penstock.engine.default_name(model),
         revision=info.revision,
         dtype=info.dtype,
         runtime=", ".join([*(f"{name} {version(name)}" for name in packages), "padded" if info.padded else "packed"]),
