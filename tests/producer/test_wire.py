@@ -505,9 +505,13 @@ OPTIONS = st.builds(
 )
 SINGLES = st.lists(TEXT, min_size=1, max_size=5).map(tuple)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
+PROMPTED = st.builds(
+    Options, prompt_name=st.none() | TEXT, dimensions=st.none() | st.integers(1, 1_000_000)
+) | st.builds(Options, prompt=st.just("") | TEXT)
 VALID_REQUESTS = (
     st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank"}]), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
 )
