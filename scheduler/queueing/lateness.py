@@ -13,8 +13,8 @@ _LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than t
 class LatenessTracker:
     """Margins of admission and planning, from recent batches. Not thread-safe.
 
-    A single batch is late by chance. Over the batches that a request waits for chances cancel: the margin of queued work
-    is a high quantile of means over blocks of batches.
+    A single batch is late by chance. Over the batches that a request waits for, chances cancel: the margin of queued
+    work is a high quantile of means over blocks of batches.
     """
 
     def __init__(self, slo_s: float) -> None:
