@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 	$(BIN)/penstock demo
 
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 -m 'not slow and not integration and not gpu'
+	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/integration --ignore tests/gpu -m 'not slow and not integration'
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

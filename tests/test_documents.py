@@ -1,4 +1,4 @@
-"""The documents name files that exist, and the manual has every page in its navigation."""
+"""The documents name files, log events and metrics that exist, and the manual has every page in its navigation."""
 
 import re
 from pathlib import Path
@@ -26,6 +26,22 @@ def test_every_page_of_the_manual_is_reachable() -> None:
     for page in MANUAL.rglob("*.md"):
         name = page.relative_to(MANUAL).as_posix()
         assert name in navigation or page.name in decisions, f"{name} is in no navigation"
+
+
+def test_every_log_event_and_metric_of_the_operations_page_is_in_the_code() -> None:
+    page = (MANUAL / "operations.md").read_text(encoding="utf-8")
+    logs, metrics = page.split("## Logs")[1].split("## Metrics")
+    files = [path for room in ("producer", "worker", "engine") for path in (ROOT / room).rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = [*table_names(logs), *(f"penstock_{name.removesuffix('_total')}" for name in table_names(metrics))]
+    assert len(named) > 20
+    assert [name for name in named if f'"{name}"' not in code] == []
+
+
+def table_names(text: str) -> list[str]:
+    """Names in backticks in the first column of the tables of a page, without Prometheus labels."""
+    first_column = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    return [name.split("{")[0] for name in re.findall(r"`([^`]+)`", first_column)]
 
 
 def test_readme_and_architecture_stay_short() -> None:

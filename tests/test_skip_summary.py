@@ -37,6 +37,7 @@ def test_skips_are_counted_by_kind_and_reason() -> None:
     assert skip_lines([]) == []
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gpu_ends_with_the_command_for_one() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "tests/gpu/test_pool.py"]
     done = subprocess.run(

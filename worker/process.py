@@ -12,8 +12,9 @@ import structlog
 import uvloop
 from prometheus_client import start_http_server
 
+import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
-from penstock.engine import Engine, EngineLanes, NullEngine, load_engine, resolve_model
+from penstock.engine import Engine, EngineLanes, NullEngine
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
@@ -58,7 +59,7 @@ def load(settings: ModelSettings) -> Engine:
     if settings.model == NULL_MODEL:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
-    engine = load_engine(
+    engine = penstock.engine.load_engine(
         settings.model,
         name=settings.served_name,
         head=str(settings.head) if settings.head is not None else None,
@@ -129,7 +130,7 @@ def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
     if settings.model == NULL_MODEL:
         return None
     try:
-        return Tokenizer.from_directory(resolve_model(settings.model))
+        return Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
     except TokenizerError as error:
         log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
         return None

@@ -13,13 +13,8 @@ from penstock.ops.cli.probes import CheckSettings, Finding
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
 
 _PROBES: tuple[Callable[[CheckSettings], Finding], ...] = (
-    probes.model,
-    probes.head,
-    probes.cache,
-    probes.metrics,
-    probes.processor,
-    probes.gpu,
-    probes.local_kafka,
+    *(probes.model, probes.head, probes.cache, probes.metrics),
+    *(probes.processor, probes.gpu, probes.local_kafka),
 )
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
 

@@ -14,12 +14,7 @@ class ClassifySettings(JobSettings):
 
 
 @takes(ClassifySettings)
-def classify(
-    settings: ClassifySettings,
-    source: Source = None,
-    target: Target = None,
-    text: OneText = None,
-) -> int:
+def classify(settings: ClassifySettings, source: Source = None, target: Target = None, text: OneText = None) -> int:
     """Compute labels for a text, or for every row of a file. A worker must be running for the model.
 
     $ penstock classify --model intents --text "Where is my card?"

@@ -38,7 +38,7 @@ LOG_FLAGS = (
 class KafkaBroker:
     """One broker process with its data. All methods block: in a coroutine, use `asyncio.to_thread`.
 
-    Address and data survive `stop`, `kill` and `restart`, until `close` (or leaving the context). The broker never
+    Address and data survive `stop` and `kill`, until `close` (or leaving the context). The broker never
     outlives this process, even if this process is killed with SIGKILL. Not safe for concurrent calls.
     """
 
@@ -118,11 +118,6 @@ class KafkaBroker:
     def kill(self) -> None:
         """Kill the broker with SIGKILL, as in a crash. Acknowledged records survive until the next start."""
         self._reap()
-
-    def restart(self) -> None:
-        """Shut down cleanly and start again, with the same address and data."""
-        self.stop()
-        self.start()
 
     def close(self) -> None:
         """Stop the broker for good and remove temporary data. May be called twice."""

@@ -61,6 +61,7 @@ def test_the_lengths_where_kernels_change_up_to_512(tmp_path: Path, family: str)
     assert largest_error(tmp_path, model, (1, 2, 127, 128, 129, 512)) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_packs(tmp_path: Path, family: str) -> None:
     """Any of 24 sequences in any order and number, each pooled in any way: 40 packs of 1 to 16 rows."""
@@ -136,7 +137,7 @@ def test_deberta_variants(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_a_convolution_takes_the_cpu_unless_a_gpu_is_insisted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda: None)  # as where a GPU is
+    monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda padded: None)  # as where a GPU is
     model = save_encoder(tmp_path, "deberta-v2", conv_kernel_size=3)
     with capture_logs() as logs:
         engine = load_engine(str(tmp_path), device="auto", dtype="float32")

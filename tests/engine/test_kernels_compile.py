@@ -16,6 +16,8 @@ from penstock.engine.kernels import activation, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.nvrtc import compile_entries, compile_ptx
 
+pytestmark = pytest.mark.slow
+
 SOURCES = sorted(
     Path(file.name).stem for file in resources.files("penstock.engine.kernels").iterdir() if file.name.endswith(".cu")
 )

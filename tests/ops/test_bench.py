@@ -81,6 +81,7 @@ def test_a_packed_batch_lays_sequences_end_to_end() -> None:
     assert (batch.max_seqlen, len(batch.options)) == (3, 2)
 
 
+@pytest.mark.slow
 def test_the_engine_alone_gives_each_text_its_own_vector() -> None:
     """Over several polls and batches, the texts' order is kept."""
     texts = [f"{text} {index}" for index, text in enumerate(shuffled_texts(20))] * 30

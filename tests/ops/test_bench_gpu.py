@@ -1,4 +1,4 @@
-"""What the GPU benchmarks compute without a GPU: lengths, batches, ratios, the report, and the plain torch forward."""
+"""The GPU benchmarks without a GPU: lengths, batches, ratios, rounds, the report, and the plain torch forward."""
 
 import json
 import math
@@ -202,6 +202,7 @@ def test_flattened_inputs_are_those_of_sentence_transformers(monkeypatch: pytest
     assert inputs["max_length_q"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_every_part_says_so(tmp_path: Path) -> None:
     assert run_benchmarks(["ceilings", "kernels", "--output", str(tmp_path), "--commit", "abc1234"]) == 1

@@ -16,6 +16,8 @@ from penstock.ops.bench.serving.simulate import simulate
 from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Arrivals, Stream
 from penstock.scheduler import PackedCost, Scheduler, SchedulerSettings
 
+pytestmark = pytest.mark.slow
+
 COST = PackedCost(floor_s=0.4e-3, alpha_s=0.1e-3, beta_s=0.4e-6, gamma_s=1e-10)
 SCATTER = Noise(np.random.default_rng(0).lognormal(0, 0.1, 500))
 

@@ -19,6 +19,8 @@ from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.scheduler.types import Refusal
 
+pytestmark = pytest.mark.slow
+
 BATCH_S = 0.01  # of `Slow`
 
 

@@ -22,6 +22,8 @@ from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 SLO_S = 0.25
 
 

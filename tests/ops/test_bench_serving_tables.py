@@ -43,6 +43,8 @@ from penstock.ops.cli.main import app
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost, Scheduler, SchedulerSettings
 from penstock.worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 COSTS: dict[EngineKind, PackedCost | PaddedCost] = {
     "packed": PackedCost(6e-3, 5e-3, 2e-5, 0.0),
     "padded": PaddedCost(12e-3, 10e-3, 3e-5, 0.0),

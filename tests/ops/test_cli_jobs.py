@@ -109,6 +109,7 @@ async def num_requests(servers: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+@pytest.mark.slow
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
         texts = ["Where is my card?", "  ", "word " * 600, "My card was stolen!", "\ud800"]

@@ -1,4 +1,4 @@
-"""`penstock parity` on small random checkpoints: what agrees, what does not, and what is refused."""
+"""`penstock parity` on small random checkpoints: agreement, disagreement, and rejected checkpoints."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a job shows while it runs, with a clock of the test's own."""
+"""Progress of a bulk job, on an injected clock."""
 
 import pytest
 

@@ -23,6 +23,8 @@ from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
 from penstock.producer import Classification
 
+pytestmark = pytest.mark.slow
+
 
 def test_messages_are_the_whole_test_split() -> None:
     messages = read_messages()

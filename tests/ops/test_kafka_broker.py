@@ -1,4 +1,4 @@
-"""The local broker is a real Kafka: it keeps what it acknowledged, and it never outlives its owner."""
+"""The local broker is a real Kafka: it keeps acknowledged records, and it never outlives its owner."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,8 @@ async def test_acknowledged_records_survive_kill_and_restart() -> None:
         assert broker.pid is None
         await asyncio.to_thread(broker.start)
         await send(broker, "kept", b"between")
-        await asyncio.to_thread(broker.restart)
+        await asyncio.to_thread(broker.stop)
+        await asyncio.to_thread(broker.start)
         assert broker.bootstrap_servers == address
         assert await receive(broker, "kept", 2) == [b"before", b"between"]
 

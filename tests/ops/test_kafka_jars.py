@@ -1,4 +1,4 @@
-"""What a real broker needs is looked for before anything starts, and said in one sentence."""
+"""Requirements of a real broker are checked before anything starts, and reported in one sentence."""
 
 import stat
 import subprocess
@@ -66,7 +66,7 @@ def test_starting_without_java_raises_what_is_missing(programs: Path) -> None:
         pass
 
 
-def test_a_failed_download_is_told_with_mavens_words_and_leaves_no_cache(programs: Path) -> None:
+def test_a_failed_download_is_reported_with_mavens_output_and_leaves_no_cache(programs: Path) -> None:
     install(programs, "java", JAVA_17)
     install(programs, "mvn", "echo 'no route to repository'; exit 1")
     with pytest.raises(BrokerFailed, match="no route to repository"):

@@ -1,4 +1,4 @@
-"""The mock cluster does what its docstring promises for a demo, and its limits are the ones written there."""
+"""The mock cluster has the features and the limits that its docstring lists."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What a model is called when nobody says so: the same word in the worker and in `penstock check`."""
+"""The default served name is the same in the worker and in `penstock check`."""
 
 from pathlib import Path
 

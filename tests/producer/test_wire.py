@@ -424,8 +424,9 @@ FIELDS = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 
 
+@pytest.mark.slow
 class TestMemory:
-    """A stranger's record takes at most a small multiple of its own size, whatever it declares."""
+    """Decoding an untrusted record takes at most a small multiple of its size, whatever it declares."""
 
     @pytest.mark.parametrize(
         "value",
@@ -597,6 +598,7 @@ class TestProperties:
         request_or_refusal(value)
         reply_or_refusal(value)
 
+    @pytest.mark.slow
     @settings(max_examples=300)
     @given(st.dictionaries(NAMES, STRUCTURES), st.sampled_from([*VECTORS]))
     def test_any_structure_in_place_of_fields(self, fields: dict[str, Any], name: str) -> None:

@@ -29,6 +29,7 @@ def late_or_refused(outcome: Outcome, cause: Cause) -> int:
     return len(outcome.answered) - outcome.num_in_time + outcome.num_refused(cause)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", ["lazy", "hungry"])
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_at_nine_tenths_of_saturation_all_but_a_thousandth_are_in_time(trigger: TriggerName, num_lanes: int) -> None:
@@ -39,6 +40,7 @@ def test_at_nine_tenths_of_saturation_all_but_a_thousandth_are_in_time(trigger: 
     assert outcome.num_refused(Cause.OVERLOADED) <= 0.001 * len(outcome.answered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_beyond_saturation_goodput_stays_and_those_let_in_are_in_time(num_lanes: int) -> None:
     chosen = limits(num_lanes=num_lanes)
@@ -72,6 +74,7 @@ def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
     assert outcome.num_in_time >= 0.9 * saturation(COST, 51, chosen) * outcome.end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("partition", "least"), [("dp", 0.7), ("fifo", 0.45)])
 def test_padded_batches_are_priced_as_they_turn_out(partition: PartitionName, least: float) -> None:
     """The price of a backlog does not know of padding, nearly half of a FIFO batch; it is learned from the plans."""
@@ -105,6 +108,7 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
     assert after[len(after) // 2] == pytest.approx(before[len(before) // 2], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slo_s", "stall_s"), [(0.03, 0.015), (0.025, 0.02), (0.05, 0.04)])
 def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
     """What was let in is late after a stall. The few that are not say nothing of what a backlog costs."""

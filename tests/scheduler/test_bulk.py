@@ -29,6 +29,7 @@ def plan(decision: Plan | Wait | None) -> Plan:
     return decision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", ["lazy", "hungry"])
 @pytest.mark.parametrize("load", [0.02, 0.5, 0.8, 0.9])
 def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerName, load: float) -> None:
@@ -45,6 +46,7 @@ def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerNa
     assert beside.bulk_tokens >= 0.1 * idle_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("cost", [COST, PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0), CPU, PaddedCost(0.0, 1e-3, 4e-5, 0.0)])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -78,6 +80,7 @@ def test_a_bulk_sequence_longer_than_its_half_of_the_slice_is_all_that_comes_on_
     assert beside.bulk_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "bulk_per_s"), [(0.3, 2000), (0.45, 1000)])
 def test_what_the_host_adds_is_no_reason_to_wait_longer_for_bulk(load: float, bulk_per_s: float) -> None:
     """Batches end 0.8 ms and half their time later than predicted, as on a fast device beside a busy event loop.
@@ -110,6 +113,7 @@ def test_filling_leaves_room_for_how_late_batches_usually_end() -> None:
         assert most - 2 <= len(batch.ids) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", ["lazy", "hungry"])
 def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) -> None:
     """No starvation: the turn of a long job comes, though it does not fit what one batch may grow by."""

@@ -59,6 +59,7 @@ def test_timings_that_cannot_be_true_are_left_out(bad: float) -> None:
     assert fit_cost_table([*timings, ([64] * 9, bad)], padded=False) == fit_cost_table(timings, padded=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1e-4, 0.05, 20, 1000])
 @pytest.mark.parametrize("which", range(len(BATCHES)))
 def test_one_timing_out_of_all_proportion_poisons_nothing(which: int, times: float) -> None:

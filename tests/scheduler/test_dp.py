@@ -163,6 +163,7 @@ def assert_sound(instance: Instance, cuts: Sequence[int], seconds: Sequence[floa
     assert list(seconds) == pytest.approx(instance.prices(np.array(members)).tolist(), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num", "how_many"),
     [(1, 100), (2, 300), (3, 600), (4, 1000), (5, 1500), (6, 1800), (7, 2000), (8, 1800), (9, 1400)],
@@ -313,6 +314,7 @@ def run_python(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["penstock.scheduler", "penstock.worker", "penstock.ops.cli.main"])
 def test_numba_is_loaded_on_first_use_only(module: str) -> None:
     code = f"import sys, {module}; from penstock.scheduler import partition_policy; partition_policy('fifo')\n"
@@ -336,6 +338,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_dp_runs_where_no_compiled_function_can_be_kept(installed: Path) -> None:
     """Neither beside the package nor in the user's cache folder, as in a read-only container."""
     (installed / "penstock" / "scheduler" / "policies" / "__pycache__").write_text("a file where the folder should be")
@@ -347,6 +350,7 @@ def test_the_dp_runs_where_no_compiled_function_can_be_kept(installed: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
     full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     full += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
@@ -354,6 +358,7 @@ def test_the_dp_runs_where_the_disk_is_full(installed: Path) -> None:
     assert run_python(full + CUT, **environment).strip() == "((1, 3), (0, 2))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "length"), [("nbi", 0), ("nbi", 20), ("nbc", 3), ("nbc", 60)])
 def test_the_dp_runs_where_what_was_kept_is_damaged(installed: Path, suffix: str, length: int) -> None:
     """A process that was killed, or a disk that was full, may leave half an index or half a function."""

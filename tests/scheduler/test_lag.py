@@ -12,6 +12,7 @@ from tests.scheduler.simulation import GPU, Simulation, poisson, saturation
 LINEAR = PackedCost(0.0, 0.0, 1 / 1024, 0.0)
 
 
+@pytest.mark.slow
 def test_overload_is_answered_in_time_though_the_host_adds_to_every_batch() -> None:
     """A fifth of what it was predicted to take: work that waits takes so much longer, and is let in accordingly."""
     chosen = SchedulerSettings(0.002, 1024, 16_384, 0.05)

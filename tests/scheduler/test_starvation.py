@@ -3,6 +3,7 @@
 import itertools
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def bounded_arrivals(draw: st.DrawFn, rate: float, floor_s: float) -> list[Arriv
     return arrivals
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     st.data(),

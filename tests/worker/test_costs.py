@@ -1,4 +1,4 @@
-"""Where a worker's costs come from: measured once, then loaded; measured again where what is kept does not fit."""
+"""A worker's initial costs: measured once, then loaded; measured again if the kept table does not apply."""
 
 import json
 import sqlite3
@@ -38,7 +38,7 @@ class Engine(NullEngine):
 async def start(
     path: Path | None, engine: Engine | None = None, model: str = MODEL, **caps: int
 ) -> tuple[Engine, LearnedCost, list[Any]]:
-    """What a worker does at its start: its engine, its cost model, and what it logged."""
+    """The start of a worker: its engine, its cost model, and its log events."""
     engine = engine or Engine()
     with capture_logs() as logs:
         cost = await cost_for(engine, path, model=model, **{**CAPS, **caps})
@@ -252,8 +252,8 @@ def test_tables_are_kept_in_the_users_cache_directory(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cost_path() == tmp_path / "penstock" / "costs.sqlite"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert default_cost_path() == Path("/home/somebody/.cache/penstock/costs.sqlite")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert default_cost_path() == Path("/home/user/.cache/penstock/costs.sqlite")
 
 
 def test_a_key_names_what_computes() -> None:

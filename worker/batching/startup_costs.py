@@ -1,4 +1,4 @@
-"""Where a worker's cost model comes from: the file of an earlier run, or a few seconds of measuring."""
+"""The initial cost model of a worker: a table kept by an earlier run, or a few seconds of measuring."""
 
 import math
 import time
@@ -10,35 +10,36 @@ from typing import Any
 import numpy as np
 import structlog
 
+import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import CostKey, CostTables
-from penstock.engine import Engine, ModelInfo, Timing, default_name, measure, processor_name, warm_up
+from penstock.engine import Engine, ModelInfo, Timing, measure, warm_up
 from penstock.scheduler import CorruptTable, CostTable, LearnedCost, fit_cost_table
 from penstock.scheduler.costs.table import Residual, Sample
 
-BUDGET_S = 9.0  # ten seconds with what follows it
-_LEAST_S = 1e-9  # of a batch: an engine that does nothing says 0
-_FURTHEST = 20.0  # times that a prediction may be off the very timing it was fitted to, either way
+BUDGET_S = 9.0  # with the fit and the checks, ten seconds
+_MIN_BATCH_S = 1e-9  # the null engine reports 0
+_MAX_RATIO = 20.0  # largest factor between a prediction and the timing that it was fitted to
 
-_CUPYS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # what compiles the kernels; torch's version names its CUDA
+_CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy")  # one of them compiles the kernels
 
 log = structlog.get_logger("penstock.costs")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """A fitted table, and batches that it was not fitted to, to judge it by."""
+    """A fitted cost table, and timings of other batches as a check of the fit."""
 
     table: CostTable
-    checks: tuple[Sample, ...]  # empty when there was no time for them
+    checks: tuple[Sample, ...]  # empty if the time budget was spent
     measured_at: float  # Unix time in seconds
     took_s: float
-    max_sequences: int  # of a batch: the caps it was measured for, whether or not there was time to get there
+    max_sequences: int  # batch caps of the measurement, whether or not its budget sufficed to reach them
     max_tokens: int
 
     def too_small_for(self, *, max_sequences: int, max_tokens: int) -> str:
-        """Why batches up to these caps are too far from what was measured, in words for a log; empty if they are not.
+        """Reason why the table does not cover batches up to these caps, for a log; empty if it does.
 
-        Twice as large a batch as any measured is near enough: that is where the correction by what runs takes over.
+        It covers batches of up to twice its caps: beyond them the learned correction of the costs takes over.
         """
         if max_sequences <= 2 * self.max_sequences and max_tokens <= 2 * self.max_tokens:
             return ""
@@ -67,9 +68,9 @@ class MeasuredCosts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "MeasuredCosts":
-        """What `to_dict` gave. Raises CorruptTable for anything that cannot be that.
+        """Inverse of `to_dict`. Raises CorruptTable for invalid data.
 
-        That includes a table that contradicts its own timings: it would refuse everybody, or nobody, for ever.
+        A table that contradicts its own timings is invalid: it would let admission reject every request, or none.
         """
         table = CostTable.from_dict(data.get("table"))
         _check_fit(table)
@@ -92,12 +93,11 @@ async def cost_for(
     max_tokens: int,
     budget_s: float = BUDGET_S,
 ) -> LearnedCost:
-    """The cost model that a worker starts with: the table kept for this engine, else one measured now, and kept.
+    """Load the cost table that is kept for this engine, or measure and keep one. Warms up the engine in either case.
 
-    Called once, before the lanes start; blocks while the engine runs, which warms it up in either case. `model`: as the
-    settings name it. The caps are the scheduler's; a table of much smaller ones is replaced. `path` None: measured, not
-    kept. A file that cannot be read or written costs a warning. What the worker learns later is not written back: it
-    holds for the load that this worker met, and the next start begins without it.
+    Called once, before the lanes start; blocks while the engine runs. `model`: a path or id. The caps are the
+    scheduler's; a table of much smaller caps is replaced. `path` None: the table is not kept. A file that cannot be
+    read or written causes a warning. Costs learned later are not written back, because they depend on the load.
     """
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
     if path is None:
@@ -118,13 +118,13 @@ async def cost_for(
 def measure_costs(
     engine: Engine, *, max_sequences: int, max_tokens: int, reason: str, budget_s: float = BUDGET_S
 ) -> MeasuredCosts:
-    """Time the engine and fit. Blocks for about `budget_s`. `reason` is for the log.
+    """Time the engine and fit a table. Blocks for about `budget_s`. `reason` is logged.
 
-    Raises ValueError when not one timing can be true.
+    Raises ValueError if no timing is valid.
     """
     started = time.monotonic()
     measured = measure(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
-    timings = [(timing.lengths, max(timing.seconds, _LEAST_S)) for timing in measured.timings]
+    timings = [(timing.lengths, max(timing.seconds, _MIN_BATCH_S)) for timing in measured.timings]
     table = fit_cost_table(timings, padded=engine.info.padded)
     checks = tuple(_sample(timing) for timing in measured.checks if 0 < timing.seconds < math.inf)
     costs = MeasuredCosts(table, checks, time.time(), time.monotonic() - started, max_sequences, max_tokens)
@@ -133,7 +133,7 @@ def measure_costs(
 
 
 async def kept_costs(tables: CostTables, key: CostKey) -> MeasuredCosts | None:
-    """What is kept under the key; None where nothing is, or, with a warning, what cannot be true."""
+    """The table under the key; None if there is none, or, with a warning, if it is invalid."""
     data = await tables.get(key)
     if data is None:
         return None
@@ -145,7 +145,7 @@ async def kept_costs(tables: CostTables, key: CostKey) -> MeasuredCosts | None:
 
 
 async def why_none(tables: CostTables, key: CostKey) -> str:
-    """Why nothing is kept under the key, in words for a person or a log."""
+    """Reason why there is no table under the key, for a message or a log."""
     nearest = await tables.nearest(key)
     if nearest is None:
         return "no table of this model"
@@ -156,16 +156,16 @@ async def why_none(tables: CostTables, key: CostKey) -> str:
 
 
 def cost_key(info: ModelInfo, model: str) -> CostKey:
-    """What this engine's times depend on. `model`: a path or id; under which name it is served does not matter."""
-    computes = ["penstock", "torch", *(["transformers"] if info.padded else [])]
+    """Everything that batch times of this engine depend on. `model`: a path or id, not the served name."""
+    packages = ["penstock", "torch", *(["transformers"] if info.padded else [])]
     if info.device != "cpu" and not info.padded:
-        computes += filter(_is_installed, _CUPYS)
+        packages += filter(_is_installed, _CUPY_PACKAGES)
     return CostKey(
-        device=processor_name() if info.device == "cpu" else info.device,
-        model=default_name(model),
+        device=penstock.engine.processor_name() if info.device == "cpu" else info.device,
+        model=penstock.engine.default_name(model),
         revision=info.revision,
         dtype=info.dtype,
-        runtime=", ".join([*(f"{name} {version(name)}" for name in computes), "padded" if info.padded else "packed"]),
+        runtime=", ".join([*(f"{name} {version(name)}" for name in packages), "padded" if info.padded else "packed"]),
     )
 
 
@@ -177,13 +177,13 @@ def _is_installed(package: str) -> bool:
 
 
 def _check_fit(table: CostTable) -> None:
-    """Raises CorruptTable where the table is far from what it was fitted to, or does not say what that was."""
+    """Raises CorruptTable if the table has no timings or contradicts them."""
     if not table.samples:
-        raise CorruptTable("There are no timings in it.")
+        raise CorruptTable("The table has no timings.")
     for residual in table.residuals():
-        if not 1 / _FURTHEST <= residual.predicted_s / residual.sample.seconds <= _FURTHEST:
+        if not 1 / _MAX_RATIO <= residual.predicted_s / residual.sample.seconds <= _MAX_RATIO:
             raise CorruptTable(
-                f"It predicts {residual.predicted_s:g} s where {residual.sample.seconds:g} s were measured."
+                f"The table predicts {residual.predicted_s:g} s for a batch that took {residual.sample.seconds:g} s."
             )
 
 
@@ -194,7 +194,7 @@ def _sample(timing: Timing) -> Sample:
 
 
 def _figures(costs: MeasuredCosts) -> dict[str, float]:
-    """What a log says of a table."""
+    """A table's figures, for a log event."""
     base = costs.table.base
     figures = {
         "timings": len(costs.table.samples),
