@@ -1,4 +1,4 @@
-"""What is kept between runs, in SQLite: answers under strong keys, measured costs. Never in the way of an answer."""
+"""SQLite files that are kept between runs: cached answers and measured costs. Their failure fails no request."""
 
 from penstock.cache.cost_tables import CostKey, CostTables
 from penstock.cache.key import KEY_BYTES, KeySpace

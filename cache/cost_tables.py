@@ -1,6 +1,6 @@
-"""Measured cost tables, kept between runs in one small SQLite file that several processes may share.
+"""Measured cost tables, kept between runs in one small SQLite file that processes may share.
 
-Losing it costs a few seconds of measuring: like the response cache it may forget and may fail, but is never in the way.
+A lost file costs a few seconds of measurement. As with the response cache, its failure fails no request.
 """
 
 import asyncio
@@ -21,41 +21,41 @@ CREATE TABLE IF NOT EXISTS cost_table (
     device TEXT NOT NULL, model TEXT NOT NULL, revision TEXT NOT NULL, dtype TEXT NOT NULL, runtime TEXT NOT NULL,
     stored_at REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (device, model, revision, dtype, runtime)) WITHOUT ROWID
 """
-_BUSY_TIMEOUT_S = 5.0  # for another process's write to end; they take milliseconds
-# What a damaged file or row makes sqlite3 and json raise (ValueError: JSON and text alike), and what a directory does.
+_BUSY_TIMEOUT_S = 5.0  # another process's writes take milliseconds
+# Errors for a damaged file or row (ValueError: of JSON and of text), and for a directory.
 _FILE_ERRORS = (sqlite3.Error, OSError, ValueError, OverflowError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class CostKey:
-    """What a batch's time depends on. A table is used for its own key and no other."""
+    """Everything that a batch's time depends on. A table is used for its own key only."""
 
     device: str  # a processor's name and cores, or a GPU's name
     model: str
     revision: str
     dtype: str
-    runtime: str  # versions of what computes, and in which way: "penstock 0.1.0, torch 2.11.0, packed"
+    runtime: str  # versions and engine: "penstock 0.1.0, torch 2.11.0, packed"
 
     def differences(self, other: "CostKey") -> dict[str, str]:
-        """Field -> the other's value, for the fields in which it differs."""
+        """Field -> the other's value, for fields that differ."""
         mine, its = asdict(self), asdict(other)
         return {name: value for name, value in its.items() if mine[name] != value}
 
 
 class CostTables:
-    """Tables by key. Used a few times in a process's life, so each call opens the file and closes it again.
+    """Tables by key. Used a few times in a process, so each call opens and closes the file.
 
-    No method raises for what the file or the disk is: `cost_tables_unusable` is logged, once, and there is no table.
+    No method raises for an error of the file or the disk: `cost_tables_unusable` is logged once, and no table is found.
     """
 
     def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        """`path` is created on the first `put`, its directory too. `clock`: Unix time in seconds."""
+        """The first `put` creates `path` and its directory. `clock`: Unix time in seconds."""
         self._path = Path(path)
         self._clock = clock
         self._warned = False
 
     async def get(self, key: CostKey) -> dict[str, Any] | None:
-        """What was put under this key; None where nothing was, or where it cannot be read."""
+        """The table of this key; None if there is none or it cannot be read."""
         if not self._path.exists():
             return None
         try:
@@ -67,7 +67,7 @@ class CostTables:
             return None
 
     async def put(self, key: CostKey, table: dict[str, Any]) -> bool:
-        """Keep a table, plain JSON data, in place of what was kept under this key. Returns whether it is kept."""
+        """Store a table, plain JSON data, under this key; returns True if it was stored."""
         row = (*astuple(key), self._clock(), json.dumps(table, allow_nan=False))
         try:
             await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class CostTables:
         return True
 
     async def nearest(self, key: CostKey) -> CostKey | None:
-        """The other key of this model that differs in the fewest fields: it tells why there is no table."""
+        """The key of this model that differs in the fewest fields, which explains why there is no table."""
         if not self._path.exists():
             return None
         try:
@@ -93,10 +93,10 @@ class CostTables:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
-        # Tried here first: aiosqlite's thread, when it cannot connect, lives on and may outlive the event loop.
+        # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
         await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
         async with aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None) as db:
-            # Text is decoded here, not by sqlite3: where it fails to, its statement stays open and holds the lock.
+            # Text is decoded by `_text`: if sqlite3 fails to decode it, its statement stays open and holds the lock.
             db.text_factory = bytes
             if not await db.execute_fetchall("SELECT 1 FROM sqlite_master WHERE name = 'cost_table'"):
                 await db.execute_fetchall(_SCHEMA)
@@ -117,7 +117,7 @@ _WHERE = " AND ".join(f"{field.name} = ?" for field in fields(CostKey))
 
 
 def _text(value: object) -> str:
-    """A column's text. Raises ValueError: a damaged file may hold anything."""
+    """A column's text. Raises ValueError for other types, which a damaged file may hold."""
     if not isinstance(value, bytes):
         raise ValueError(f"a column of the table holds {type(value).__name__}, not text")
     return value.decode()

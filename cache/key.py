@@ -1,4 +1,4 @@
-"""The key of a cached answer: everything that decides the answer and nothing else. Equal keys mean equal answers."""
+"""Keys of cached answers. A key covers everything that decides the answer, so equal keys mean equal answers."""
 
 import struct
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """What all requests for one kind of answer share. The worker makes one for each set of options it meets.
+    """The part of the key that requests with equal options share. The worker makes one for each set of options.
 
-    The fields are hashed once; `key` continues from there. Every part is preceded by its length, so two inputs give the
-    same bytes to the hash only if they are equal part by part.
+    The fields are hashed once, and `key` continues from there. Each part is preceded by its length, so inputs give the
+    same bytes to the hash only if all their parts are equal.
     """
 
     revision: str  # strong hash of weights, head and configuration (engine.ModelInfo.revision)
@@ -26,7 +26,7 @@ class KeySpace:
     task: str  # as in the request
     pooling: str | None  # None: the checkpoint's own
     normalize: bool | None  # None: the checkpoint's own
-    dimensions: int | None = None  # None: the checkpoint's own
+    dimensions: int | None  # None: the checkpoint's own
     _prefix: Any = field(init=False, repr=False, compare=False)  # blake2b over the fields above
 
     def __post_init__(self) -> None:
@@ -39,9 +39,8 @@ class KeySpace:
         """The key of one sequence, `KEY_BYTES` long.
 
         Args:
-            ids: token ids as little-endian 32-bit integers, special tokens included (of an array: its `.data`).
-            token_type_ids: likewise, one a token. None means all zero, and is the only way to say so: zeros written
-                out get another key.
+            ids: token ids as little-endian 32-bit integers, with special tokens (of an array: its `.data`).
+            token_type_ids: likewise, one a token. None means all zero; explicit zeros give another key.
         """
         state = self._prefix.copy()
         state.update(_HEAD.pack(memoryview(ids).nbytes, token_type_ids is not None))

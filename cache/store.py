@@ -1,7 +1,7 @@
-"""The response cache: one SQLite file, batched look-ups before scheduling, batched writes after.
+"""The response cache: one SQLite file, with batched look-ups before scheduling and batched writes after.
 
-A cache may forget, and may fail; it may never be the reason for a wrong or a lost answer. So every value is stored with
-a checksum that covers its key too, and the first error of SQLite turns the cache off for good, with one warning.
+A failure of the cache must not make an answer wrong or lose it. Every value is stored with a checksum that also covers
+its key, and the first error of SQLite disables the cache, with one warning.
 """
 
 import asyncio
@@ -19,9 +19,8 @@ from typing import Self
 import aiosqlite
 import structlog
 
-# Rows lie in order of last use: `id` is the time of the last use in µs, times 2048, plus a number that keeps two
-# processes apart. Eviction takes from the front, so it needs no second index. REPLACE fires the delete trigger only
-# with recursive_triggers on.
+# Rows are in order of last use: `id` is that time in µs, times 2048, plus a number of the process. Eviction takes rows
+# from the front, so it needs no second index. REPLACE fires the delete trigger only with recursive_triggers on.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, stored_at REAL NOT NULL, sealed BLOB NOT NULL);
@@ -32,40 +31,40 @@ CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON response BEGIN
 CREATE TRIGGER IF NOT EXISTS response_removed AFTER DELETE ON response BEGIN
     UPDATE response_size SET bytes = bytes - length(OLD.sealed) - {overhead}; END;
 """
-_ROW_OVERHEAD_BYTES = 100  # a row beside its value: the key in table and index, two numbers, headers
+_ROW_OVERHEAD_BYTES = 100  # of a row without its value: the key in table and index, two numbers, headers
 _PRAGMAS = ("page_size = 8192", "journal_mode = WAL", "synchronous = NORMAL", "recursive_triggers = ON")
 _EVICT = """
 DELETE FROM response WHERE id <= (
     SELECT id FROM (SELECT id, sum(length(sealed) + {overhead}) OVER (ORDER BY id) AS upto FROM response)
     WHERE upto >= ? LIMIT 1)
 """
-_BUSY_TIMEOUT_S = 0.5  # for another process's transaction to end; they take milliseconds
+_BUSY_TIMEOUT_S = 0.5  # another process's transactions take milliseconds
 _CHECKSUM_BYTES = 8
-# What a damaged file makes sqlite3 raise: its message may quote bytes that are not text, a length be anything.
+# Errors of sqlite3 for a damaged file, whose messages may quote bytes that are not text, and whose lengths may be huge.
 _FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
 _CHUNK_KEYS = 512  # most keys in one query
-_LOW_WATER = 0.95  # eviction goes down to this share of max_bytes, so that it is rare
-_MAX_USED = 2048  # most uses remembered; more would hold up look-ups when they are written
+_LOW_WATER = 0.95  # share of max_bytes that eviction leaves, so that it is rare
+_MAX_USED = 2048  # uses remembered; writing more would delay look-ups
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What the cache did since it was opened, and how full it is."""
+    """Counts since the cache was opened, and its size."""
 
     hits: int  # keys
     misses: int  # keys
-    bytes: int  # size of all rows at the last write, expired ones included
-    enabled: bool  # False after the first error, and for good
+    bytes: int  # size of all rows at the last write, with expired ones
+    enabled: bool  # False from the first error on
 
 
 class ResponseCache:
-    """Answers by key, bounded by bytes and age. One event loop owns it; two processes may share its file.
+    """Answers by key, bounded by bytes and age. One event loop owns it; processes may share its file.
 
-    Least recently used rows leave first. Uses are remembered in memory, and written by a later write that evicts or
-    finds many of them, so reading never writes; the oldest are forgotten when there are only reads, and all by a crash.
+    Least recently used rows are evicted first. Reads do not write: uses are kept in memory until a write that evicts or
+    finds many of them. Reads alone drop the oldest uses, a crash drops all.
 
-    No method raises for an error of the file or the disk: `cache_disabled` is logged once, look-ups find nothing from
-    then on, writes do nothing.
+    No method raises for an error of the file or the disk. `cache_disabled` is logged once; then look-ups find nothing
+    and writes do nothing.
     """
 
     def __init__(self, path: Path | str, *, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
@@ -86,12 +85,12 @@ class ResponseCache:
     async def open(
         cls, path: Path | str, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Open the file, or create it; ":memory:" is a cache that ends with the process.
+        """Open or create the file; ":memory:" makes a cache that ends with the process.
 
         Args:
             path: its directory must exist.
-            max_bytes: bound on the size of all rows, which is near the size of the file.
-            ttl_s: age in seconds at which an answer is no longer returned.
+            max_bytes: bound on the size of all rows, which is about the size of the file.
+            ttl_s: age in seconds at which an answer expires.
             clock: Unix time in seconds.
         """
         cache = cls(path, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
@@ -117,7 +116,7 @@ class ResponseCache:
         return CacheStats(self._hits, self._misses, self._bytes, self._enabled)
 
     async def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those keys that are there, intact and not expired. Called once a batch of records."""
+        """The values of those keys that are stored, intact and not expired. Called once a batch of records."""
         wanted = list(dict.fromkeys(keys))
         found: dict[bytes, bytes] = {}
         if self._enabled and wanted:
@@ -132,7 +131,7 @@ class ResponseCache:
             await self._guard(self._put(items))
 
     async def close(self) -> None:
-        """Write what is remembered and close the file. May be called twice."""
+        """Write the remembered uses and close the file. May be called twice."""
         if self._enabled and self._db is not None:
             await self._guard(self._flush())
         self._enabled = False
@@ -142,7 +141,7 @@ class ResponseCache:
                 await self._guard(db.close())
 
     async def _guard(self, step: Awaitable[None]) -> None:
-        """Run one step; the first error of the file ends the cache, not the worker."""
+        """Run one step; the first error of the file disables the cache."""
         try:
             await step
         except _FILE_ERRORS as error:
@@ -153,7 +152,7 @@ class ResponseCache:
                 )
 
     async def _open(self) -> None:
-        # Tried here first: aiosqlite's thread, when it cannot connect, lives on and may outlive the event loop.
+        # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
         await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
         self._db = await aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         for pragma in _PRAGMAS:
@@ -203,7 +202,7 @@ class ResponseCache:
             await self._write_used(db)
 
     async def _write_used(self, db: aiosqlite.Connection) -> None:
-        """Move the rows that were read since the last call to where their use puts them in the order."""
+        """Move the rows that were read since the last call to their places in the order of use."""
         used, self._used = self._used, {}
         moves = [(place, key) for key, place in used.items()]
         await db.executemany("UPDATE OR IGNORE response SET id = ? WHERE key = ?", moves)
@@ -219,7 +218,7 @@ class ResponseCache:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
-        """The connection inside one write transaction, which ends whatever happens, cancellation included."""
+        """The connection inside one write transaction, which is rolled back on any error and on cancellation."""
         async with self._writing:
             db = self._connection
             try:
@@ -237,7 +236,7 @@ class ResponseCache:
         return self._db
 
     def _next_id(self) -> int:
-        """An id for a row used now, above all earlier ones of this process even when the clock steps back."""
+        """An id for a row used now, above all earlier ids of this process even if the clock steps back."""
         self._last_us = max(self._last_us + 1, int(self._clock() * 1e6))
         return self._last_us << 11 | self._process
 
@@ -247,7 +246,7 @@ def _seal(key: bytes, value: bytes) -> bytes:
 
 
 def _unseal(key: bytes, sealed: object) -> bytes | None:
-    """The value, or None where this is not what was stored under this key: in a damaged file it may be anything."""
+    """The value, or None if it is not what was stored under this key, as in a damaged file."""
     if not isinstance(sealed, bytes):
         return None
     value = sealed[_CHECKSUM_BYTES:]
@@ -259,7 +258,7 @@ def _checksum(key: bytes, value: bytes) -> bytes:
 
 
 def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Chunks whose sizes are powers of two (the last key repeated), so that few statements are ever prepared."""
+    """Chunks whose sizes are powers of two, by repeating the last key, so that few statements are prepared."""
     for start in range(0, len(keys), _CHUNK_KEYS):
         chunk = list(keys[start : start + _CHUNK_KEYS])
         size = 1 << (len(chunk) - 1).bit_length()
@@ -267,7 +266,7 @@ def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: `executescript` would commit the transaction that is open."""
+    """The statements of a script; `executescript` would commit the open transaction."""
     statement = ""
     for line in script.strip().splitlines():
         statement += line + "\n"

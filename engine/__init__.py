@@ -1,4 +1,4 @@
-"""The only room that knows torch, devices and checkpoints: packed batches in, rows out."""
+"""Inference of encoder models on CPUs and GPUs: packed batches in, rows out."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.engine.null import NullEngine
     from penstock.engine.packed_model import PackedModel, from_torch
 
-# Looked up on first use, so that importing this package imports no torch.
+# Imported at first use, so that importing this package imports no torch.
 _LAZY = {
     "Calibration": "calibration",
     "EngineLanes": "lanes",

@@ -1,12 +1,11 @@
-"""Timings of the real engine, from which a scheduler's cost model is fitted; on the way everything is warmed up.
+"""Timing of an engine for the scheduler's cost model; it also warms the engine up.
 
-A batch's time depends on its tokens, on its longest sequence and on how even the lengths are. So the plan is a grid of
-total tokens by longest sequence, each with random lengths, with equal lengths where a batch is full, and with single
-sequences; for an engine that pads, a grid of sequences by longest. Beside the plan, a few random batches are timed on
-which nobody fits anything: they tell how good the fit is.
+A batch's time depends on its tokens, its longest sequence and the spread of the lengths. The plan is a grid of total
+tokens by longest sequence: random lengths, equal lengths in full batches, and single sequences; for an engine that
+pads, a grid of sequences by longest. A few random batches are timed to check the fit, not to fit.
 
-Batches are timed one at a time. On an engine with several lanes they will compete for caches and memory, and each will
-take somewhat longer than measured here: that is a common factor, and the scheduler's online correction finds it.
+Batches are timed one at a time. Concurrent lanes compete for caches and memory, so batches take somewhat longer there:
+a common factor, which the scheduler's online correction learns.
 """
 
 import time
@@ -23,7 +22,7 @@ _SHORTEST = 8  # the first level of lengths and of tokens
 _NUM_LENGTHS, _NUM_SIZES = 5, 7  # levels of the longest sequence, and of tokens or sequences
 _NUM_CHECKS = 10
 _MAX_ROUNDS = 5
-_PREPARING, _WARMING = 0.3, 0.7  # of the budget, at most, for what engines prepare
+_PREPARING, _WARMING = 0.3, 0.7  # most of the budget for `PreparedEngine.prepare`
 _QUARTILE = 0.25
 
 
@@ -37,22 +36,22 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured of an engine."""
+    """Timings of an engine."""
 
-    timings: tuple[Timing, ...]  # of the plan, smallest first: to fit. At least one
-    checks: tuple[Timing, ...]  # of random batches within the same bounds: to judge the fit by. May be empty
+    timings: tuple[Timing, ...]  # of the plan, smallest first; at least one
+    checks: tuple[Timing, ...]  # of random batches within the same bounds, to check the fit; may be empty
 
 
 def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 10.0) -> Calibration:
     """Time the engine on about forty batches up to the caps, smallest first, within the budget. At least one is timed.
 
-    Blocks. Run it in a lane's stead, before the lanes start. `max_sequences` and `max_tokens` bound a batch, as the
-    scheduler's caps do; a single sequence may have more tokens, up to the model's.
+    Blocks. Called before lanes start. `max_sequences` and `max_tokens` are the scheduler's caps of a batch; a single
+    sequence may have more tokens, up to the model's.
 
-    An engine that can be prepared is, first, for three tenths of the budget at most. Then every shape is run uncounted,
-    twice on a GPU, where the first two compile, load or capture. What is left of the budget goes to rounds over all of
-    them, and at last over the smaller ones: whatever else holds up the processor for a moment then falls on a few runs
-    of many shapes, not on all runs of one. It can only add time, so the lower quartile of a shape's runs is its time.
+    A `PreparedEngine` is prepared first. Then every shape runs untimed, twice on a GPU, where the first two runs
+    compile, load or capture. The rest of the budget is for rounds over all shapes, and at last over the smaller ones:
+    an interruption then affects few runs of many shapes, not all runs of one. Interruptions only add time, so a shape's
+    time is the lower quartile of its runs.
     """
     started = time.perf_counter()
     caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
@@ -65,7 +64,7 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
     for _ in range(_MAX_ROUNDS):
         for batch, seconds in zip(batches.values(), runs, strict=True):
             if seconds and time.perf_counter() - started + seconds[-1] > budget_s:
-                break  # what is smaller may still fit once more
+                break  # smaller shapes may still fit
             seconds.append(engine.run(batch).device_s)
     timings = [
         Timing(lengths, float(np.quantile(seconds, _QUARTILE))) for lengths, seconds in zip(batches, runs, strict=True)
@@ -78,7 +77,7 @@ def measure(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: fl
 
 
 def warm_up(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: float = 4.0) -> None:
-    """What `measure` does on the way, for an engine whose times are known: shapes met, kernels compiled. Blocks."""
+    """Prepare and run an engine as `measure` does, without timing it. Blocks."""
     started = time.perf_counter()
     _prepare(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s * _WARMING)
     plan = sorted(timing_plan(engine.info, max_sequences, max_tokens), key=lambda lengths: _size(engine.info, lengths))
@@ -91,7 +90,7 @@ def _prepare(engine: Engine, *, max_sequences: int, max_tokens: int, budget_s: f
 
 
 def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[Lengths, ...]:
-    """The batches to fit on, each once: see this module's docstring. Deterministic."""
+    """The batches to fit on, each once: see the module's docstring. Deterministic."""
     rng = np.random.default_rng(0)
     shortest = min(_SHORTEST, info.max_tokens)
     counts = _levels(2, max(2, min(max_sequences, max_tokens // shortest)), _NUM_SIZES - 1)
@@ -115,11 +114,11 @@ def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[L
 def _run_once(engine: Engine, plan: Sequence[Lengths], budget_s: float, *, rounds: int) -> dict[Lengths, PackedBatch]:
     """Run batches in turn until the next would exceed the budget, by the pace of the last. Returns those that ran.
 
-    What `rounds` more over all of them will take stays free: much less than this, where a first run also compiles.
+    The budget includes the time of `rounds` more over all of them, without compilation.
     """
     started = time.perf_counter()
     ready: dict[Lengths, PackedBatch] = {}
-    pace_s = round_s = 0.0  # a token, and a batch of each shape that ran
+    pace_s = round_s = 0.0  # of a token, and of one batch of each shape that ran
     for lengths in plan:
         size = _size(engine.info, lengths)
         next_s = pace_s * size
@@ -151,7 +150,7 @@ def _random_batches(info: ModelInfo, max_sequences: int, max_tokens: int) -> tup
 
 
 def _mixed(rng: np.random.Generator, longest: int, *, tokens: int = 0, count: int = 0) -> Lengths:
-    """Uniformly random lengths, one of which is `longest`: `count` sequences, or as many as make up `tokens`."""
+    """Uniformly random lengths, one of them `longest`: `count` sequences, or as many as have `tokens` together."""
     draws = rng.integers(1, longest, count - 1 if count else tokens, endpoint=True)
     if not count:
         draws = draws[: np.searchsorted(np.cumsum(draws), tokens - longest)]
@@ -172,16 +171,11 @@ def _log_uniform(rng: np.random.Generator, low: int, high: int) -> int:
 
 
 def _size(info: ModelInfo, lengths: Lengths) -> int:
-    """Tokens that the engine works on, padding included."""
+    """Tokens that the engine computes, padding included."""
     return len(lengths) * max(lengths) if info.padded else sum(lengths)
 
 
 def _batch(engine: Engine, lengths: Lengths) -> PackedBatch:
-    cu_seqlens = np.cumsum((0, *lengths), dtype=np.int32)
-    return PackedBatch(
-        token_ids=np.random.default_rng(0).integers(0, engine.info.vocab_size, cu_seqlens[-1], dtype=np.int32),
-        cu_seqlens=cu_seqlens,
-        max_seqlen=max(lengths),
-        token_type_ids=None,
-        options=(TaskOptions("embed"),) * len(lengths),
-    )
+    bounds = np.cumsum((0, *lengths), dtype=np.int32)
+    ids = np.random.default_rng(0).integers(0, engine.info.vocab_size, bounds[-1], dtype=np.int32)
+    return PackedBatch(ids, bounds, max(lengths), None, (TaskOptions("embed"),) * len(lengths))

@@ -1,4 +1,4 @@
-"""Which device there is, and what it computes in."""
+"""Choice of the device and of its precision."""
 
 import os
 import platform
@@ -15,32 +15,27 @@ log = structlog.get_logger("penstock.engine")
 
 GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _OLDEST_CAPABILITY = (8, 0)
-_NO_GPU = "torch sees no CUDA GPU"
 
 
 def choose_device(wanted: str, *, padded: bool = False) -> str:
-    """ "cpu" or "cuda"; for "auto" a GPU if there is one. Raises UnsupportedDevice with what is missing.
+    """ "cpu" or "cuda"; for "auto" a GPU if there is one. Raises UnsupportedDevice that names what is missing.
 
-    The padded engine needs no kernels of ours, and so no CuPy and no recent GPU.
+    The padded engine needs no CuPy and no recent GPU.
     """
-    match wanted:
-        case "cpu":
-            return "cpu"
-        case "auto":
-            return "cuda" if _missing(padded) is None else "cpu"
-        case "cuda":
-            missing = _missing(padded)
-            if missing is not None:
-                raise UnsupportedDevice(f"device 'cuda' is not available: {missing}.")
-            return "cuda"
-        case _:
-            raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UnsupportedDevice(f"device {wanted!r} is not available; use auto, cpu or cuda.")
+    if wanted == "cpu":
+        return "cpu"
+    missing = missing_for_gpu(padded)
+    if wanted == "cuda" and missing is not None:
+        raise UnsupportedDevice(f"device 'cuda' is not available: {missing}.")
+    return "cuda" if missing is None else "cpu"
 
 
 def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
-    """As `choose_device`; but "auto" takes the CPU, and says so, for an encoder that no GPU runs.
+    """As `choose_device`, but "auto" takes the CPU for an encoder with a convolution, and logs that.
 
-    That is one with a convolution; what else a GPU refuses (`gpu.support`), it refuses under "auto" too.
+    Other models without GPU support (`gpu.support`) are rejected under "auto" too.
     """
     device = choose_device(wanted)
     if wanted == "auto" and device == "cuda" and weights.convolution is not None:
@@ -49,16 +44,12 @@ def choose_device_for(weights: EncoderWeights, wanted: str) -> str:
     return device
 
 
-def _missing(padded: bool) -> str | None:
-    if padded:
-        return None if torch.cuda.is_available() else _NO_GPU
-    return missing_for_gpu()
-
-
-def missing_for_gpu() -> str | None:
-    """What keeps the GPU engine from running here; None when nothing does."""
+def missing_for_gpu(padded: bool = False) -> str | None:
+    """The reason why the packed or padded engine cannot run on a GPU here, or None."""
     if not torch.cuda.is_available():
-        return _NO_GPU
+        return "torch sees no CUDA GPU"
+    if padded:
+        return None
     if find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]' (CUDA 13)"
     capability = torch.cuda.get_device_capability()
@@ -68,14 +59,14 @@ def missing_for_gpu() -> str | None:
 
 
 def device_name() -> str:
-    """The current GPU, as its driver names it."""
+    """The driver's name of the current GPU."""
     return torch.cuda.get_device_name()
 
 
 def processor_name() -> str:
-    """This processor and the cores that this process may use, so exactly that times measured here hold here alone.
+    """This processor and the number of cores that this process may use: the key of times measured here.
 
-    A virtual machine's model name may not tell one generation from the next; family and model numbers do.
+    It includes family and model numbers, for a virtual machine's model name may not tell generations apart.
     """
     cpu = _cpuinfo()
     name = cpu.get("model name") or platform.processor() or platform.machine()
@@ -95,7 +86,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def gpu_precision(dtype: str) -> str:
-    """A GPU's arithmetic for `dtype`. Raises UnsupportedDevice."""
+    """The GPU's precision for `dtype`. Raises UnsupportedDevice."""
     precision = "float16" if dtype == "auto" else dtype
     if precision not in GPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available on a GPU; use auto, float16 or bfloat16.")

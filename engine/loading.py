@@ -1,4 +1,4 @@
-"""From a model's name to an engine on the device that is there."""
+"""Loading of an engine from a model's name, for the device that is available."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ log = structlog.get_logger("penstock.engine")
 
 
 def default_name(model: str) -> str:
-    """What a model is called that nobody gave a name: the last part of its path, as written, or of its id."""
+    """Default model name: the last part of its path, as written, or of its id."""
     return Path(os.path.abspath(model)).name  # "." has a name, and a link keeps its own
 
 
@@ -40,16 +40,15 @@ def load_engine(
     engine: str = "packed",
     threads: int = 1,
 ) -> "CpuEngine | GpuEngine | PaddedEngine":
-    """Load a model directory or Hugging Face id. Blocks for the reading; call it before the event loop matters.
+    """Load a model directory or Hugging Face id. Blocks for seconds.
 
-    name: what requests call the model; `default_name` when None.
+    name: the model's name in requests; `default_name` when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
         natively, else float32.
-    device: "cpu", "cuda" or "auto": a GPU where there is one that the kernels run on, and they know the encoder.
-    engine: "packed", this runtime; "padded", transformers; "auto", the padded one where this runtime does not know the
-        architecture.
-    threads: processor threads for one batch on a CPU; every thread that calls `run` is set to it.
+    device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
+    engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture, else padded.
+    threads: CPU threads of one batch; `run` sets the calling thread's torch thread count to it.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
     directory = resolve_model(model)
@@ -96,7 +95,7 @@ def _runs_padded(engine: str, checkpoint: Checkpoint) -> bool:
             model_type = str(checkpoint.config.get("model_type"))
             if model_type in FAMILIES:
                 return False
-            log.info("runs_padded", model_type=model_type, reason="the packed runtime does not know this architecture")
+            log.info("runs_padded", model_type=model_type, reason="the packed runtime does not support it")
             return True
         case _:
             raise ValueError(f"engine {engine!r} is not one of auto, packed, padded.")

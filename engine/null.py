@@ -1,4 +1,4 @@
-"""An engine that computes nothing: what is left of a pipeline's time when the model is free."""
+"""An engine that computes nothing, to measure the rest of a pipeline."""
 
 import numpy as np
 
@@ -6,20 +6,11 @@ from penstock.engine.types import BatchOutput, ModelInfo, PackedBatch
 
 
 class NullEngine:
-    """Implements `Engine`: a zero vector for each sequence. For benchmarks of the pipeline and for tests."""
+    """Implements `Engine`: a zero vector for each sequence."""
 
     def __init__(self, dim: int = 384, *, name: str = "null", vocab_size: int = 30_522, max_tokens: int = 512) -> None:
-        self._info = ModelInfo(
-            name=name,
-            revision=f"null-{dim}",
-            dtype="float32",
-            device="cpu",
-            vocab_size=vocab_size,
-            max_tokens=max_tokens,
-            tasks=frozenset({"embed"}),
-            dim=dim,
-            labels=(),
-        )
+        tasks = frozenset({"embed"})
+        self._info = ModelInfo(name, f"null-{dim}", "float32", "cpu", vocab_size, max_tokens, tasks, dim, labels=())
 
     @property
     def info(self) -> ModelInfo:

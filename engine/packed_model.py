@@ -1,4 +1,4 @@
-"""The runtime alone: a transformers model that is already in memory, run without padding.
+"""The runtime without Kafka: a transformers model that is in memory, run without padding.
 
 >>> from penstock.engine import from_torch
 >>> fast = from_torch(model)
@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,10 +28,8 @@ Encode = Callable[[PackedBatch], Tensor]  # hidden states [T, H] in the order of
 def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "PackedModel":
     """A copy of a transformers model's encoder, with or without a head, on this runtime.
 
-    hf_model: a `PreTrainedModel` of a supported family, on any device; it is not changed, and later changes to it are
-        not seen.
+    hf_model: a `PreTrainedModel` of a supported family, on any device. Its weights are copied.
     dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
-    Any thread may call what is returned; on a GPU the calls take turns, and share one current stream: `PackedModel`.
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
     weights = weights_of(hf_model)
@@ -40,34 +37,34 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
 
 
 def weights_of(hf_model: Any) -> EncoderWeights:
-    """A copy of a transformers model's encoder, as a checkpoint of it would be read."""
+    """A copy of a transformers model's encoder weights."""
     state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in hf_model.state_dict().items()}
     checkpoint = memory_checkpoint(type(hf_model).__name__, hf_model.config.to_dict(), state)
     return family_of(checkpoint).encoder(checkpoint)
 
 
 class PackedModel:
-    """Calls are checked, and end where they began: results lie on the device of the token ids.
+    """An encoder whose results lie on the device of the token ids.
 
-    Any thread may call. On a CPU calls run side by side; on a GPU they take turns, for the memory that was planned is
-    one batch's, and all must have the same current stream, as threads have that set none of their own.
+    Any thread may call it. On a CPU calls run concurrently. On a GPU they run one at a time, for planned memory is of
+    one batch, and every calling thread must have the same current stream: by default it has.
     """
 
     def __init__(self, encode: Encode, weights: EncoderWeights, dtype: torch.dtype) -> None:
         types = weights.embeddings.token_types
         self._encode = encode
+        self._num_types = None if types is None else len(types)
         self._dtype = dtype
         self._hidden_size = weights.hidden_size
         self._vocab_size = weights.vocab_size
         self._max_tokens = weights.max_tokens
-        self._num_types = None if types is None else len(types)
 
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Last hidden state [B, S, H] of `input_ids` [B, S]; zero where `attention_mask` is.
 
-        Raises ValueError where padding is anywhere but on the right, or an id or a length is beyond the model's.
+        Raises ValueError for padding that is not on the right, and as `packed` does.
         """
         own = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         own = own.cpu()
@@ -88,25 +85,16 @@ class PackedModel:
     def packed(self, token_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Last hidden states [T, H] of sequences end to end; sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i+1]].
 
-        Raises ValueError where ids, types, bounds or lengths are beyond the model's.
+        Raises ValueError where ids, types, bounds or lengths are not the model's.
         """
-        bounds, ids = cu_seqlens.cpu().numpy(), token_ids.cpu().numpy()
-        lengths = np.diff(bounds)
-        if len(lengths) == 0 or bounds[0] != 0 or bounds[-1] != len(ids) or lengths.min() < 1:
-            raise ValueError(f"cu_seqlens must increase from 0 to {len(ids)}, the number of tokens.")
-        if self._max_tokens is not None and lengths.max() > self._max_tokens:
-            raise ValueError(f"the longest sequence has {lengths.max()} tokens; the model takes {self._max_tokens}.")
+        ids, bounds = _checked("token ids", token_ids, self._vocab_size), cu_seqlens.cpu().numpy().astype(np.int32)
         types = None
         if token_type_ids is not None and self._num_types is not None:
-            types = _checked("token_type_ids", token_type_ids.cpu().numpy(), self._num_types)
-        batch = PackedBatch(
-            token_ids=_checked("token ids", ids, self._vocab_size),
-            cu_seqlens=bounds.astype(np.int32),
-            max_seqlen=int(lengths.max()),
-            token_type_ids=types,
-            options=(),
-        )
-        hidden = self._encode(batch)
+            types = _checked("token_type_ids", token_type_ids, self._num_types)
+        longest = int(np.diff(bounds).max(initial=0))
+        if self._max_tokens is not None and longest > self._max_tokens:
+            raise ValueError(f"the longest sequence has {longest} tokens; the model takes {self._max_tokens}.")
+        hidden = self._encode(PackedBatch(ids, bounds, longest, types, options=()))
         return hidden.to(token_ids.device, self._dtype)
 
 
@@ -145,7 +133,7 @@ def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
     return encode
 
 
-def _checked(name: str, values: npt.NDArray[np.integer[Any]], size: int) -> Int32Array:
-    if values.min() < 0 or values.max() >= size:
+def _checked(name: str, values: Tensor, size: int) -> Int32Array:
+    if len(values) and (values.min() < 0 or values.max() >= size):
         raise ValueError(f"{name} must lie in [0, {size}); found {values.min()} to {values.max()}.")
-    return values.astype(np.int32)
+    return values.cpu().numpy().astype(np.int32)

@@ -1,4 +1,4 @@
-"""What crosses the engine's door: flat arrays in, rows out. Nothing here knows of requests, Kafka or torch."""
+"""Types of the engine's interface: flat arrays in, rows out. They know nothing of requests, Kafka or torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What to make of one sequence's hidden states. Equal options share one pass through the tail of the model."""
+    """The task and options of one sequence. Equal options share one pass through the tail of the model."""
 
     task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
@@ -54,8 +54,8 @@ class PackedBatch:
 def require_valid(batch: PackedBatch, num_types: int | None) -> None:
     """Raise InvalidBatch where a kernel would read outside of its tables or buffers.
 
-    Token ids are not looked at: the caller has checked them against the vocabulary.
-    num_types: rows of the model's table of token types; None: it has none, and ignores them.
+    Token ids are not checked here: the caller has checked them against the vocabulary.
+    num_types: rows of the model's table of token types; None: it has no table, and types are ignored.
     """
     bounds, num_tokens = batch.cu_seqlens, len(batch.token_ids)
     lengths = np.diff(bounds)
@@ -77,15 +77,15 @@ def require_valid(batch: PackedBatch, num_types: int | None) -> None:
 class BatchOutput:
     """Results in the order of the batch's sequences."""
 
-    # N arrays: the vector (embed) [D], one score a label (classify) [C], the pair's score (rerank) [1], or one row of
-    # scores a token (token_classify) [L, C]
+    # N arrays: the vector (embed) [D], a score for each label (classify) [C], the pair's score (rerank) [1], or such
+    # scores for each token (token_classify) [L, C]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What intake needs to validate a request, and a reply needs to name its source."""
+    """Facts of a model that validate requests and that replies name."""
 
     name: str  # the name requests use
     revision: str  # strong hash of the weights, head and configuration files: equal revisions give equal results
@@ -97,30 +97,32 @@ class ModelInfo:
     dim: int  # length of an embedding
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
-    padded: bool = False  # whether sequences of a batch are padded to its longest: its time follows count * longest
+    padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 
 class Engine(Protocol):
-    """A model that runs packed batches. Rooms outside `engine` know only this."""
+    """A model that runs packed batches."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     def run(self, batch: PackedBatch) -> BatchOutput:
-        """Compute one batch. Called from engine lanes only, possibly from several at once; blocks the caller.
+        """Compute one batch. Called from lanes, possibly several at once; blocks the caller.
 
-        The caller has validated ids and lengths against `info`. A row's result does not depend on its batch mates.
+        The caller has validated token ids and lengths against `info`. A row's result does not depend on the other rows.
+        Raises InvalidBatch for token types that the model does not have.
         """
         ...
 
 
 @runtime_checkable
 class PreparedEngine(Engine, Protocol):
-    """An engine that can do before the first batch what the first ones would have to wait for."""
+    """An engine that can prepare for batches before they come."""
 
     def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
-        """Make ready for batches up to these caps, the likeliest first, for about so many seconds. What there is no
-        time for is done when such a batch comes. Called by one thread, while nothing else runs. Raises what `run` does.
+        """Prepare for batches up to these limits, the likeliest first, for about `budget_s`. The rest is done later.
+
+        Called by one thread, while nothing else runs. Raises as `run` does.
         """
         ...
 
@@ -135,7 +137,7 @@ class Running(Protocol):
 
 @runtime_checkable
 class PipelinedEngine(Engine, Protocol):
-    """An engine whose device can have the next batch queued behind the one that it works on."""
+    """An engine that can queue the next batch on its device while one is computed."""
 
     def start(self, batch: PackedBatch) -> Running:
         """As `run`, but returns once the work is queued. Called by one thread; at most two batches are underway."""

@@ -1,4 +1,4 @@
-"""What a client imports: the wire format, the error tree, the async Client, tokenization and bulk jobs."""
+"""The client's side: the async Client, wire format, errors, tokenization and bulk jobs."""
 
 from typing import TYPE_CHECKING, Any
 

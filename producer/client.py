@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Encoded, Tokenizer
+from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Exchange
-from penstock.producer.transport.gather import Gatherer
 from penstock.producer.wire.messages import (
     Classification,
     Options,
@@ -34,13 +34,7 @@ from penstock.producer.wire.messages import (
     concatenate_tokens,
     join_tokens,
 )
-from penstock.producer.wire.options import (
-    check_applicable,
-    check_options,
-    check_task,
-    check_timeout_s,
-    recheck_options,
-)
+from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
 from penstock.producer.wire.sequences import check
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
@@ -48,34 +42,35 @@ __all__ = ["Client", "Row"]
 
 
 class Client:
-    """Requests to one model. Use as an async context manager, from one event loop; calls may run concurrently.
+    """Client of one model. Use as an async context manager, from one event loop; calls may run concurrently.
 
-    Every method raises from the tree of `penstock.producer.errors`. After `close`, pending and later calls fail with
-    `ShuttingDown`; a call never outlives its deadline (`timeout_s`, sent along with it) by more than a moment.
+    Methods raise errors of `penstock.producer.errors`. Each call ends by its deadline (`timeout_s`, which is sent with
+    it). After `close`, pending and later calls fail with `ShuttingDown`.
     """
 
     def __init__(self, *, tokenizer: str | Path | None = None, bulk: bool = False, **settings: Any) -> None:
-        """`settings` are the fields of `ClientSettings` (model=…, bootstrap_servers=…); the rest comes from PENSTOCK_*.
+        """Check the settings; `start` connects.
 
-        `tokenizer` is a checkpoint directory: texts are then tokenized here, in threads, and not by the worker.
-
-        `bulk`: nobody waits for the answers at once. Requests go to the bulk topic, where they take what online
-        requests leave of the workers' time, and overload is waited out; give them a `timeout_s` of hours.
+        Args:
+            tokenizer: a checkpoint directory; the client then tokenizes texts, in threads, and not the worker.
+            bulk: send to the bulk topic, whose requests use the capacity that online requests leave, and retry
+                `Overloaded` until the deadline. Give such calls a `timeout_s` of hours.
+            settings: fields of `ClientSettings` (model=…, bootstrap_servers=…); PENSTOCK_* variables give the others.
 
         Raises:
-            InvalidRequest: a setting is missing, unknown or out of its bounds; the message names each.
+            InvalidRequest: settings are missing, unknown or out of bounds; the message names each.
         """
         checked = _checked(settings)
         self._settings = _on_bulk_topic(checked) if bulk else checked
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings, patient=bulk)
-        self._gatherer = Gatherer(
-            self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.gather
+        self._batcher = CallBatcher(
+            self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.batch_calls
         )
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
 
     async def start(self) -> None:
-        """Connect; waits for the broker, logging, as long as it takes."""
+        """Connect; waits for the broker without limit, and logs it."""
         await self._exchange.start()
 
     async def close(self) -> None:
@@ -113,7 +108,7 @@ class Client:
     ) -> Vector:
         """Vectors of texts, or of sequences of token ids (special tokens included).
 
-        Many texts are split over several records; calls made at the same moment share one (setting `gather`).
+        Many texts are split over several records; concurrent calls share records (setting `batch_calls`).
 
         Args:
             prompt_name: name of the checkpoint's prompt that is prepended to each text; without it and `prompt`, the
@@ -127,18 +122,10 @@ class Client:
         Raises:
             PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options(
-            {
-                "pooling": pooling,
-                "normalize": normalize,
-                "truncate": truncate,
-                "dtype": dtype,
-                "prompt_name": prompt_name,
-                "prompt": prompt,
-                "dimensions": dimensions,
-            }
+        options = Options(
+            pooling, normalize, truncate, dtype=dtype, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions
         )
-        rows = await self._rows("embed", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        rows = await self._rows("embed", texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
         return rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
@@ -152,30 +139,28 @@ class Client:
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[Classification]:
-        """The best `top_k` labels (0: all) of each text or sequence of token ids, in order; a lone text gives one row.
+        """The best `top_k` labels (0: all) of each text or sequence of token ids; a single text gives one row.
 
         Raises:
-            PenstockError: the first sequence's error; use `map` to get the others' results beside it.
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options({"top_k": top_k, "truncate": truncate})
-        return await self._rows("classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        return await self._rows("classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, truncate: bool = False, timeout_s: float | None = None
     ) -> list[Ranked]:
-        """Each document's place in `documents` and its score beside the query, the best first: `for index, score in …`.
+        """Each document's index in `documents` and its score for the query, best first: `for index, score in …`.
 
-        Scores are those of sentence-transformers' CrossEncoder. In the documents' order, and of pairs with different
-        queries, they come from `map("rerank", [(query, document), …])`.
+        Scores are those of sentence-transformers' CrossEncoder. For scores in the documents' order, or of pairs with
+        different queries, use `map("rerank", [(query, document), …])`.
 
         Raises:
-            PenstockError: the first pair's error; use `map` to get the others' results beside it.
+            PenstockError: the first pair's error; use `map` to get the other results as well.
         """
         if isinstance(documents, str):
             raise InvalidRequest("`documents` must be a list of strings.")
-        options = check_options({"truncate": truncate})
         pairs = [(query, document) for document in documents]
-        scores = await self._rows("rerank", pairs, None, options, timeout_s)
+        scores = await self._rows("rerank", pairs, None, Options(truncate=truncate), timeout_s)
         ranked = [Ranked(index, score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: one.score, reverse=True)
 
@@ -188,16 +173,15 @@ class Client:
         truncate: bool = False,
         timeout_s: float | None = None,
     ) -> list[list[TokenClass]]:
-        """The best `top_k` labels (0: all) of each token of each text or sequence of token ids; a lone text is one row.
+        """The best `top_k` labels (0: all) of each token of each text or sequence of token ids.
 
-        Tokens of a text say where they stand in it, and special tokens are left out. Of ids each has its labels, and
-        no place.
+        Tokens of a text have their place in it, and special tokens are left out. Token ids have labels and no place.
+        A single text gives one row.
 
         Raises:
-            PenstockError: the first sequence's error; use `map` to get the others' results beside it.
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
         """
-        options = check_options({"top_k": top_k, "truncate": truncate})
-        return await self._rows("token_classify", [texts] if isinstance(texts, str) else texts, ids, options, timeout_s)
+        return await self._rows("token_classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
     async def map(
         self,
@@ -208,24 +192,24 @@ class Client:
         options: Options | None = None,
         timeout_s: float | None = None,
     ) -> list[Row | PenstockError]:
-        """One result a sequence, in order: its row, or the error that is its own and nobody else's.
+        """One result a sequence, in order: its row, or its own error.
 
-        Sequences at fault are taken out of their record and the others sent again; refusals that are retriable are
-        tried again after growing pauses: `Overloaded` three times (with `bulk` until the deadline).
+        Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
+        growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
         """
-        task, options = check_task(task), recheck_options(options)
-        check_applicable(options, task, is_text=texts is not None)
+        task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
         kind, sequences = check(texts, ids)
-        return await self._gatherer.results(task, options, kind, sequences, self._timeout_s(timeout_s))
+        return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Reply:
-        """Send one record and await its answer: the call beneath all others.
+        """Send one record and await its reply.
 
         Raises:
-            PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
+            PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
-        checked = dataclasses.replace(request, task=check_task(request.task), options=recheck_options(request.options))
-        check_applicable(checked.options, checked.task, is_text=checked.text is not None)
+        task = check_task(request.task)
+        options = recheck_options(request.options, task, is_text=request.text is not None)
+        checked = dataclasses.replace(request, task=task, options=options)
         return await self._exchange.ask(checked, time.time() + self._timeout_s(timeout_s))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
@@ -234,24 +218,24 @@ class Client:
     async def _rows(
         self,
         task: str,
-        texts: Sequence[Text] | None,
+        texts: str | Sequence[Text] | None,
         ids: Sequence[npt.ArrayLike] | None,
         options: Options,
         timeout_s: float | None,
     ) -> list[Any]:
-        """Every row, or the first error; what is at fault on sight is not sent."""
-        check_applicable(options, task, is_text=texts is not None)
-        kind, sequences = check(texts, ids)
+        """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
+        options = recheck_options(options, task, is_text=texts is not None)
+        kind, sequences = check([texts] if isinstance(texts, str) else texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         _raise_first(sequences)
-        rows = await self._gatherer.results(task, options, kind, sequences, self._timeout_s(timeout_s))
+        rows = await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
         _raise_first(rows)
         return rows
 
     async def _ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
-        """One record of these sequences, which are of one kind, and the rows of its answer."""
-        self._exchange.check_open()  # the tokenizer's thread ends with it
+        """Send one record of these sequences, all of one kind; returns the rows of its reply."""
+        self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         model: str = self._settings.model
         encoded: list[Encoded] = []
         if isinstance(sequences[0], np.ndarray):
@@ -282,19 +266,19 @@ def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:
 
 
 def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
-    """The reply, of whose tokens only this side knows the places: its texts were tokenized here."""
+    """The reply with the spans of its tokens, which only the client knows when it has tokenized the texts."""
     spans = [sequence.spans for sequence in encoded if sequence.spans is not None]
     if not spans or reply.tokens is None:
         return reply
     lens = reply.tokens.lens
     if len(lens) != len(spans) or any(length > len(span) for length, span in zip(lens, spans, strict=True)):
-        raise BackendError("The worker answered with other tokens than it was asked about.")
-    places = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
-    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(places)))
+        raise BackendError("The worker answered with other tokens than were sent.")
+    cut = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
+    return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
 
 
 def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:
-    """What a worker leaves of a sequence that is too long: its beginning, and its last token."""
+    """The spans that remain when a worker truncates: the first tokens and the last one."""
     return spans if len(spans) == num_tokens else np.concatenate([spans[: num_tokens - 1], spans[-1:]])
 
 

@@ -1,18 +1,18 @@
-"""The one error tree of the wire. Codes travel in error replies; classes are what a client raises.
+"""The error tree: codes of error replies, and the exceptions that a client raises.
 
     PenstockError
     ├── InvalidRequest     invalid_request    malformed envelope, missing field, wrong type, over a size bound
     │   ├── UnknownModel       unknown_model      the topic's workers do not serve this model
     │   ├── UnsupportedTask    unsupported_task   the model cannot do this task
     │   ├── TooLong            too_long           a sequence exceeds the model's maximum and truncate is off
-    │   ├── EmptyInput         empty              a text or sequence has nothing in it
+    │   ├── EmptyInput         empty              a blank text, a sequence of zero ids, or no sequence
     │   └── BadTokenId         bad_token_id       a token id is outside the vocabulary
     ├── Expired            expired            the deadline passed before an answer could be given
-    ├── Overloaded         overloaded         refused at admission; try later                 (retriable)
+    ├── Overloaded         overloaded         rejected at admission; try later                (retriable)
     ├── BackendError       backend            the engine failed on this input
     └── ShuttingDown       shutting_down      the worker or client is closing                 (retriable)
 
-`retriable` says whether sending the same bytes again may succeed. It is a property of the class, never of an instance.
+`retriable`: sending the same bytes again may succeed. It is a property of the class.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from typing import ClassVar
 
 
 class PenstockError(Exception):
-    """Root of the tree. `code` is the wire's word for the class.
+    """Root of the tree; `code` is the class on the wire.
 
-    A record of many sequences fails as a whole; `rows` says which of them are at fault (sequence index -> its own
-    error; empty when none in particular is), so that the others can be sent again without them.
+    A record fails as a whole. `rows` maps the index of each sequence at fault to its error, so that the others can be
+    sent again; it is empty when no sequence in particular is at fault.
     """
 
     code: ClassVar[str] = "backend"
@@ -35,7 +35,7 @@ class PenstockError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentence for a person: what was wrong, and what was expected instead."""
+        """The sentence for a person: the fault, and the expected value."""
         return str(self.args[0]) or self.code
 
 
@@ -102,23 +102,15 @@ class ShuttingDown(PenstockError):
 
 
 ERRORS_BY_CODE: dict[str, type[PenstockError]] = {
-    cls.code: cls
-    for cls in (
-        InvalidRequest,
-        UnknownModel,
-        UnsupportedTask,
-        TooLong,
-        EmptyInput,
-        BadTokenId,
-        Expired,
-        Overloaded,
-        BackendError,
-        ShuttingDown,
+    error.code: error
+    for error in (
+        *(InvalidRequest, UnknownModel, UnsupportedTask, TooLong, EmptyInput, BadTokenId),
+        *(Expired, Overloaded, BackendError, ShuttingDown),
     )
 }
 
 
 def error_from_code(code: str, message: str) -> PenstockError:
-    """The exception for an error reply. A code from a newer worker becomes `BackendError` with the code in its text."""
+    """The exception for an error reply; an unknown code, of a newer worker, becomes a `BackendError` that names it."""
     cls = ERRORS_BY_CODE.get(code)
     return cls(message) if cls is not None else BackendError(f"{code}: {message}")

@@ -1,4 +1,4 @@
-"""How to reach Kafka: the settings that clients and workers share."""
+"""Settings of Kafka connections and of clients."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ def _check_addresses(servers: str) -> str:
 
 
 class Settings(BaseSettings):
-    """Base of all settings: every field is also an environment variable, PENSTOCK_ and its name in capitals."""
+    """Base of all settings. Each field is also an environment variable: PENSTOCK_ and its name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
 
@@ -37,30 +37,27 @@ class KafkaSettings(Settings):
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."
     )
     fetch_max_wait_ms: int = Field(
-        500, ge=1, description="Longest a broker holds back an empty fetch. librdkafka's mock holds every one: 5 there."
+        500, ge=1, description="Longest time a broker delays an empty fetch. librdkafka's mock delays each: 5 there."
     )
 
 
 class ClientSettings(KafkaSettings):
-    """What a client needs to know besides its requests."""
+    """Settings of a client."""
 
     model: Annotated[str, AfterValidator(served_name_of), AfterValidator(check_served_name)] = Field(
-        description="The model's served name: requests go to its request topic. Of a checkpoint's path or id, as "
-        "workers take it, the last part counts."
+        description="The model's served name, or its checkpoint's path or id, whose last part is the name."
     )
     topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
     reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(
-        REPLY_TOPIC, description="Topic on which answers are awaited."
+        REPLY_TOPIC, description="Topic on which replies are read."
     )
-    timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds, sent along with the request.")
-    max_in_flight: int = Field(
-        512, ge=1, description="Most request records on their way at once, however many calls share one; more wait."
-    )
+    timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds; sent with the request.")
+    max_in_flight: int = Field(512, ge=1, description="Most request records in flight at once; further records wait.")
     sequences_per_record: int = Field(
-        64, ge=1, le=4096, description="Most sequences in one record, of one call or of several that share it."
+        64, ge=1, le=4096, description="Most sequences in one record, of one call or several."
     )
-    gather: bool = Field(
+    batch_calls: bool = Field(
         True,
-        description="Calls made in the same turn of the event loop share records, which cost Kafka, client and worker "
-        "less; none waits for another. Off: every call is a record of its own.",
+        description="Calls of one turn of the event loop share records, which raises throughput and delays no call. "
+        "Off: each call has its own record.",
     )

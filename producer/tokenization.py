@@ -1,4 +1,4 @@
-"""Text to token ids, with the tokenizer that lies in the checkpoint's directory."""
+"""Text to token ids, by the tokenizer of a checkpoint's directory."""
 
 import asyncio
 import functools
@@ -15,40 +15,37 @@ import tokenizers
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts, read_prompts
-from penstock.producer.wire.messages import Text
+from penstock.producer.wire.messages import Text, utf8_fault
 
 Int32Array = npt.NDArray[np.int32]
 Uint32Array = npt.NDArray[np.uint32]
 
-# Tokenizing these takes less than handing them to another thread and back (some 50 µs a text of 100 characters).
+# Below these, tokenizing takes less time than a switch to another thread and back (some 50 µs for 100 characters).
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
 
 
 class TokenizerError(ValueError):
-    """The checkpoint has no tokenizer, or one that cannot be used. The text says what to do."""
+    """The checkpoint has no usable tokenizer. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """One text, or one pair of texts, as the model reads it."""
+    """Tokens of one text or one pair of texts."""
 
-    ids: Int32Array  # [n], special tokens included
+    ids: Int32Array  # [n], with special tokens
     token_type_ids: Int32Array | None  # [n]; None: all zero
-    # [n, 2], where each token stands in its text, in characters, the end exclusive; [0, 0] for special tokens. None:
-    # not asked for.
-    spans: Uint32Array | None = None
+    spans: Uint32Array | None = None  # [n, 2], each token's first character and the one after its last; if asked for
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Gives each text its own ids: no padding, and no truncation unless it is asked for.
+    """A checkpoint's tokenizer, without padding, and without truncation unless asked for. Thread-safe.
 
-    Checkpoints store truncation and padding in the tokenizer's file (all-MiniLM-L6-v2: cut and pad to 128); both are
-    taken off on loading. Safe to call from several threads: nothing changes after it is made.
+    Truncation and padding stored in the tokenizer's file (all-MiniLM-L6-v2: cut and pad to 128) are removed on loading.
     """
 
     def __init__(self, plain: Any, prompts: Prompts) -> None:
-        """`plain` is a `tokenizers.Tokenizer`, which this object owns from now on. Called by `from_directory`."""
+        """`plain` is a `tokenizers.Tokenizer`, which this object modifies. Called by `from_directory`."""
         self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
         plain.no_truncation()
         plain.no_padding()
@@ -59,10 +56,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "Tokenizer":
-        """Load `tokenizer.json`; without one, ask transformers to build it from the older files.
+        """Load `tokenizer.json`, or without one the older files, by transformers.
 
         Raises:
-            TokenizerError: neither works, or the checkpoint's prompts cannot be read.
+            TokenizerError: both fail, or the checkpoint's prompts cannot be read.
         """
         directory = Path(path)
         file = directory / "tokenizer.json"
@@ -80,33 +77,33 @@ class Tokenizer:
             ) from error
 
     def close(self) -> None:
-        """End the thread of `encode_async`, once it is through; does not wait for it. `encode` works on."""
+        """End the thread of `encode_async` after its last call, without waiting. `encode` remains usable."""
         self._executor.shutdown(wait=False)
 
     def encode(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """Token ids of each text or pair, in order. Blocks; a batch is spread over the processor's cores.
+        """Token ids of each text or pair, in order. Blocks; several texts are spread over the processor's cores.
 
         Args:
-            truncate: cut what is longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
-                longer member is cut first. False: nothing is cut, and the caller refuses what is too long.
-            max_tokens: longest sequence, special tokens included. Needed when `truncate`, not read otherwise.
-            spans: say of each token where it stands in its text; of a pair, in its member.
+            truncate: cut sequences longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
+                longer member first.
+            max_tokens: longest sequence, with special tokens. Required with `truncate`, ignored without it.
+            spans: return each token's place in its text, or in its member of a pair.
 
         Raises:
-            InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode can carry.
-            ValueError: `truncate` without `max_tokens`, or with one that leaves no room beside the special tokens.
+            InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode has.
+            ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
         tokenizer = self._cutting_at(max_tokens) if truncate else self._plain
         try:
-            if len(texts) == 1:  # a batch would go to the library's own threads, and wait for them
+            if len(texts) == 1:  # a batch would wait for the library's threads
                 encodings = [tokenizer.encode(*_parts(texts[0]), add_special_tokens=True)]
             elif spans:
                 encodings = tokenizer.encode_batch(list(texts), add_special_tokens=True)
-            else:  # does not keep track of places in the text
+            else:  # without spans
                 encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
-        except TypeError:  # what the library makes of text that is not Unicode
+        except TypeError:  # the library's error for text that is not Unicode
             _refuse_surrogates(texts)
             raise
         return [_encoded(encoding, spans) for encoding in encodings]
@@ -114,7 +111,7 @@ class Tokenizer:
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """`encode` in this object's own thread, so that the event loop goes on; at once if that is quicker."""
+        """`encode` in this object's thread, or at once if that is quicker."""
         if len(texts) <= _FEW_TEXTS and sum([_num_characters(text) for text in texts]) <= _FEW_CHARACTERS:
             return self.encode(texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
         call = functools.partial(self.encode, texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
@@ -147,11 +144,11 @@ def _from_transformers(directory: Path) -> Any:
     advice = "Save one with AutoTokenizer.from_pretrained(...).save_pretrained(directory)."
     if not directory.is_dir():
         raise TokenizerError(f"{directory} is not a directory: there is no tokenizer to load.")
-    from transformers import AutoTokenizer  # here, for it takes seconds and few checkpoints need it
+    from transformers import AutoTokenizer  # takes seconds to import, and few checkpoints need it
 
     try:
         wrapped = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # whatever is wrong with the files, in transformers' many ways
+    except Exception as error:  # transformers raises many unrelated types
         raise TokenizerError(f"{directory} has no tokenizer.json, nor files to build one from. {advice}") from error
     backend = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
@@ -166,11 +163,7 @@ def _encoded(encoding: Any, with_spans: bool) -> Encoded:
 
 
 def _refuse_surrogates(texts: Sequence[Text]) -> None:
-    rows: dict[int, Any] = {}
-    for index, text in enumerate(texts):
-        try:
-            "".join(text).encode()
-        except UnicodeEncodeError as error:
-            rows[index] = InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+    faults = {index: utf8_fault("".join(text)) for index, text in enumerate(texts)}
+    rows = {i: InvalidRequest(f"Text {i} cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
     if rows:
         raise InvalidRequest(next(iter(rows.values())).message, rows)

@@ -1,4 +1,4 @@
-"""From jobs that are due to batches that will be in time: partition, order, and refusal of what would be late."""
+"""Makes batches of the jobs due first: partition, order, and rejection of those that would be late."""
 
 import heapq
 import math
@@ -10,14 +10,12 @@ from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.policies.admission import AdmissionPolicy
 from penstock.scheduler.policies.bulk_share import fill
 from penstock.scheduler.policies.order import Draft, OrderPolicy
-from penstock.scheduler.policies.partition import Caps, PartitionPolicy, full_batches_end, share_out
-from penstock.scheduler.queueing.block import Waiting
+from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy, share_out
 from penstock.scheduler.queueing.job_queue import JobQueue
-from penstock.scheduler.queueing.lateness import Lag
-from penstock.scheduler.queueing.work_estimator import Prices, price
-from penstock.scheduler.types import Cause, Refusal, Trigger
-
-_WHOLE = ("dp", "sorted")  # partitions that cover all they are given, and not only the batches that run now
+from penstock.scheduler.queueing.lateness import LatenessTracker
+from penstock.scheduler.queueing.queued_job import QueuedJob
+from penstock.scheduler.queueing.work_estimator import WorkEstimator, predicted_s
+from penstock.scheduler.types import Cause, Refusal
 
 
 class Planner:
@@ -26,89 +24,87 @@ class Planner:
     def __init__(
         self,
         cost: CostFunction,
-        prices: Prices,
+        estimator: WorkEstimator,
         caps: Caps,
         order: OrderPolicy,
         admission: AdmissionPolicy,
-        lag: Lag,
+        lateness: LatenessTracker,
         *,
         slo_s: float,
         window: int,
     ) -> None:
         """`caps`: of every batch. `slo_s`: of jobs without a deadline of their own; inf if they have none."""
         self._cost = cost
-        self._prices = prices
+        self._estimator = estimator
         self._caps = caps
         self._order = order
         self._admission = admission
-        self._lag = lag
+        self._lateness = lateness
         self._slo_s = slo_s
         self._window = max(window, caps.max_sequences)
 
     def max_seconds(self, tightest_slo_s: float) -> float:
-        """Of a batch now: a request that comes just after it started must be able to wait for it and run."""
+        """Limit of a batch now: a request that arrives just after its start must be able to wait for it and run."""
         slo_s = min(self._slo_s, tightest_slo_s)
-        return self._prices.longest_batch_s(slo_s) if slo_s < math.inf else math.inf
+        return self._estimator.longest_batch_s(slo_s) if slo_s < math.inf else math.inf
 
     def is_filled(self, count: int, tokens: int) -> bool:
-        """Whether so much fills a batch, whatever it takes to run."""
+        """Whether so many jobs fill a batch by count or tokens."""
         return count >= self._caps.max_sequences or tokens >= self._caps.max_tokens
 
     def outlook(self, queue: JobQueue) -> "QueueOutlook":
-        """What a trigger may know of `queue`, which is not empty."""
+        """The figures that a trigger decides by. `queue` is not empty."""
         return QueueOutlook(queue, self._cost, self)
 
     def compose(
         self,
         queue: JobQueue,
         partition: PartitionPolicy,
-        trigger: Trigger,
         now: float,
         *,
         lanes: int,
         max_seconds: float = math.inf,
-    ) -> tuple[list[Draft], list[Refusal]]:
-        """Batches in the order to run them, `lanes` at a time from `now` on; else the jobs that would be late in them.
+    ) -> tuple[list[Draft], str, float, list[Refusal]]:
+        """Batches in the order to run them, `lanes` at a time from `now` on, the partition that made them and its gain.
 
-        Ask again without those: what is left of the batches is short of jobs, and others may wait to take their place.
-        The window of jobs looked at bounds the time this takes. A partition that reorders the window gets no more of it
-        than runs in the time of a batch, so that nobody's turn comes later than admission thought.
+        Or no batch, and the jobs that would be late in them: ask again without those, as the batches have room for
+        others. The window of jobs looked at bounds the time this takes.
         """
         jobs, caps = self._due(queue, partition, lanes, max_seconds)
-        if trigger is Trigger.MAX_BATCH and len(jobs) == len(queue):
-            # The newest jobs stay, under their own triggers, to meet mates.
-            lengths = [job.num_tokens for job in jobs]
-            jobs = jobs[: full_batches_end(lengths, caps, padded=self._cost.padded) or None]
-        drafts = self._drafts(jobs, partition, caps, lanes)
+        parts = self._partition(jobs, partition, caps, lanes)
+        name = partition.name
+        if name == "auto":
+            name = "dp" if parts.dp_gain > 0 else "fifo"
+        drafts = self._drafts(jobs, parts)
         late = self._late(drafts, now, lanes)
-        return ([], late) if late else (drafts, [])
+        return [] if late else drafts, name, parts.dp_gain, late
 
     def fill_up(
         self, drafts: Sequence[Draft], bulk: JobQueue, now: float, *, lanes: int, growth_s: float
     ) -> list[Draft]:
         """The batches, with bulk jobs in the last of each lane, which makes none longer by more than `growth_s`.
 
-        No job becomes late by it. Only the last, for no other online job waits for those.
+        No job becomes late by it. Only the last, since no other online job waits for those.
         """
-        waiting = iter(bulk)
         first = max(0, len(drafts) - lanes)
-        filled = list(drafts[:first])
-        for draft, end in list(zip(drafts, self.ends(drafts, now + self._lag.usual_s, lanes), strict=True))[first:]:
+        ends = self.ends(drafts, now + self._lateness.usual_s, lanes)
+        filled, queued = list(drafts[:first]), iter(bulk)
+        for draft, end in zip(drafts[first:], ends[first:], strict=True):
             longer_s = min(growth_s, min([job.deadline for job in draft.jobs]) - end)
-            guests: list[Waiting] = []
-            # No more than could fit even if the batch itself took no time: a short batch has room that costs nothing.
+            # Enough candidates even if the batch itself took no time: a short batch has room that costs nothing.
             room_s = draft.seconds + longer_s
-            for job in islice(waiting, self._caps.max_sequences):
+            fillers: list[QueuedJob] = []
+            for job in islice(queued, self._caps.max_sequences):
                 room_s -= job.work_s
                 if job.deadline >= end + growth_s:
-                    guests.append(job)
+                    fillers.append(job)
                 if room_s < 0:
                     break
-            filled.append(fill(draft, guests, self._cost, self._caps, draft.seconds + longer_s))
+            filled.append(fill(draft, fillers, self._cost, self._caps, draft.seconds + longer_s))
         return filled
 
     def ends(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[float]:
-        """When each batch ends if each goes to the first lane that is free, and the lanes are free now."""
+        """End of each batch if it goes to the first free lane, and all lanes are free now."""
         free = [now] * lanes
         ends = []
         for draft in drafts:
@@ -118,40 +114,35 @@ class Planner:
 
     def _due(
         self, queue: JobQueue, partition: PartitionPolicy, lanes: int, max_seconds: float
-    ) -> tuple[list[Waiting], Caps]:
-        """The jobs to make batches of, and the caps for those."""
-        whole = partition.name in _WHOLE
-        if partition.name == "fifo":
-            jobs = self._for_fifo(queue, lanes)
-        else:
-            jobs = queue.first(self._window if whole else min(self._window, lanes * self._caps.max_sequences))
-        tightest_s = min([job.deadline - job.arrival for job in jobs])
-        max_seconds = min(max_seconds, self.max_seconds(tightest_s))
+    ) -> tuple[list[QueuedJob], Caps]:
+        """The jobs to make batches of, and the caps for those.
+
+        A partition that reorders gets no more jobs than run in the time of one batch, so that no job runs later than
+        admission assumed.
+        """
+        num = self._window if partition.reorders else min(self._window, lanes * self._caps.max_sequences)
+        jobs = queue.first(num)
+        if partition.name == "fifo" or (partition.name == "auto" and not partition.reorders):
+            room = lanes * self._caps.max_tokens  # one sequence over the cap fills a batch
+            used = accumulate([min(job.num_tokens, self._caps.max_tokens) for job in jobs])
+            jobs = jobs[: bisect_right(list(used), room) + 1]
+        max_seconds = min(max_seconds, self.max_seconds(min([job.deadline - job.arrival for job in jobs])))
         caps = Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
-        if whole and caps.max_seconds < math.inf:
+        if partition.reorders and max_seconds < math.inf:
             work_s = list(accumulate([job.work_s for job in jobs]))
-            jobs = jobs[: max(1, bisect_right(work_s, caps.max_seconds))]
+            jobs = jobs[: max(1, bisect_right(work_s, max_seconds))]
         return jobs, caps
 
-    def _for_fifo(self, queue: JobQueue, lanes: int) -> list[Waiting]:
-        """The jobs that FIFO could put into `lanes` batches, if these took no time, and one more where there is."""
-        max_tokens = self._caps.max_tokens
-        jobs: list[Waiting] = []
-        room = lanes * max_tokens
-        for job in islice(queue, min(self._window, lanes * self._caps.max_sequences)):
-            jobs.append(job)
-            room -= min(job.num_tokens, max_tokens)  # one over the cap fills a batch
-            if room < 0:
-                break
-        return jobs
-
-    def _drafts(self, jobs: Sequence[Waiting], partition: PartitionPolicy, caps: Caps, lanes: int) -> list[Draft]:
+    def _partition(self, jobs: Sequence[QueuedJob], partition: PartitionPolicy, caps: Caps, lanes: int) -> Partition:
         lengths = [job.num_tokens for job in jobs]
         parts = partition.partition(lengths, self._cost, caps, most=lanes)
         if len(parts.batches) < lanes:
             parts = share_out(parts, lengths, self._cost, caps, num_lanes=lanes)
         if not 0 <= parts.total_s < math.inf:
             raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {parts.total_s}")
+        return parts
+
+    def _drafts(self, jobs: Sequence[QueuedJob], parts: Partition) -> list[Draft]:
         drafts = [
             Draft([jobs[index] for index in batch], seconds)
             for batch, seconds in zip(parts.batches, parts.seconds, strict=True)
@@ -162,7 +153,7 @@ class Planner:
 
     def _late(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[Refusal]:
         late = []
-        for draft, end in zip(drafts, self.ends(drafts, now + self._lag.usual_s, lanes), strict=True):
+        for draft, end in zip(drafts, self.ends(drafts, now + self._lateness.usual_s, lanes), strict=True):
             if self._admission.is_late(min([job.deadline for job in draft.jobs]), now, end):
                 late += [
                     Refusal(job.id, Cause.QUEUED, end - job.deadline)
@@ -173,32 +164,29 @@ class Planner:
 
 
 class QueueOutlook:
-    """What a trigger may know of a queue, each thing worked out when it is asked for."""
+    """Figures of a queue for a trigger, each computed when it is asked for."""
 
     def __init__(self, queue: JobQueue, cost: CostFunction, planner: Planner) -> None:
         self._queue = queue
         self._cost = cost
         self._planner = planner
-        self._run_s: float | None = None
 
     @property
     def is_full(self) -> bool:
         if self._planner.is_filled(len(self._queue), self._queue.tokens):
             return True
-        max_seconds = self._planner.max_seconds(self._queue.extremes().tightest_slo_s)
+        max_seconds = self._planner.max_seconds(self._queue.bounds().tightest_slo_s)
         return max_seconds < math.inf and self.run_s >= max_seconds
 
     @property
     def oldest_arrival(self) -> float:
-        return self._queue.extremes().oldest_arrival
+        return self._queue.bounds().oldest_arrival
 
     @property
     def half_slo_at(self) -> float:
-        return self._queue.extremes().half_slo_at
+        return self._queue.bounds().half_slo_at
 
     @property
     def run_s(self) -> float:
-        if self._run_s is None:
-            queue = self._queue
-            self._run_s = price(self._cost, queue.tokens, queue.squares, queue.extremes().longest, len(queue))
-        return self._run_s
+        queue = self._queue
+        return predicted_s(self._cost, queue.tokens, queue.squares, queue.bounds().longest, len(queue))

@@ -1,7 +1,8 @@
-"""Jobs in, plans out. No clock, no thread, no input or output: the caller brings `now` and runs the plans."""
+"""The scheduler: jobs in, plans out. No clock, no thread, no input or output: the caller brings `now`."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, takewhile
 
 from penstock.scheduler.costs.cost import CostFunction
@@ -9,21 +10,21 @@ from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies.admission import admission_policy
 from penstock.scheduler.policies.bulk_share import BulkShare
 from penstock.scheduler.policies.order import Draft, order_policy
-from penstock.scheduler.policies.partition import Caps, partition_policy
+from penstock.scheduler.policies.partition import Caps, Fifo, partition_policy
 from penstock.scheduler.policies.trigger import trigger_policy
-from penstock.scheduler.queueing.block import Waiting
 from penstock.scheduler.queueing.job_queue import JobQueue
-from penstock.scheduler.queueing.lateness import Lag
+from penstock.scheduler.queueing.lateness import LatenessTracker
+from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.queueing.steady_clock import SteadyClock
-from penstock.scheduler.queueing.work_estimator import BATCH_SHARE, LAG_SHARE, Prices
+from penstock.scheduler.queueing.work_estimator import BATCH_SHARE, LATENESS_SHARE, WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
 
 
 class Scheduler:
-    """Holds jobs until a trigger fires, then plans batches for those due first. Not thread-safe.
+    """Queues jobs until a trigger fires, then plans batches of those due first. Not thread-safe.
 
-    Every job handed to `add` leaves exactly once: refused, in a plan, or by `remove`. This is checked after each step.
+    Every job given to `add` leaves exactly once: rejected, in a plan, or by `remove`. This is checked after each step.
     """
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
@@ -38,12 +39,19 @@ class Scheduler:
         self._partition = partition_policy(settings.partition)
         self._order = order_policy(settings.order)
         self._admission = admission_policy(settings.admission)
-        self._prices = Prices(cost, self._caps, slo_s=slo_s)
-        self._lag = Lag(slo_s)
+        self._estimator = WorkEstimator(cost, self._caps, slo_s=slo_s)
+        self._lateness = LatenessTracker(slo_s)
         self._planner = Planner(
-            cost, self._prices, self._caps, self._order, self._admission, self._lag, slo_s=slo_s, window=settings.window
+            cost,
+            self._estimator,
+            self._caps,
+            self._order,
+            self._admission,
+            self._lateness,
+            slo_s=slo_s,
+            window=settings.window,
         )
-        self._bulk_share = BulkShare(settings, self._lag)
+        self._bulk_share = BulkShare(settings, self._lateness)
         self._clock = SteadyClock()
         self._online = JobQueue()
         self._bulk = JobQueue()
@@ -52,22 +60,22 @@ class Scheduler:
 
     @property
     def num_queued(self) -> int:
-        """Jobs that wait, of both classes."""
+        """Queued jobs of both classes."""
         return len(self._online) + len(self._bulk)
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait, of both classes."""
+        """Queued tokens of both classes."""
         return self._online.tokens + self._bulk.tokens
 
     @property
     def backlog_s(self) -> float:
-        """Predicted seconds until the lanes have worked off the online jobs that wait here. Bulk jobs can wait."""
+        """Predicted seconds of the queued online jobs, with all lanes at work."""
         return self._online.work_s
 
     @property
     def is_full(self) -> bool:
-        """Whether a full batch waits: waiting longer could not make it any fuller, so it may be prepared ahead.
+        """Whether a full batch is queued, which may be prepared ahead since waiting cannot make it fuller.
 
         Bulk jobs count only after a quiet time, when they have the lanes to themselves.
         """
@@ -76,45 +84,38 @@ class Scheduler:
         is_quiet = self._bulk_share.is_quiet(self._clock.latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
-    @property
-    def oldest_arrival(self) -> float | None:
-        """Earliest arrival among queued jobs, on the caller's clock; None when none is queued."""
-        oldest = min(queue.extremes().oldest_arrival for queue in (self._online, self._bulk))
-        return None if oldest == math.inf else self._clock.to_caller(oldest)
-
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[Refusal]:
-        """Queue jobs. Returns those refused, which are not queued.
+        """Queue jobs. Returns the rejections, whose jobs are not queued.
 
-        `busy_s`: predicted seconds until the lanes have worked off what was planned before (mean over lanes).
-        ValueError (none is queued): id in use, num_tokens < 1, a time that is no number.
+        `busy_s`: predicted seconds of the batches planned before, mean over lanes. ValueError (nothing is queued): id
+        in use, num_tokens < 1, a time that is no number.
         """
         self._check(jobs)
         _check_busy(busy_s)
         now = self._clock.read(now)
         if not jobs:
             return []
-        self._prices.observe(jobs)
-        work_s = self._online.work_s
-        begin = now + busy_s * (1 + self._lag.share(self._prices.full_s))
-        refused = [refusal for job in self._waiting(jobs, now) if (refusal := self._admit(job, now, begin))]
+        self._estimator.observe(jobs)
+        begin = now + busy_s * (1 + self._lateness.share(self._estimator.full_s))
+        refused = [refusal for job in self._queueable(jobs, now) if (refusal := self._admit(job, now, begin))]
         if not all(job.bulk for job in jobs):
-            self._bulk_share.online_came(self._online.work_s - work_s, now)
+            self._bulk_share.online_came(now)
         self._num_received += len(jobs)
         self._num_gone += len(refused)
         self._check_conservation()
         return refused
 
     def remove(self, ids: Iterable[int]) -> int:
-        """Take back jobs that were cancelled; returns how many were still queued. Other ids are skipped."""
-        return self._let_go(list(ids))
+        """Remove cancelled jobs; returns how many were still queued. Other ids are skipped."""
+        return self._remove(list(ids))
 
     def poll(self, now: float, *, idle_lanes: int, busy_s: float = 0.0) -> Plan | Wait:
-        """What to run now, or when to ask again. Ask after arrivals, at `Wait.wake_at`, when an engine lane falls idle.
+        """Plan batches, or say when to ask again. Ask after arrivals, at `Wait.wake_at`, and when a lane falls idle.
 
-        A plan's jobs leave the queue: the caller now answers for them. While no lane is idle nothing is planned, so
-        that jobs keep gathering; while several are, a short queue is shared out among them. `busy_s`: how long the
-        plan's first batch will wait for a lane; more than 0 only if it is prepared ahead. A clock that steps back
-        counts as no time elapsed.
+        A plan's jobs leave the queue, and are the caller's now. While no lane is idle nothing is planned, so that
+        batches grow; a short queue is shared out among several idle lanes. `busy_s`: seconds that the plan's first
+        batch will wait for a lane; above 0 only if it is prepared ahead. A clock that steps back counts as no time
+        elapsed.
         """
         _check_busy(busy_s)
         now = self._clock.read(now)
@@ -124,20 +125,22 @@ class Scheduler:
             plan = self._plan(decision, now + busy_s, idle_lanes)
             refused += plan.refused
             if plan.batches:
-                return Plan(plan.batches, plan.trigger, plan.partition, tuple(refused))
+                return replace(plan, refused=tuple(refused))
             decision = self._decide(now)
         return Wait(None if decision is None else self._clock.to_caller(decision), tuple(refused))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
-        """A batch ended that was to take `predicted_s`, so much later (below 0: sooner) than predicted when a lane took
-        it up. What is promised then leaves room for that. Times that are no numbers are ignored.
+        """A batch predicted to take `predicted_s` ended `late_s` later than that; below 0: sooner.
+
+        Admission and planning leave room for it. Times that are no numbers are ignored.
         """
-        self._lag.observe(predicted_s, late_s, self._clock.read(now))
+        self._clock.read(now)
+        self._lateness.observe(predicted_s, late_s)
 
     def drain(self, now: float) -> Plan | None:
-        """Plan the jobs due first whatever the trigger policy says; None when none is queued. Call until None.
+        """Plan the jobs due first without asking the trigger; None when none is queued. Call until None.
 
-        A plan may hold refusals only.
+        A plan may hold rejections only.
         """
         now = self._clock.read(now)
         if not self.num_queued:
@@ -146,10 +149,10 @@ class Scheduler:
         if not self.num_queued:
             return Plan((), Trigger.DRAIN, self._partition.name, tuple(refused))
         plan = self._plan(Trigger.DRAIN, now, 1)
-        return Plan(plan.batches, plan.trigger, plan.partition, (*refused, *plan.refused))
+        return replace(plan, refused=(*refused, *plan.refused))
 
     def check_integrity(self) -> None:
-        """Recount everything, O(queued). RuntimeError when the books do not balance."""
+        """Recount all sums, O(queued). RuntimeError when a kept sum differs."""
         self._check_conservation()
         self._online.check_integrity()
         self._bulk.check_integrity()
@@ -166,29 +169,31 @@ class Scheduler:
             if not -math.inf < job.arrival < math.inf or job.deadline != job.deadline:
                 raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
 
-    def _waiting(self, jobs: Sequence[Job], now: float) -> Iterator[Waiting]:
-        """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its allowance."""
+    def _queueable(self, jobs: Sequence[Job], now: float) -> Iterator[QueuedJob]:
+        """The jobs in steady time. One from the future (the clock stepped back) came now, and keeps its SLO."""
         slo_s = math.inf if self._settings.slo_s is None else self._settings.slo_s
-        slower = 1 + self._lag.share(self._prices.full_s)
-        num_lanes, token_s = self._settings.num_lanes / slower, self._prices.token_s
-        lag_s = self._lag.batch_s
-        launch_s, small_s = self._prices.launch_s, self._prices.small_s
-        order_key, ahead_s = self._order.key, self._clock.ahead_s
+        estimator, order_key = self._estimator, self._order.key
+        slower = 1 + self._lateness.share(estimator.full_s)
+        num_lanes = self._settings.num_lanes / slower
+        ahead_s, late_s = self._clock.ahead_s, self._lateness.batch_s
         for number, job in enumerate(jobs, self._num_received):
-            own_slo_s = math.inf if job.bulk else slo_s
+            arrival = job.arrival + ahead_s
+            deadline = arrival + (math.inf if job.bulk else slo_s)
             if job.deadline is not None:
-                own_slo_s = job.deadline - job.arrival
-            arrival = min(job.arrival + ahead_s, now)
-            deadline = arrival + own_slo_s
-            lane_s = job.num_tokens * token_s
-            # Who comes later may join its batch, up to what a batch may take.
-            batch_s = max(launch_s + lane_s, own_slo_s * BATCH_SHARE, small_s) + min(lag_s, own_slo_s * LAG_SHARE)
+                deadline = job.deadline + ahead_s
+            if arrival > now:
+                arrival, deadline = now, now + (deadline - arrival)
+            own_slo_s = deadline - arrival
+            lane_s = job.num_tokens * estimator.token_s
+            # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
+            batch_s = max(estimator.launch_s + lane_s, own_slo_s * BATCH_SHARE, estimator.small_s)
+            batch_s += min(late_s, own_slo_s * LATENESS_SHARE)
             latest_begin = deadline - batch_s if deadline < math.inf else math.inf
             key = order_key(deadline, arrival, number)
-            yield Waiting(job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, latest_begin)
+            yield QueuedJob(job.id, job.num_tokens, job.bulk, arrival, deadline, key, lane_s / num_lanes, latest_begin)
 
-    def _admit(self, job: Waiting, now: float, begin: float) -> Refusal | None:
-        """Queue the job, or say why not."""
+    def _admit(self, job: QueuedJob, now: float, begin: float) -> Refusal | None:
+        """Queue the job, or reject it."""
         if job.deadline <= now:
             return Refusal(job.id, Cause.ARRIVED_LATE, now - job.deadline)
         if job.bulk:
@@ -201,64 +206,60 @@ class Scheduler:
         return None
 
     def _decide(self, now: float) -> Trigger | float | None:
-        """The rule that fires now, or when one will; None: not before a job comes."""
+        """The rule that fires now, or when one will; None: not before an arrival."""
         if not self._online:
             return Trigger.BULK if self._bulk else None
         decision = self._trigger.decide(self._planner.outlook(self._online), now)
-        # Waiting for mates gains nothing while bulk jobs can take the room that is left.
+        # Waiting for a fuller batch gains nothing while bulk jobs can fill it.
         return Trigger.BULK if self._bulk and not isinstance(decision, Trigger) else decision
 
     def _plan(self, trigger: Trigger, now: float, lanes: int) -> Plan:
-        """Batches that start at `now`, or refusals only: at least one."""
+        """Batches that start at `now`, or rejections only: at least one."""
         if not self._online:
             return self._plan_bulk(trigger, now, lanes)
-        drafts, refused = self._planner.compose(self._online, self._partition, trigger, now, lanes=lanes)
+        drafts, name, dp_gain, refused = self._planner.compose(self._online, self._partition, now, lanes=lanes)
         if refused:
-            return self._release([], trigger, self._partition.name, refused)
+            return self._release(Plan((), trigger, name, tuple(refused)))
         are_all = sum([len(draft.jobs) for draft in drafts]) == len(self._online)
-        self._prices.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         self._bulk_share.online_planned(sum([job.work_s for draft in drafts for job in draft.jobs]), now)
+        self._estimator.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if self._bulk and are_all:
             own_s = sum([draft.seconds for draft in drafts])
-            growth_s = self._bulk_share.growth_s(now)
+            growth_s = self._bulk_share.growth_s()
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
             self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)
-        return self._release(drafts, trigger, self._partition.name, [])
+        return self._release(Plan(_batches(drafts), trigger, name, (), dp_gain))
 
     def _plan_bulk(self, trigger: Trigger, now: float, lanes: int) -> Plan:
-        if trigger is Trigger.DRAIN or self._bulk_share.is_quiet(now):
-            partition, max_seconds = self._partition, math.inf
-        else:
-            # In the order they came: who is passed over in one slice must not be in the next.
-            partition, max_seconds = partition_policy("fifo"), max(self._bulk_share.alone_s, self._prices.small_s)
-        drafts, refused = self._planner.compose(
-            self._bulk, partition, trigger, now, lanes=lanes, max_seconds=max_seconds
+        partition, max_seconds = self._partition, math.inf
+        if trigger is not Trigger.DRAIN and not self._bulk_share.is_quiet(now):
+            # In order of arrival: a job that does not fit one slice is the first of the next.
+            partition, max_seconds = Fifo(), max(self._bulk_share.alone_s, self._estimator.small_s)
+        drafts, name, dp_gain, refused = self._planner.compose(
+            self._bulk, partition, now, lanes=lanes, max_seconds=max_seconds
         )
-        return self._release(drafts, trigger, partition.name, refused)
+        return self._release(Plan(_batches(drafts), trigger, name, tuple(refused), dp_gain))
 
-    def _release(self, drafts: Sequence[Draft], trigger: Trigger, partition: str, refused: Sequence[Refusal]) -> Plan:
-        """Let the plan's jobs go, and hold the plan to its contract: each was queued, and comes once."""
-        batches = tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in drafts])
-        leaving = [*chain.from_iterable(batch.ids for batch in batches), *(refusal.id for refusal in refused)]
-        num_left = self._let_go(leaving)
+    def _release(self, plan: Plan) -> Plan:
+        """Remove the plan's jobs, and check its contract: each was queued, and appears once."""
+        leaving = [*chain.from_iterable(batch.ids for batch in plan.batches), *(refusal.id for refusal in plan.refused)]
+        num_left = self._remove(leaving)
         if not num_left == len(leaving) > 0:
-            raise RuntimeError(
-                f"A plan for {len(leaving)} jobs let {num_left} go: {batches}, {refused}. This is a bug."
-            )
-        return Plan(batches, trigger, partition, tuple(refused))
+            raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
+        return plan
 
     def _expired(self, now: float) -> list[Refusal]:
-        """Let go those at the front whose deadline has passed. Others are met when their turn comes."""
+        """Remove the jobs at the front whose deadline has passed. Others are found when they are due."""
         refused = [
             Refusal(job.id, Cause.QUEUED, now - job.deadline)
             for queue in (self._online, self._bulk)
             for job in takewhile(lambda job: job.deadline <= now, queue)
         ]
         if refused:
-            self._let_go([refusal.id for refusal in refused])
+            self._remove([refusal.id for refusal in refused])
         return refused
 
-    def _let_go(self, ids: Sequence[int]) -> int:
+    def _remove(self, ids: Sequence[int]) -> int:
         num_left = self._online.remove(ids)
         if self._bulk:
             num_left += self._bulk.remove(ids)
@@ -272,6 +273,10 @@ class Scheduler:
                 f"{self._num_received} jobs received, but {self._num_gone} gone and {self.num_queued} queued. "
                 "This is a bug."
             )
+
+
+def _batches(drafts: Sequence[Draft]) -> tuple[Batch, ...]:
+    return tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in drafts])
 
 
 def _check_busy(busy_s: float) -> None:

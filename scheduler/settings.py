@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 TriggerName = Literal["lazy", "hungry"]
-PartitionName = Literal["dp", "fifo", "sorted", "naive", "none"]
+PartitionName = Literal["auto", "dp", "fifo", "sorted", "naive", "none"]
 OrderName = Literal["edf", "cost-first", "arrival"]
 AdmissionName = Literal["accept", "deadline"]
 
@@ -14,20 +14,20 @@ _NAMES = {"trigger": TriggerName, "partition": PartitionName, "order": OrderName
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """When to run, what together, in which order, and whom to refuse. ValueError names the field that cannot be."""
+    """When to run, which jobs together, in which order, and which to reject. ValueError names a bad field."""
 
-    max_wait_s: float  # lazy: longest wait for batch mates
+    max_wait_s: float  # lazy: longest wait for a fuller batch
     max_batch_sequences: int
     max_batch_tokens: int  # a sequence longer than this runs alone
-    slo_s: float | None  # time from arrival to deadline of online jobs that bring none; None: they have none
+    slo_s: float | None  # from arrival to deadline, of online jobs without a deadline; None: they have none
     trigger: TriggerName = "lazy"
-    partition: PartitionName = "fifo"
+    partition: PartitionName = "auto"
     order: OrderName = "edf"
     admission: AdmissionName = "deadline"
     num_lanes: int = 1  # batches that run at the same time
-    bulk_slice_s: float = 0.002  # what online jobs may wait longer because of bulk work
+    bulk_slice_s: float = 0.002  # how much longer online jobs may wait because of bulk work
     bulk_quiet_s: float = 60.0  # after so long without an online job, bulk runs in full batches
-    window: int = 1024  # most jobs in one plan, which bounds the time to make it; a full batch always fits
+    window: int = 1024  # most jobs in one plan, which bounds its time; a full batch always fits
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "bulk_quiet_s"):

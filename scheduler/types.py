@@ -1,4 +1,4 @@
-"""What crosses the scheduler's door: jobs in, plans out. Nothing here knows of Kafka, tensors or a clock."""
+"""The scheduler's inputs and outputs. Nothing here knows of Kafka, tensors or a clock."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,17 +10,17 @@ class Trigger(StrEnum):
     TIMEOUT = "timeout"  # the oldest job waited max_wait_s
     MAX_BATCH = "max_batch"  # a full batch, by count, by tokens or by predicted seconds, is waiting
     HALF_SLO = "half_slo"  # elapsed + predicted run >= SLO / 2 (TurboTransformers section 5, lazy strategy)
-    HUNGRY = "hungry"  # a lane is idle and the policy never lets it wait
-    BULK = "bulk"  # bulk work fills an idle lane, and what waits online runs with it
+    HUNGRY = "hungry"  # a lane is idle, and the policy keeps every lane at work
+    BULK = "bulk"  # bulk jobs fill an idle lane, and the queued online jobs run with them
     DRAIN = "drain"  # the caller is emptying the queue (shutdown, revocation, end of input)
 
 
 class Cause(StrEnum):
-    """Why a job was refused."""
+    """Why a job was rejected."""
 
-    ARRIVED_LATE = "arrived_late"  # its deadline had passed when it came
-    OVERLOADED = "overloaded"  # on arrival: what waits ahead and its own batch would end after its deadline
-    QUEUED = "queued"  # it was let in, but its deadline passed, or can no longer be met
+    ARRIVED_LATE = "arrived_late"  # its deadline had passed on arrival
+    OVERLOADED = "overloaded"  # on arrival: the queue and its own batch would make it, or a job behind it, late
+    QUEUED = "queued"  # admitted, but its deadline passed in the queue, or can no longer be met
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A job that will not be run. It has left the queue, or never entered it."""
+    """The rejection of a job. It has left the queue, or never entered it."""
 
     id: int
     cause: Cause
-    # How late it is, or would be. OVERLOADED: by so much at least it, or one behind it, would be late.
+    # Seconds by which it is, or would be, late. OVERLOADED: by which it, or a job behind it, would be late.
     late_s: float
 
 
@@ -56,7 +56,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run now, and why. The order of `batches` is the order to run them in.
+    """Batches to run now, in this order.
 
     Every id was queued and appears once, in a batch or in `refused`; all leave the queue.
     """

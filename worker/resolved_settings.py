@@ -25,7 +25,6 @@ class ResolvedSettings(WorkerSettings):
     lanes: int
     topic: str
     group_id: str
-    partition: Literal["dp", "fifo", "sorted", "naive", "none"]
 
     reasons: Mapping[str, list[str]]  # "given", "default", "default for cuda", … -> the settings decided by it
 
@@ -49,16 +48,18 @@ def resolve(settings: WorkerSettings, info: ModelInfo) -> ResolvedSettings:
 def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping[str, Any]]:
     """Reason -> name -> value."""
     device = _device(info)
-    engine = "padded" if info.padded else "packed"
     max_sequences, max_tokens = batch_caps(settings, info)
     return {
-        "found for this model and machine": {"device": device, "engine": engine, "dtype": info.dtype},
+        "found for this model and machine": {
+            "device": device,
+            "engine": "padded" if info.padded else "packed",
+            "dtype": info.dtype,
+        },
         f"default for {device}": {
             "lanes": len(os.sched_getaffinity(0)) if device == "cpu" else 1,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,
         },
-        f"default for a {engine} engine": {"partition": "dp" if info.padded else "fifo"},
         f"default for model {info.name}": {
             "served_name": info.name,
             "topic": request_topic(info.name),

@@ -4,35 +4,34 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
+from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.dispatcher import Dispatcher, Results
+from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.end_of_topics import EndOfTopics
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
-from penstock.worker.kafka.fetcher import Fetcher
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import make_reply, note_batch
 from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingSequence, Rejection
+from penstock.worker.requests.request import Rejection, Results
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
 from penstock.worker.stop_signal import StopSignal, raise_failure
@@ -40,6 +39,7 @@ from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
+_QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _DISCONNECT_S = 2.0
 _LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
@@ -70,7 +70,7 @@ class Worker:
         self._backpressure = Backpressure(settings.max_in_flight)
         offsets = OffsetTracker()
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
-        self._fetched = FetchBuffer(self._ledger)
+        self._fetched = FetchBuffer(self._ledger, self._backpressure)
         self._consumer = Consumer(
             settings.bootstrap_servers,
             self._topics,
@@ -80,11 +80,11 @@ class Worker:
             received=self._fetched.put,
             revoked=self._on_revoked,
         )
-        self._fetcher = Fetcher(self._consumer, self._fetched, self._backpressure, self._stop, self._topics)
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
             bounds,
+            Prompts() if tokenizer is None else tokenizer.prompts,
             reply_topics=settings.reply_topics,
             slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,
@@ -145,29 +145,30 @@ class Worker:
             await self._fetch_and_process()
 
     async def _serve_once(self) -> None:
-        end = EndOfTopics(self._consumer, self._stop)
-        while not self._stop.is_set() and not end.is_quiet:
+        """Serve until both topics are at their ends, answered, and have been so for `_QUIET_S`."""
+        quiet_since = time.monotonic()
+        while not self._stop.is_set() and time.monotonic() - quiet_since < _QUIET_S:
             await self._fetch_and_process()
-            is_reached = await end.is_reached()
-            if is_reached:
+            is_at_end = await self._stop.unless_stopped(self._consumer.is_at_end())
+            if is_at_end:
                 self._dispatcher.drain()  # no more sequences will come to fill the batches
             elif self._consumer.assigned.is_set():  # a revocation drains for itself
                 self._dispatcher.resume()
-            if not is_reached or self._backpressure.num_records:
-                end.stir()
-        log.info("end_reached", partitions=end.num_partitions, unfinished=self._backpressure.num_records)
+            if not is_at_end or self._backpressure.num_records:
+                quiet_since = time.monotonic()
+        log.info("end_reached", partitions=self._consumer.num_partitions, unfinished=self._backpressure.num_records)
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        await self._fetcher.fetch()
+        await self._stop.unless_stopped(self._fetched.fill(self._consumer))
         is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetcher.can_take(bulk=True):
+        if is_free and self._fetched.can_take(bulk=True):
             self._processing_bulk = asyncio.create_task(self._process_fetched(bulk=True))
             self._processing_bulk.add_done_callback(raise_failure)
         await self._process_fetched(bulk=False)
 
     async def _process_fetched(self, *, bulk: bool) -> None:
-        while self._fetcher.can_take(bulk=bulk):
+        while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._process(self._fetched.take_slice(bulk=bulk))
             await asyncio.sleep(0)
 
@@ -181,24 +182,14 @@ class Worker:
         queued = [sequence.request for sequence in sequences if sequence.index == 0]
         self._ledger.queue(queued)
         prepared = time.monotonic()
-        hits, misses = await self._look_up(sequences)
+        hits, misses = await look_up(self._cache, sequences)
         tokenize_ms, cache_ms = round((prepared - now) * 1e3, 3), round((time.monotonic() - prepared) * 1e3, 3)
         for request in queued:
             request.timing_ms["tokenize"] = tokenize_ms
             request.timing_ms["cache"] = cache_ms
+        self.metrics.sequences.labels("cache").inc(len(hits))
         self._settle(hits)
         self._dispatcher.add(misses)
-
-    async def _look_up(self, sequences: list[PendingSequence]) -> tuple[Results, list[PendingSequence]]:
-        """The results that the cache has, and the sequences without one."""
-        found = {} if self._cache is None else await self._cache.get_many([sequence.key for sequence in sequences])
-        if not found:
-            return [], sequences
-        hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
-        for sequence, _ in hits:
-            sequence.request.num_cached += 1
-        self.metrics.sequences.labels("cache").inc(len(hits))
-        return hits, [one for one in sequences if one.key not in found]
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums

@@ -1,14 +1,13 @@
-"""Self-attention of a packed batch, without a padded batch: softmax(q k' / sqrt(d)) v within each sequence.
+"""Plain self-attention of a packed batch on a CPU: softmax(q k' / sqrt(d)) v within each sequence.
 
-(Vaswani et al. 2017, equation 1.) Two ways, chosen for each span of sequences by what was measured:
+(Vaswani et al. 2017, equation 1.) One of two methods is used for each span of sequences, as measured:
 
 - `Group`: sequences of one length as one scaled_dot_product_attention, on views of the fused QKV product.
-- `Tile`: short sequences in bfloat16. Each takes a tile of 16, 32, 48 or 64 rows, filled up with its own last token;
-  the extra keys count nothing. torch's fused kernel takes rows shorter than a vector register one number at a time, at
-  half the speed.
+- `Tile`: short sequences in bfloat16. Each fills a tile of 16, 32, 48 or 64 rows with copies of its last token, whose
+  keys are masked. torch's fused kernel runs rows shorter than a vector register at half the speed.
 
-A sequence's way and tile follow from its own length alone, so its result does not depend on its batch mates.
-Attention that knows relative positions is in `engine.attention_bias`.
+The method and the tile depend on a sequence's length alone, so its result does not depend on its batch. Attention with
+relative positions is in `engine.cpu.attention_bias`.
 """
 
 import math
@@ -35,13 +34,13 @@ class Tile:
     stop: int
     count: int
     width: int
-    gather: Tensor  # [count * width] int64: the token that fills each row of the tiles
-    bias: Tensor  # [count, 1, 1, width] float32: 0 for a sequence's own tokens, -inf for the filling
-    scatter: Tensor  # [stop - start] int64: the row of the tiles that holds each token
+    token_of_row: Tensor  # [count * width] int64: the token in each row of the tiles
+    bias: Tensor  # [count, 1, 1, width] float32: 0 for a sequence's own tokens, -inf for copies
+    row_of_token: Tensor  # [stop - start] int64: the row of the tiles that holds each token
 
 
 def plan_attention(groups: Sequence[Group], dtype: torch.dtype) -> list[Group | Tile]:
-    """Once a batch, for all its layers: the spans of the sorted batch and the way of each, in order."""
+    """The spans of the sorted batch and their methods, in order. Made once a batch, for all layers."""
     if dtype != torch.bfloat16:
         return list(groups)
     plan: list[Group | Tile] = []
@@ -52,7 +51,7 @@ def plan_attention(groups: Sequence[Group], dtype: torch.dtype) -> list[Group | 
 
 
 def attend(qkv: Tensor, plan: Sequence[Group | Tile], num_heads: int) -> Tensor:
-    """qkv [R, 3H], sorted as the plan's groups say, to context [R, H], zero in the spare rows after the groups."""
+    """qkv [R, 3H], in the order of the plan, to context [R, H], zero in the spare rows at its end."""
     parts = [_attend_tile(qkv, s, num_heads) if isinstance(s, Tile) else _attend_group(qkv, s, num_heads) for s in plan]
     if (spare := len(qkv) - plan[-1].stop) > 0:
         parts.append(qkv.new_zeros(spare, qkv.shape[1] // 3))
@@ -70,13 +69,13 @@ def _attend_group(qkv: Tensor, group: Group, num_heads: int) -> Tensor:
 def _attend_tile(qkv: Tensor, tile: Tile, num_heads: int) -> Tensor:
     hidden, n, rows = qkv.shape[1] // 3, tile.count, tile.width
     head_dim = hidden // num_heads
-    tiles = qkv.index_select(0, tile.gather).view(n, rows, 3, num_heads, head_dim)
+    tiles = qkv.index_select(0, tile.token_of_row).view(n, rows, 3, num_heads, head_dim)
     query, key, value = tiles.permute(2, 0, 3, 1, 4).reshape(3, n * num_heads, rows, head_dim)
     scores = torch.bmm(query, key.transpose(1, 2)).view(n, num_heads, rows, rows)
-    scores = torch.add(tile.bias, scores, alpha=1.0 / math.sqrt(head_dim))  # float32, as the softmax wants it
+    scores = torch.add(tile.bias, scores, alpha=1.0 / math.sqrt(head_dim))  # float32, for the softmax
     weights = torch.softmax(scores, dim=-1).to(qkv.dtype).view(n * num_heads, rows, rows)
     context = torch.bmm(weights, value).view(n, num_heads, rows, head_dim)
-    return context.transpose(1, 2).reshape(n * rows, hidden).index_select(0, tile.scatter)
+    return context.transpose(1, 2).reshape(n * rows, hidden).index_select(0, tile.row_of_token)
 
 
 def _tile(width: int, groups: Sequence[Group]) -> Tile:
@@ -89,7 +88,7 @@ def _tile(width: int, groups: Sequence[Group]) -> Tile:
         stop=groups[-1].stop,
         count=len(lengths),
         width=width,
-        gather=torch.from_numpy((starts[:, None] + np.minimum(columns, lengths - 1)).reshape(-1)),
+        token_of_row=torch.from_numpy((starts[:, None] + np.minimum(columns, lengths - 1)).reshape(-1)),
         bias=torch.from_numpy(np.where(own, np.float32(0), np.float32(-np.inf)))[:, None, None, :],
-        scatter=torch.from_numpy(np.flatnonzero(own)),
+        row_of_token=torch.from_numpy(np.flatnonzero(own)),
     )

@@ -1,6 +1,6 @@
-"""Self-attention that knows relative positions, on a CPU: in plain torch, for sequences of one length at a time.
+"""Self-attention with relative positions on a CPU, in plain torch, for sequences of one length at a time.
 
-Scores are added up and go through the softmax in float32, whatever the precision of the products.
+Scores and softmax are float32 in any precision of the products.
 """
 
 import math
@@ -15,11 +15,11 @@ from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
 from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, RotaryAttention
 
-GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value [heads, n, L, d] to context, alike
+GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
 
 
 def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attention: GroupAttention) -> Tensor:
-    """qkv [R, 3H], sorted as `groups` say, to context [R, H], zero in the spare rows after the groups."""
+    """qkv [R, 3H], in the order of `groups`, to context [R, H], zero in the spare rows at its end."""
     width = qkv.shape[1] // 3
     context = qkv.new_zeros(len(qkv), width)
     for group in groups:
@@ -31,7 +31,7 @@ def attend_groups(qkv: Tensor, groups: Sequence[Group], num_heads: int, attentio
 
 
 def biased(kind: BiasedAttention) -> GroupAttention:
-    """softmax(q k' / sqrt(d) + bias) v, the bias being that of the first L positions."""
+    """softmax(q k' / sqrt(d) + bias) v, with the bias of the first L positions."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         length, head_dim = query.shape[-2:]
@@ -44,8 +44,8 @@ def biased(kind: BiasedAttention) -> GroupAttention:
 def disentangled(kind: DisentangledAttention) -> GroupAttention:
     """softmax((q_i k_j' + q_i P_k(i-j)' + k_j P_q(i-j)') / sqrt(terms * d)) v (He et al. 2021, equation 4).
 
-    The tables are laid out for all distances that occur, 2L - 1 of them. A product with that holds every score of a
-    distance, and reading it along its diagonals puts each in its place without a gather.
+    The tables are laid out for all 2L - 1 distances. A product with such a table holds the scores by distance; a
+    strided view along its diagonals puts them in place without an index operation.
     """
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def disentangled(kind: DisentangledAttention) -> GroupAttention:
 
 
 def rotary(kind: RotaryAttention) -> GroupAttention:
-    """Attention of rotated queries and keys, where there is a window only between tokens at most that far apart."""
+    """Attention of rotated queries and keys, within the window if there is one."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         length = query.shape[-2]
@@ -83,7 +83,7 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _diagonals(rows: Tensor, table: Tensor) -> Tensor:
-    """float32 [heads, n, L, L], entry (r, c) being rows[r] . table[L - 1 - r + c]; `table` is [2L - 1, H]."""
+    """float32 [heads, n, L, L] with entry (r, c) = rows[r] . table[L - 1 - r + c]; `table` is [2L - 1, H]."""
     heads, n, length, head_dim = rows.shape
     columns = table.to(rows.dtype).view(2 * length - 1, heads, head_dim).permute(1, 2, 0)
     products = torch.bmm(rows.reshape(heads, n * length, head_dim), columns).float()
@@ -103,6 +103,6 @@ def _weighted(scores: Tensor, value: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x [heads, n, L, d], its first half paired with its second, turned by each position's angles [L, d / 2]."""
+    """x [heads, n, L, d], with its halves paired, rotated by each position's angles [L, d / 2]."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)

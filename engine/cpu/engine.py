@@ -30,7 +30,7 @@ class CpuEngine:
         threads: int,
     ) -> None:
         self._info = info
-        self.directory = directory  # tokenizer.json lies here
+        self.directory = directory  # holds tokenizer.json
         self._encoder = encoder
         self._dtype = dtype
         self._tail = tail
@@ -65,7 +65,7 @@ class CpuEngine:
         return [row for row in rows if row is not None]
 
     def _tail_of(self, wanted: TaskOptions) -> Callable[[Tensor, Layout], Sequence[Tensor]]:
-        """From the batch's hidden states to one result a sequence, in the layout's order."""
+        """The function from hidden states to one result a sequence, in the layout's order."""
         if wanted.task == "embed":
             return lambda hidden, layout: self._tail(hidden, layout.groups, wanted).unbind()
         head = self._heads.get(wanted.task)

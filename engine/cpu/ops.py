@@ -1,4 +1,4 @@
-"""The operations of a forward pass on a CPU, in plain torch and oneDNN, for one batch sorted by length."""
+"""Operations of a forward pass on a CPU, in torch and oneDNN, for one batch sorted by length."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -36,7 +36,7 @@ def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Line
 
 
 def cpu_precision(dtype: str) -> str:
-    """What "auto" means here. Raises UnsupportedDevice for a precision that a CPU does not run."""
+    """The precision, with "auto" resolved. Raises UnsupportedDevice for one that is not available on a CPU."""
     if dtype == "auto":
         return "bfloat16" if _multiplies_bfloat16() else "float32"
     if dtype not in CPU_DTYPES:
@@ -45,7 +45,7 @@ def cpu_precision(dtype: str) -> str:
 
 
 def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Hidden states [R, H] of a batch, sorted as `layout` says. Raises InvalidBatch."""
+    """Hidden states [R, H] of a batch, in the order of `layout`. Raises InvalidBatch."""
     types, table = batch.token_type_ids, encoder.embeddings.token_types
     require_valid(batch, None if table is None else len(table))
     ops = CpuOps(
@@ -68,7 +68,7 @@ class CpuOps:
     def __init__(
         self, layout: Layout, token_ids: Tensor, token_type_ids: Tensor | None, num_heads: int, dtype: torch.dtype
     ) -> None:
-        """`token_ids` and `token_type_ids` [R]: sorted as `layout` says."""
+        """`token_ids` and `token_type_ids` [R] are in the order of `layout`."""
         self._token_ids = token_ids
         self._positions = torch.from_numpy(layout.positions)
         self._token_type_ids = token_type_ids
@@ -129,17 +129,17 @@ class CpuOps:
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
-    """LayerNorm over the last dimension; statistics in float32 whatever x's type."""
+    """LayerNorm over the last dimension, with float32 statistics for any type of x."""
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor has AMX or AVX512-BF16; elsewhere bfloat16 is emulated, and slower than float32."""
+    """True with AMX or AVX512-BF16; on other processors bfloat16 is emulated, and slower than float32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:
-    """Nearly every batch is of type 0: its row is added to another table once, here, and taken off the other types."""
+    """Add the row of type 0, which nearly all batches have, to another table, and subtract it from the other types."""
     types = embeddings.token_types
     if types is None:
         return embeddings

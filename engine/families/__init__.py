@@ -1,20 +1,10 @@
-"""One file a family: where a checkpoint keeps its tensors. config.json's model_type chooses."""
+"""Readers of checkpoints, one file a family; config.json's model_type selects the family."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engine.errors import UnsupportedCheckpoint
-from penstock.engine.families import (
-    albert,
-    bert,
-    deberta,
-    distilbert,
-    electra,
-    modernbert,
-    mpnet,
-    readers,
-    roberta,
-)
+from penstock.engine.families import albert, bert, deberta, distilbert, electra, modernbert, mpnet, readers, roberta
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.weights import Dense, EncoderWeights, Norm
 
@@ -23,7 +13,7 @@ Classifier = Callable[[Checkpoint], tuple[Dense | Norm, ...]]  # the layers from
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How to read one family's checkpoints."""
+    """Functions that read one family's checkpoints."""
 
     encoder: Callable[[Checkpoint], EncoderWeights]
     classifier: Classifier  # ...ForSequenceClassification: from the first token's hidden state
@@ -41,7 +31,7 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(distilbert.encoder, distilbert.classifier),
     "electra": Family(electra.encoder, electra.classifier),
     "modernbert": Family(modernbert.encoder, modernbert.classifier, modernbert.classifier),
-    "mpnet": Family(mpnet.encoder, mpnet.classifier),
+    "mpnet": Family(mpnet.encoder, roberta.classifier),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }

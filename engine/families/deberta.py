@@ -1,10 +1,20 @@
 """DeBERTa-v2 and v3 (He et al. 2021, 2023): content and relative position attend to each other. Not DeBERTa v1."""
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
+from penstock.engine.families import bert
+from penstock.engine.families.readers import (
+    read_classifier,
+    read_dense,
+    read_layer,
+    read_norm,
+    refuse_variants,
+    require_int,
+)
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.relative import relative_rows, relative_span
 from penstock.engine.model.weights import (
@@ -21,25 +31,25 @@ from penstock.engine.model.weights import (
 
 _PREFIXES = ("", "deberta.")
 _PROBE = "embeddings.word_embeddings.weight"
+_LAYER = replace(bert.LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
-    """The encoder of a DeBERTa-v2 or v3 checkpoint.
-
-    Without a position table (v3) nothing in the weights limits a sequence; what config.json says does.
-    """
+    """The encoder of a DeBERTa-v2 or v3 checkpoint. config.json limits the length, as v3 has no position table."""
     config = checkpoint.config
     refuse_variants(checkpoint)
     _refuse(checkpoint)
     prefix = checkpoint.weights.prefix(_PREFIXES, _PROBE)
     relative = _relative_embeddings(checkpoint, prefix)
+
+    def layer(prefix: str) -> Layer[Dense]:
+        attention = _attention(checkpoint, prefix + "attention.self.", relative)
+        return read_layer(checkpoint, prefix, _LAYER, _eps(checkpoint), attention)
+
     return Encoder(
         embeddings=_embeddings(checkpoint, prefix + "embeddings."),
         projection=None,
-        layers=tuple(
-            _read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", relative)
-            for i in range(require_int(config, "num_hidden_layers"))
-        ),
+        layers=tuple(layer(f"{prefix}encoder.layer.{i}.") for i in range(require_int(config, "num_hidden_layers"))),
         hidden_size=require_int(config, "hidden_size"),
         num_heads=require_int(config, "num_attention_heads"),
         max_tokens=require_int(config, "max_position_embeddings"),
@@ -50,14 +60,11 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """DebertaV2ForSequenceClassification: the context pooler, then the classifier."""
     activation = str(checkpoint.config.get("pooler_hidden_act", "gelu"))
-    return (
-        read_dense(checkpoint.weights, "pooler.dense", -1, -1, activation),
-        read_dense(checkpoint.weights, "classifier", -1, -1),
-    )
+    return read_classifier(checkpoint.weights, "pooler.dense", activation, "classifier")
 
 
 def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
-    """Narrow embeddings are widened before their norm, by a matrix without bias: the tables are, once, here."""
+    """Embedding tables of the hidden size. The matrix that widens narrow ones has no bias, so it is applied here."""
     config, weights = checkpoint.config, checkpoint.weights
     hidden = require_int(config, "hidden_size")
     width = hidden if config.get("embedding_size") is None else require_int(config, "embedding_size")
@@ -76,7 +83,7 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
 
 
 def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | None:
-    """Beside the first layer of deberta-v2-xlarge and -xxlarge."""
+    """The convolution beside the first layer of deberta-v2-xlarge and -xxlarge."""
     config, weights = checkpoint.config, checkpoint.weights
     size, num_groups = int(config.get("conv_kernel_size") or 0), int(config.get("conv_groups", 1))
     if size <= 0:
@@ -94,7 +101,7 @@ def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | No
 
 
 def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
-    """[2 * span, H], normalised where the model says so; None where attention is plain."""
+    """[2 * span, H], normalised if config.json says so; None for plain attention."""
     config, weights = checkpoint.config, checkpoint.weights
     if not config.get("relative_attention") or not _terms(checkpoint):
         return None
@@ -111,25 +118,8 @@ def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     return F.layer_norm(table, (hidden,), norm.weight, norm.bias, norm.eps)
 
 
-def _read_layer(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> Layer[Dense]:
-    weights, config, eps = checkpoint.weights, checkpoint.config, _eps(checkpoint)
-    hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
-    attention = prefix + "attention."
-    names = (attention + "self.query_proj", attention + "self.key_proj", attention + "self.value_proj")
-    activation = str(config.get("hidden_act", "gelu"))
-    return Layer(
-        qkv=fuse_qkv(weights, *names, hidden),
-        attention=_attention(checkpoint, attention + "self.", relative),
-        attention_output=read_dense(weights, attention + "output.dense", hidden, hidden),
-        attention_norm=read_norm(weights, attention + "output.LayerNorm", hidden, eps),
-        up=read_dense(weights, prefix + "intermediate.dense", intermediate, hidden, activation),
-        down=read_dense(weights, prefix + "output.dense", hidden, intermediate),
-        output_norm=read_norm(weights, prefix + "output.LayerNorm", hidden, eps),
-    )
-
-
 def _attention(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> Attention:
-    """Relative embeddings go through the layer's own key and query matrices (share_att_key), or through others."""
+    """A layer's attention; share_att_key says which matrices project the relative embeddings."""
     if relative is None:
         return PlainAttention()
     shared = bool(checkpoint.config.get("share_att_key", False))
@@ -150,7 +140,7 @@ def _attention(checkpoint: Checkpoint, prefix: str, relative: Tensor | None) -> 
 
 
 def _terms(checkpoint: Checkpoint) -> set[str]:
-    """Of "c2p" and "p2c"; config.json holds a list, or a string with bars."""
+    """Subset of "c2p" and "p2c"; config.json holds a list, or a string with bars."""
     stated = checkpoint.config.get("pos_att_type") or []
     names = stated.lower().split("|") if isinstance(stated, str) else stated
     return {str(name).strip() for name in names} - {""}

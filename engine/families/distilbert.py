@@ -1,12 +1,20 @@
 """DistilBERT (Sanh et al. 2019): BERT's layers under other names, no token types, no pooler."""
 
-from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, require_int
+from penstock.engine.families.readers import LayerNames, read_classifier, read_layer, read_norm, require_int
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights, Layer, PlainAttention
+from penstock.engine.model.weights import Dense, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
 _EPS = 1e-12  # fixed in the reference implementation; its config has no such key
+_LAYER = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    attention=("attention.out_lin", "sa_layer_norm"),
+    mlp=("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    hidden="dim",
+    intermediate="hidden_dim",
+    activation=("activation", "gelu"),
+)
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -24,7 +32,7 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
         ),
         projection=None,
         layers=tuple(
-            _read_layer(checkpoint, f"{prefix}transformer.layer.{i}.", hidden)
+            read_layer(checkpoint, f"{prefix}transformer.layer.{i}.", _LAYER, _EPS)
             for i in range(require_int(config, "n_layers"))
         ),
         hidden_size=hidden,
@@ -35,23 +43,4 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
     """DistilBertForSequenceClassification: pre_classifier, ReLU, classifier, on the first token."""
-    return (
-        read_dense(checkpoint.weights, "pre_classifier", -1, -1, activation="relu"),
-        read_dense(checkpoint.weights, "classifier", -1, -1),
-    )
-
-
-def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int) -> Layer[Dense]:
-    weights, intermediate = checkpoint.weights, require_int(checkpoint.config, "hidden_dim")
-    names = (prefix + "attention.q_lin", prefix + "attention.k_lin", prefix + "attention.v_lin")
-    return Layer(
-        qkv=fuse_qkv(weights, *names, hidden),
-        attention=PlainAttention(),
-        attention_output=read_dense(weights, prefix + "attention.out_lin", hidden, hidden),
-        attention_norm=read_norm(weights, prefix + "sa_layer_norm", hidden, _EPS),
-        up=read_dense(
-            weights, prefix + "ffn.lin1", intermediate, hidden, str(checkpoint.config.get("activation", "gelu"))
-        ),
-        down=read_dense(weights, prefix + "ffn.lin2", hidden, intermediate),
-        output_norm=read_norm(weights, prefix + "output_layer_norm", hidden, _EPS),
-    )
+    return read_classifier(checkpoint.weights, "pre_classifier", "relu", "classifier")

@@ -1,7 +1,7 @@
 """ELECTRA's discriminator (Clark et al. 2020): BERT's layers on embeddings that may be narrower, another head."""
 
 from penstock.engine.families.bert import read_encoder
-from penstock.engine.families.readers import read_dense
+from penstock.engine.families.readers import read_classifier
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.weights import Dense, EncoderWeights
 
@@ -15,8 +15,5 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 
 
 def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
-    """ElectraForSequenceClassification: dense, GELU whatever hidden_act says, projection, on the first token."""
-    return (
-        read_dense(checkpoint.weights, "classifier.dense", -1, -1, activation="gelu"),
-        read_dense(checkpoint.weights, "classifier.out_proj", -1, -1),
-    )
+    """ElectraForSequenceClassification: dense, always GELU, projection, on the first token."""
+    return read_classifier(checkpoint.weights, "classifier.dense", "gelu", "classifier.out_proj")

@@ -54,7 +54,7 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense | Norm, ...]:
 def _read_layer(
     checkpoint: Checkpoint, prefix: str, index: int, attention: RotaryAttention, *, is_last: bool
 ) -> Layer[Dense]:
-    """The norm that follows a layer's second addition is the next layer's first, or the model's final one."""
+    """One layer. Its `output_norm` is the next layer's first norm, or the model's final one."""
     config, weights, name = checkpoint.config, checkpoint.weights, f"{prefix}layers.{index}."
     hidden, intermediate = require_int(config, "hidden_size"), require_int(config, "intermediate_size")
     attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
@@ -80,7 +80,7 @@ def _norm(checkpoint: Checkpoint, name: str) -> Norm:
 
 
 def _layer_kinds(config: Config, num_layers: int) -> list[str]:
-    """config.json lists them, or says every how many layers attention is full."""
+    """Each layer's kind: as config.json lists them, or full attention in every n-th layer."""
     every = int(config.get("global_attn_every_n_layers", 3))
     kinds = config.get("layer_types") or [_SLIDING if i % every else _FULL for i in range(num_layers)]
     if len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
@@ -100,7 +100,7 @@ def _attention(checkpoint: Checkpoint, kind: str) -> RotaryAttention:
 
 
 def _theta(checkpoint: Checkpoint, kind: str) -> float:
-    """The base of the angles, under the name that new or old versions of transformers write."""
+    """The base of the angles, under the name of new or old versions of transformers."""
     old_name, default = _THETAS[kind]
     parameters = (checkpoint.config.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default" or checkpoint.config.get("rope_scaling"):

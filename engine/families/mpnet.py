@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.families.readers import fuse_qkv, read_dense, read_norm, refuse_variants, require_int
+from penstock.engine.families.readers import (
+    LayerNames,
+    read_layer,
+    read_norm,
+    refuse_variants,
+    require_int,
+)
 from penstock.engine.model.checkpoint import Checkpoint
-from penstock.engine.model.weights import BiasedAttention, Dense, Embeddings, Encoder, EncoderWeights, Layer
+from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
@@ -16,6 +22,11 @@ _PROBE = "embeddings.word_embeddings.weight"
 _FIRST_POSITION = 2
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
+_LAYER = LayerNames(
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    attention=("attention.attn.o", "attention.LayerNorm"),
+    mlp=("intermediate.dense", "output.dense", "output.LayerNorm"),
+)
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -29,29 +40,22 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     if len(table) < _NUM_BUCKETS:
         raise CheckpointError(f"{checkpoint.directory}: {len(table)} relative positions; MPNet needs {_NUM_BUCKETS}.")
     attention = BiasedAttention(_bias(table, len(positions)))
+    eps = float(config.get("layer_norm_eps", 1e-12))
     return Encoder(
         embeddings=Embeddings(
             words=weights.take(prefix + _PROBE, -1, hidden),
             positions=positions,
             token_types=None,
-            norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, _eps(checkpoint)),
+            norm=read_norm(weights, prefix + "embeddings.LayerNorm", hidden, eps),
         ),
         projection=None,
         layers=tuple(
-            _read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", hidden, attention)
+            read_layer(checkpoint, f"{prefix}encoder.layer.{i}.", _LAYER, eps, attention)
             for i in range(require_int(config, "num_hidden_layers"))
         ),
         hidden_size=hidden,
         num_heads=num_heads,
         max_tokens=len(positions),
-    )
-
-
-def classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
-    """MPNetForSequenceClassification: dense, tanh, projection, on the first token."""
-    return (
-        read_dense(checkpoint.weights, "classifier.dense", -1, -1, activation="tanh"),
-        read_dense(checkpoint.weights, "classifier.out_proj", -1, -1),
     )
 
 
@@ -72,22 +76,3 @@ def _bucket(distance: Tensor) -> Tensor:
     steps = torch.log(length.float() / exact) / math.log(_MAX_DISTANCE / exact) * (half - exact)
     far = (exact + steps.clamp(min=0).long()).clamp(max=half - 1)  # log(0) is minus infinity
     return torch.where(length < exact, length, far) + half * (distance > 0)
-
-
-def _read_layer(checkpoint: Checkpoint, prefix: str, hidden: int, attention: BiasedAttention) -> Layer[Dense]:
-    weights, config, names, eps = checkpoint.weights, checkpoint.config, prefix + "attention.attn.", _eps(checkpoint)
-    intermediate = require_int(config, "intermediate_size")
-    activation = str(config.get("hidden_act", "gelu"))
-    return Layer(
-        qkv=fuse_qkv(weights, names + "q", names + "k", names + "v", hidden),
-        attention=attention,
-        attention_output=read_dense(weights, names + "o", hidden, hidden),
-        attention_norm=read_norm(weights, prefix + "attention.LayerNorm", hidden, eps),
-        up=read_dense(weights, prefix + "intermediate.dense", intermediate, hidden, activation),
-        down=read_dense(weights, prefix + "output.dense", hidden, intermediate),
-        output_norm=read_norm(weights, prefix + "output.LayerNorm", hidden, eps),
-    )
-
-
-def _eps(checkpoint: Checkpoint) -> float:
-    return float(checkpoint.config.get("layer_norm_eps", 1e-12))

@@ -1,19 +1,44 @@
-"""What every family's reader is made of."""
+"""Readers of tensors and settings that the families share."""
+
+from dataclasses import dataclass
 
 import torch
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors
-from penstock.engine.model.weights import Dense, Norm
+from penstock.engine.model.weights import Attention, Dense, Layer, Norm, PlainAttention
 
 
-def fuse_qkv(weights: Tensors, query: str, key: str, value: str, hidden: int) -> Dense:
-    """One [3H, H] matrix from three, so that one GEMM makes all of query, key and value."""
-    parts = [read_dense(weights, name, hidden, hidden) for name in (query, key, value)]
-    return Dense(
-        torch.cat([part.weight for part in parts]),
-        torch.cat([part.bias for part in parts if part.bias is not None]),
-        "identity",
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """Names in a post-norm layer: tensors, without the layer's prefix, and settings in config.json."""
+
+    qkv: tuple[str, str, str]
+    attention: tuple[str, str]  # output projection, norm
+    mlp: tuple[str, str, str]  # up, down, norm
+    hidden: str = "hidden_size"
+    intermediate: str = "intermediate_size"
+    activation: tuple[str, str] = ("hidden_act", "gelu")  # and its default
+
+
+def read_layer(
+    checkpoint: Checkpoint, prefix: str, names: LayerNames, eps: float, attention: Attention | None = None
+) -> Layer[Dense]:
+    """One post-norm layer; `attention` is plain by default."""
+    config, weights = checkpoint.config, checkpoint.weights
+    hidden, intermediate = require_int(config, names.hidden), require_int(config, names.intermediate)
+    parts = [read_dense(weights, prefix + name, hidden, hidden) for name in names.qkv]
+    bias = torch.cat([part.bias for part in parts if part.bias is not None])
+    output, attention_norm = names.attention
+    up, down, output_norm = names.mlp
+    return Layer(
+        qkv=Dense(torch.cat([part.weight for part in parts]), bias, "identity"),  # one product makes all three
+        attention=attention or PlainAttention(),
+        attention_output=read_dense(weights, prefix + output, hidden, hidden),
+        attention_norm=read_norm(weights, prefix + attention_norm, hidden, eps),
+        up=read_dense(weights, prefix + up, intermediate, hidden, str(config.get(*names.activation))),
+        down=read_dense(weights, prefix + down, hidden, intermediate),
+        output_norm=read_norm(weights, prefix + output_norm, hidden, eps),
     )
 
 
@@ -26,12 +51,18 @@ def read_dense(
 
 
 def read_norm(weights: Tensors, name: str, hidden: int, eps: float, *, bias: bool = True) -> Norm:
+    """`name`.weight [hidden] and, where the family has one, `name`.bias [hidden]."""
     weight = weights.take(name + ".weight", hidden)
     return Norm(weight, weights.take(name + ".bias", hidden) if bias else None, eps)
 
 
+def read_classifier(weights: Tensors, first: str, activation: str, second: str) -> tuple[Dense, ...]:
+    """The two layers of nearly every ...ForSequenceClassification, from the first token's state to the logits."""
+    return read_dense(weights, first, -1, -1, activation), read_dense(weights, second, -1, -1)
+
+
 def token_classifier(checkpoint: Checkpoint) -> tuple[Dense, ...]:
-    """...ForTokenClassification of nearly every family: one matrix."""
+    """The single matrix of nearly every ...ForTokenClassification."""
     return (read_dense(checkpoint.weights, "classifier", -1, -1),)
 
 
@@ -44,7 +75,7 @@ def require_int(config: Config, key: str) -> int:
 
 
 def refuse_variants(checkpoint: Checkpoint) -> None:
-    """Settings that change the arithmetic, and that this family's forward does not implement."""
+    """Raise UnsupportedCheckpoint for settings that change the arithmetic and are not implemented."""
     config = checkpoint.config
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UnsupportedCheckpoint(

@@ -1,4 +1,4 @@
-"""Attention on a GPU: every kind a model may have, and the kernel that each gets. qkv [R, 3H] to context [R, H]."""
+"""Attention on a GPU, qkv [R, 3H] to context [R, H]: the launch for each kind of attention and chosen kernel."""
 
 import math
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ from penstock.engine.model.weights import (
 
 @dataclass(frozen=True, slots=True)
 class AttentionTables:
-    """What attention needs of a model beside each layer's own weights; the same in every layer."""
+    """Tables of a model that all its layers share."""
 
     num_heads: int
-    short_bias: Tensor | None  # [num_heads, S, S], S even: the biases among a short sequence's positions
+    short_bias: Tensor | None  # [num_heads, S, S], S even: biases between the positions of a short sequence
     relative_rows: Tensor | None  # int32 [2 * max_tokens - 1]: row of DeBERTa's tables for each distance
 
     @classmethod
     def of(cls, encoder: Encoder[Any], device: torch.device) -> "AttentionTables":
-        """`encoder`, prepared for the device."""
+        """Of an encoder that was prepared for the device."""
         bias, rows = None, None
         match encoder.layers[0].attention:
             case BiasedAttention(bias=whole):
@@ -45,13 +45,13 @@ class AttentionTables:
         return cls(encoder.num_heads, bias, rows)
 
 
-class Turns:
-    """What rotary attention turns a batch's queries and keys by: gathered once for all layers that share a table."""
+class Rotations:
+    """Cosines and sines of rotary attention at a batch's positions, gathered once for layers that share a table."""
 
     def __init__(self, positions: Tensor) -> None:
         """positions int32 [R]: of each token in its own sequence."""
         self._positions = positions
-        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the table, which the weights hold
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the table, which the weights keep alive
 
     def of(self, attention: RotaryAttention) -> tuple[Tensor, Tensor]:
         """Cosines and sines, float32 [R, 1, 1, d / 2]."""
@@ -65,11 +65,11 @@ class Turns:
 
 
 def attend(
-    out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables, turns: Turns
+    out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables, rotations: Rotations
 ) -> Tensor:
-    """The context, in `out` or where a kernel of torch's put it. `inputs.shape.kernel` was chosen for `attention`.
+    """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`.
 
-    turns: the batch's, the same object in every layer.
+    rotations: the batch's, the same object in every layer.
     """
     scale = 1.0 / math.sqrt(out.shape[1] // tables.num_heads)
     match inputs.shape.kernel, attention:
@@ -88,7 +88,7 @@ def attend(
             return flash_attention(query, key, value, inputs, scale)
         case AttentionKernel.FLASH, RotaryAttention():
             view = qkv.view(len(qkv), 3, tables.num_heads, -1)
-            turned = rotated(view[:, :2], *turns.of(attention))
+            turned = rotated(view[:, :2], *rotations.of(attention))
             return flash_attention(turned[:, 0], turned[:, 1], view[:, 2], inputs, scale, attention.window)
         case kernel, other:
             raise RuntimeError(f"{kernel} was chosen for {type(other).__name__}. This is a bug.")
@@ -96,7 +96,7 @@ def attend(
 
 
 def _one_by_one(out: Tensor, qkv: Tensor, attention: BiasedAttention, inputs: Inputs, tables: AttentionTables) -> None:
-    """No kernel takes long packed sequences with a bias: torch's takes them one after another."""
+    """torch's attention, one launch a sequence: no kernel supports long packed sequences with a bias."""
     lengths = list(inputs.lengths)
     parts = torch.split(qkv.view(len(qkv), 3, tables.num_heads, -1), lengths)
     for rows, part in zip(torch.split(out, lengths), parts, strict=True):
@@ -110,7 +110,7 @@ def _disentangled(
     out: Tensor, qkv: Tensor, attention: DisentangledAttention, inputs: Inputs, tables: AttentionTables
 ) -> None:
     if tables.relative_rows is None:
-        raise RuntimeError("no table of relative rows was made for this model. This is a bug.")
+        raise RuntimeError("this model has no table of relative rows. This is a bug.")
     disentangled_attention(
         out,
         qkv,
@@ -125,7 +125,7 @@ def _disentangled(
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x [R, 2, heads, d], the first half of each head paired with its second, turned by [R, 1, 1, d / 2] angles.
+    """x [R, 2, heads, d] rotated by [R, 1, 1, d / 2] angles; the first half of each head is paired with its second.
 
     In float32 until the result, as transformers does (apply_rotary_pos_emb of its modeling_modernbert.py).
     """
@@ -140,9 +140,9 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, scale: float, window: int | None = None
 ) -> Tensor:
-    """torch's FlashAttention-2 over packed sequences, [R, heads, d] each, to [R, H] that it allocates.
+    """torch's FlashAttention-2 over packed sequences, [R, heads, d] each, to a new [R, H].
 
-    window: tokens further apart than this do not see each other.
+    window: tokens attend to others at most this far away; None: to all.
     """
     cu_seqlens, longest = inputs.cu_seqlens, inputs.shape.max_seqlen
     context: Tensor = torch.ops.aten._flash_attention_forward(
@@ -164,5 +164,5 @@ def flash_attention(
 
 
 def _even(bias: Tensor) -> int:
-    """Positions of the biases that short sequences need."""
+    """Positions of `short_bias`."""
     return min(MAX_SEQLEN, bias.shape[1] + bias.shape[1] % 2)

@@ -1,7 +1,7 @@
-"""The few shapes for which CUDA graphs are kept, and the one that a batch belongs to.
+"""Buckets of batches that share a CUDA graph.
 
-Everything that a captured graph holds fast is in its shape: the number of rows, of sequence slots, and the longest
-sequence, which is a host integer inside the launches of those attention kernels that follow no plan.
+A captured graph fixes the number of rows, the number of sequence slots, and the longest sequence, an argument of the
+attention kernels without a plan. These make up its shape.
 """
 
 from bisect import bisect_left
@@ -12,12 +12,12 @@ from penstock.engine.gpu.choice import AttentionKernel, longest_planned
 from penstock.engine.gpu.inputs import Shape
 from penstock.engine.types import PackedBatch
 
-# Beyond them kernels are launched one by one, a hundred times that the interpreter may be lost to another thread: the
-# device is slower than that, but the event loop waits for the interpreter too.
+# Larger batches are launched kernel by kernel. The device is slower than some 100 launches then, but each launch can
+# yield the GIL to another thread, or keep the event loop from it.
 GRAPH_ROWS = 16_384
 GRAPH_SLOTS = 2048
 
-# Numbers of rows, to the next of which a batch is rounded up: closer where a row costs more of the whole.
+# A batch's rows are rounded up to the next of these. Small numbers are closer, for a spare row costs relatively more.
 _ROWS: tuple[int, ...] = (
     *range(32, 512, 32),
     *range(512, 1024, 64),
@@ -25,20 +25,19 @@ _ROWS: tuple[int, ...] = (
     *range(8192, GRAPH_ROWS + 1, 256),
 )
 _MIN_SLOTS, _MIN_SEQLEN = 8, 32
-# Tokens of texts, the usual and the longest, the most common first. Of random batches of 2-100, 5-500 and 2-30 tokens
-# 99, 98 and 90 in a hundred are of the shapes that these make with all numbers of rows; where a launch is for the
-# longest of a batch (`longest_planned`), fewer of the last.
+# Tokens of texts, usual and longest, most common first. With all numbers of rows they make the shapes of 99, 98 and
+# 90 % of random batches of 2-100, 5-500 and 2-30 tokens; fewer of the last for kernels without a plan.
 _TYPICAL = ((64, 128), (128, 512), (32, 128), (256, 512), (16, 64))
 
 
 def graph_shape(
     batch: PackedBatch, max_tokens: int, choose: Callable[[int, int], AttentionKernel], *, has_types: bool
 ) -> Shape | None:
-    """The shape whose graph can run this batch; None for batches that no graph can run.
+    """The shape of the graph that can run this batch, or None.
 
-    max_tokens: longest sequence that the model allows. choose: the attention kernel for the longest sequence and
-    the rows. has_types: whether the model tells token types apart. If so, a batch without them shares the graph of
-    those with them: reading a row's type, 0, costs less than graphs of its own.
+    max_tokens: of the longest sequence that the model allows. choose: the attention kernel for the longest sequence and
+    the rows. has_types: whether the model distinguishes token types. Batches without types then share the graphs of
+    batches with types: reading zeros costs less than graphs of their own.
     """
     num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
@@ -54,8 +53,9 @@ def graph_shape(
 
 
 def likely_batches(max_rows: int, max_tokens: int) -> Iterator[list[int]]:
-    """Lengths of batches of up to `max_rows` tokens in all and `max_tokens` a sequence, at least one for each shape
-    that most batches of texts are of; several of few rows share one.
+    """Lengths of batches that together have the shapes of most batches of texts, the most common first.
+
+    max_rows: tokens of a batch, at most. max_tokens: of a sequence. Several small batches may share a shape.
     """
     for usual, longest in _TYPICAL:
         for rows in takewhile(lambda rows: rows <= max_rows, _ROWS):

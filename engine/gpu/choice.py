@@ -1,4 +1,4 @@
-"""Which attention kernel a batch gets, and the plan that some of them take. The crossovers were measured on an H200.
+"""Choice of the attention kernel for a batch, and the plan that some kernels take. Crossovers measured on an H200.
 
 Microseconds a layer, float16, 12 heads of 64, packed with 128 and with 64 queries a block, torch's FlashAttention-2:
 
@@ -9,7 +9,10 @@ Microseconds a layer, float16, 12 heads of 64, packed with 128 and with 64 queri
     one sequence of 50             short 3.5                   flash 6.4
 """
 
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +27,9 @@ from penstock.engine.model.weights import (
 )
 from penstock.engine.types import Int32Array
 
-# A warp for sixteen queries is quickest for the shortest sequences, and where few warps are all there is to do.
+# One warp for sixteen queries is fastest for the shortest sequences, and for batches of few rows.
 _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
-# Blocks of 128 queries fill an H200 from here on, at 12 heads; below it, twice as many of 64 are sooner done.
+# From this many rows on, blocks of 128 queries fill an H200 at 12 heads. Below, twice as many of 64 finish earlier.
 _ROWS_THAT_FILL = 2816
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
@@ -46,9 +49,9 @@ class AttentionKernel(Enum):
 def choose_kernel(
     attention: Attention, head_dim: int, max_seqlen: int, rows: int, *, shared_bytes: int
 ) -> AttentionKernel:
-    """For `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice where there is none.
+    """The kernel for `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice if there is none.
 
-    shared_bytes: what a block on the device can ask for.
+    shared_bytes: the most shared memory of a block on the device.
     """
     match attention:
         case PlainAttention():
@@ -66,7 +69,7 @@ def choose_kernel(
         case DisentangledAttention():
             if not disentangled_attention.supports(head_dim):
                 raise UnsupportedDevice(
-                    f"disentangled attention takes no heads of {head_dim} on a GPU; use device='cpu'."
+                    f"disentangled attention does not support heads of {head_dim} on a GPU; use device='cpu'."
                 )
             return AttentionKernel.DISENTANGLED
         case RotaryAttention():
@@ -78,46 +81,48 @@ def choose_kernel(
 def _flash(head_dim: int) -> AttentionKernel:
     if head_dim % _FLASH_STEP or head_dim > _FLASH_MOST:
         raise UnsupportedDevice(
-            f"attention takes no heads of {head_dim} on a GPU: multiples of {_FLASH_STEP} up to {_FLASH_MOST}; "
-            "use device='cpu'."
+            f"attention does not support heads of {head_dim} on a GPU, only multiples of {_FLASH_STEP} up to "
+            f"{_FLASH_MOST}; use device='cpu'."
         )
     return AttentionKernel.FLASH
 
 
+class _Plans(NamedTuple):
+    """How the batches of a kernel that follows a plan are planned."""
+
+    capacity: Callable[[int, int], int]
+    items: Callable[[Int32Array, int], Int32Array]
+    longest: int
+
+
+_PLANS = {
+    AttentionKernel.SHORT: _Plans(
+        short_attention.plan_capacity, short_attention.plan_items, short_attention.MAX_SEQLEN
+    ),
+    **{
+        kernel: _Plans(
+            partial(packed_attention.plan_capacity, queries=queries),
+            partial(packed_attention.plan_items, queries=queries),
+            packed_attention.MAX_SEQLEN,
+        )
+        for kernel, queries in ((AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128))
+    },
+}
+
+
 def plan_capacity(kernel: AttentionKernel, rows: int, slots: int) -> int:
-    """Rows of the plan [*, 2] that any batch of this shape may need."""
-    match kernel:
-        case AttentionKernel.SHORT:
-            return short_attention.plan_capacity(rows, slots)
-        case AttentionKernel.PACKED_64:
-            return packed_attention.plan_capacity(rows, slots, 64)
-        case AttentionKernel.PACKED_128:
-            return packed_attention.plan_capacity(rows, slots, 128)
-        case _:
-            return 0
+    """Rows of the plan [*, 2] that any batch of this shape may need; 0 for a kernel without a plan."""
+    return _PLANS[kernel].capacity(rows, slots) if kernel in _PLANS else 0
 
 
 def longest_planned(kernel: AttentionKernel) -> int | None:
-    """Tokens of the longest sequence that a plan may hold: all that such a kernel's launch knows of lengths. None for a
-    kernel that follows no plan: its launch is for the longest of a batch.
+    """Tokens of the longest sequence that a plan may hold: the launch does not depend on the batch's longest.
+
+    None for a kernel without a plan, whose launch does.
     """
-    match kernel:
-        case AttentionKernel.SHORT:
-            return short_attention.MAX_SEQLEN
-        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128:
-            return packed_attention.MAX_SEQLEN
-        case _:
-            return None
+    return _PLANS[kernel].longest if kernel in _PLANS else None
 
 
 def plan_items(kernel: AttentionKernel, cu_seqlens: Int32Array, capacity: int) -> Int32Array:
     """The plan [capacity, 2] of a batch."""
-    match kernel:
-        case AttentionKernel.SHORT:
-            return short_attention.plan_items(cu_seqlens, capacity)
-        case AttentionKernel.PACKED_64:
-            return packed_attention.plan_items(cu_seqlens, capacity, 64)
-        case AttentionKernel.PACKED_128:
-            return packed_attention.plan_items(cu_seqlens, capacity, 128)
-        case _:
-            return np.empty((0, 2), np.int32)
+    return _PLANS[kernel].items(cu_seqlens, capacity) if kernel in _PLANS else np.empty((0, 2), np.int32)

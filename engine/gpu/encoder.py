@@ -95,8 +95,13 @@ class GpuEncoder:
             return self._graphs.run(inputs.shape, self._graph_work(inputs.shape))
         return self._launch(inputs, self._workspace)
 
+    @property
+    def is_capture_due(self) -> bool:
+        """Whether `capture_next` has a graph to capture."""
+        return self._graphs is not None and self._graphs.is_due
+
     def capture_next(self) -> bool:
-        """Capture the graph that is due most, if any is. Returns whether one was. Called between batches."""
+        """Capture one graph that is due, if any is. Returns whether one was. Called between batches."""
         return self._graphs is not None and self._graphs.capture_next(self._graph_work)
 
     def prepare(self, batch: PackedBatch) -> bool:

@@ -1,4 +1,4 @@
-"""The engine on a GPU: batches queued on one stream, one ahead of the other; rows are copied back asynchronously."""
+"""The engine on a GPU: batches queued on one stream, rows copied back asynchronously."""
 
 import contextlib
 import re
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation"
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Hidden states, and where the sequences lie in them. Both are overwritten by the next batch on the same stream."""
+    """A batch's hidden states and description. The next batch on the stream overwrites both."""
 
     hidden: Tensor  # [rows, H], at least as many rows as the batch has tokens
     inputs: Inputs
@@ -63,7 +63,7 @@ class GpuEngine:
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
 
     def warm_up(self) -> None:
-        """Run a batch for every kind of kernel and every head, so that requests do not wait for a kernel's compilation.
+        """Run a batch for every kind of kernel and every head, so that no request waits for a kernel's compilation.
 
         Takes seconds where no kernel was compiled on this machine before. Called at load. Raises as `run` does.
         """
@@ -74,7 +74,7 @@ class GpuEngine:
 
     @torch.inference_mode()
     def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
-        """See `PreparedEngine.prepare`: captures the graphs of likely batches, up to `max_tokens` in all."""
+        """See `PreparedEngine.prepare`: captures the graphs of likely batches."""
         until = time.perf_counter() + budget_s
         try:
             with torch.cuda.stream(self._stream):
@@ -120,6 +120,8 @@ class GpuEngine:
 
     @torch.inference_mode()
     def _capture_next(self) -> bool:
+        if not self._encoder.is_capture_due:  # the usual case, at little cost
+            return False
         with torch.cuda.stream(self._stream):
             return self._encoder.capture_next()
 
@@ -144,7 +146,7 @@ class GpuEngine:
         return RunningBatch(self, batch, fetched, pinned, started, ended)
 
     def _fetch(self, rows: Mapping[TaskOptions, Tensor], pinned: Tensor) -> dict[TaskOptions, Tensor]:
-        """Queue the copies of all rows into the pinned memory; returns where they will be."""
+        """Queue the copies of all rows into the pinned memory. Returns views of it."""
         fetched, start = {}, 0
         for wanted, result in rows.items():
             fetched[wanted] = pinned[start : start + result.numel()].view(result.shape)
@@ -163,7 +165,7 @@ class GpuEngine:
         return [rows[wanted][index] for index, wanted in enumerate(batch.options)]
 
     def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
-        """float32, one row a sequence, or with a head that reads tokens one a token."""
+        """float32 rows: one for each sequence, or for each token if the head reads tokens."""
         if wanted.task == "embed":
             return self._embeddings(encoded, batch, wanted)
         head = self._heads.get(wanted.task)
@@ -208,25 +210,16 @@ class GpuEngine:
         raise error
 
 
+@dataclass(frozen=True, slots=True)
 class RunningBatch:
     """A batch that the device works on."""
 
-    def __init__(
-        self,
-        engine: GpuEngine,
-        batch: PackedBatch,
-        fetched: Mapping[TaskOptions, Tensor],
-        pinned: Tensor,
-        started: torch.cuda.Event,
-        ended: torch.cuda.Event,
-    ) -> None:
-        """fetched: each option's rows, in `pinned`; filled once `ended` has come."""
-        self._engine = engine
-        self._batch = batch
-        self._fetched = fetched
-        self._pinned = pinned
-        self._started = started
-        self._ended = ended
+    _engine: GpuEngine
+    _batch: PackedBatch
+    _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_pinned`; filled once `_ended` has come
+    _pinned: Tensor
+    _started: torch.cuda.Event
+    _ended: torch.cuda.Event
 
     def result(self) -> BatchOutput:
         """See `Running.result`. Sleeps until the device is done, without the GIL. Raises DeviceFailed."""

@@ -1,6 +1,5 @@
 """CUDA graphs of forward passes, one for each shape: captured ahead or while the device is idle, then replayed."""
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
@@ -36,7 +35,8 @@ class Graphs:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[Shape, _Graph] = {}
-        self._launched: Counter[Shape] = Counter()  # batches of each shape that may still be captured
+        self._seen: set[Shape] = set()
+        self._due: dict[Shape, None] = {}  # shapes of two batches or more, in the order of the second
         self._refused: set[Shape] = set()
         self._held_bytes = 0
         self._is_full = False
@@ -54,6 +54,11 @@ class Graphs:
         """Whether half of the limit is used. The other half is for the shapes of real batches."""
         return 2 * len(self._captured) >= _MAX_GRAPHS or 2 * self._held_bytes >= _MAX_HELD_BYTES
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `capture_next` has a shape to capture."""
+        return bool(self._due)
+
     def run(self, shape: Shape, work: Work) -> Tensor:
         """The result of `work`, from the shape's graph if there is one. Never captures.
 
@@ -61,20 +66,18 @@ class Graphs:
         """
         found = self._captured.get(shape)
         if found is None:
-            if not self._is_full and shape not in self._refused:
-                self._launched[shape] += 1
+            if shape in self._seen and shape not in self._refused and not self._is_full:
+                self._due[shape] = None
+            self._seen.add(shape)
             return work()
         graph, result = found
         graph.replay()
         return result
 
     def capture_next(self, work_of: Callable[[Shape], Work]) -> bool:
-        """Capture the shape that most batches were launched for, if there were two. Returns whether there was one.
-
-        Called with no batch waiting for the host.
-        """
-        shape, count = max(self._launched.items(), key=lambda item: item[1], default=(None, 0))
-        if shape is None or count < 2:
+        """Capture one shape that is due, if any is. Returns whether one was. Called with no batch waiting."""
+        shape = next(iter(self._due), None)
+        if shape is None:
             return False
         self.capture(shape, work_of(shape))
         return True
@@ -84,12 +87,12 @@ class Graphs:
 
         The kernels that `work` launches are loaded already: no module can be loaded during a capture.
         """
-        self._launched.pop(shape, None)
+        self._due.pop(shape, None)
         if shape in self._captured or shape in self._refused or self._is_full:
             return
         self._is_full = len(self._captured) >= _MAX_GRAPHS or self._held_bytes >= _MAX_HELD_BYTES
         if self._is_full:
-            self._launched.clear()
+            self._due.clear()
             log.warning("graphs_full", graphs=len(self._captured), held_bytes=self._held_bytes)
         else:
             self._capture(shape, work)

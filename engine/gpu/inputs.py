@@ -1,4 +1,4 @@
-"""What a batch's kernels need to know of it, laid out on the host and copied to the device at once, asynchronously."""
+"""A batch's description for its kernels: laid out on the host, then copied to the device in one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a batch as the device sees it: launches depend on the batch through this alone.
+    """The shape of a batch on the device; launches depend on the batch only through it.
 
-    `rows` may exceed the batch's tokens, and `slots` its sequences: the rest of the rows are sequences of their own, of
-    token 0, so that no kernel ever meets an undefined row; the rest of the slots are empty sequences.
+    `rows` may exceed the batch's tokens, and `slots` its sequences. Spare rows are sequences of token 0, so that every
+    row is defined. Spare slots are empty sequences.
     """
 
     rows: int
     slots: int
-    max_seqlen: int  # at least that of every sequence
-    has_types: bool  # whether the device is told each row's token type; else all are of type 0
+    max_seqlen: int  # at least the tokens of every sequence
+    has_types: bool  # whether each row's token type is uploaded; otherwise all are 0
     kernel: AttentionKernel
 
     @property
@@ -49,8 +49,8 @@ class Inputs:
     cu_seqlens: Tensor  # [slots + 1]
     token_types: Tensor | None  # [rows]
     attention_plan: Tensor  # [shape.plan_items, 2]
-    at_rest: bool  # whether it lies where it will lie for every batch of this shape, as graphs need it
-    lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`, for graphs must not see them
+    at_rest: bool  # whether the addresses are the same for every batch of this shape, as graphs need
+    lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`: a graph cannot depend on them
 
 
 def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool = True) -> Shape:
@@ -65,7 +65,7 @@ def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool 
 
 
 def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
-    """Write the batch's description, `shape.num_values` values, to `out`. ValueError when it does not fit the shape."""
+    """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape."""
     num_tokens = len(batch.token_ids)
     token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
     _fill_slots(cu_seqlens, batch.cu_seqlens, shape)
@@ -80,7 +80,7 @@ def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
 
 
 def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:
-    """The sections of a description that was copied to `device`, int32 [at least shape.num_values]."""
+    """The sections of a description in `device`, int32 [at least shape.num_values]."""
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
         shape=shape,
@@ -95,7 +95,7 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
 
 
 def _fill_slots(slots: Int32Array, own: Int32Array, shape: Shape) -> None:
-    """Boundaries of all slots: the batch's own, then sequences that fill the spare rows, then empty ones."""
+    """Write the bounds of all slots: the batch's own, then sequences that fill the spare rows, then empty ones."""
     num_own, end = len(own), int(own[-1])
     if num_own > len(slots) or end > shape.rows:
         raise ValueError(f"A batch of {num_own - 1} sequences with {end} tokens does not fit {shape}. This is a bug.")
@@ -109,7 +109,7 @@ def _fill_slots(slots: Int32Array, own: Int32Array, shape: Shape) -> None:
 
 @lru_cache(maxsize=1024)
 def _sections(shape: Shape) -> tuple[slice, ...]:
-    """Where among the values the token ids, positions, cu_seqlens, token types and plan lie."""
+    """The token ids, positions, cu_seqlens, token types and plan among the values."""
     sizes = shape.rows, shape.rows, shape.slots + 1, shape.rows if shape.has_types else 0, 2 * shape.plan_items
     starts = [0, *accumulate(-(-size // _SECTION) * _SECTION for size in sizes)]
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))

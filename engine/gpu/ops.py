@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Turns, attend
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
@@ -61,13 +61,13 @@ def prepare_for_gpu(weights: EncoderWeights, dtype: torch.dtype, device: torch.d
 
 
 class GpuOps:
-    """The operations for one batch. Each writes to `out` on torch's current stream and does not wait for the device."""
+    """The operations for one batch. Each writes to `out` on torch's current stream, asynchronously."""
 
     def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products) -> None:
         self._inputs = inputs
         self._tables = tables
         self._products = products
-        self._turns = Turns(inputs.positions)
+        self._rotations = Rotations(inputs.positions)
 
     def by_name(self) -> Mapping[str, Callable[..., Tensor]]:
         """For `Program.run`: the operations of `PreNormOps`, each with its outputs first, then its inputs."""
@@ -118,7 +118,7 @@ class GpuOps:
         return self._project_add_norm(out, total, x, residual, dense, norm)
 
     def attend(self, out: Tensor, qkv: Tensor, attention: Attention) -> Tensor:
-        return attend(out, qkv, attention, self._inputs, self._tables, self._turns)
+        return attend(out, qkv, attention, self._inputs, self._tables, self._rotations)
 
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm

@@ -1,22 +1,22 @@
-"""Which products of a forward are ours, and not cuBLAS's. The crossovers were measured on an H200.
+"""Choice between cuBLAS and our own matrix products. The crossovers were measured on an H200.
 
-Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights from beyond the L2 cache: cuBLAS and a
-launch for what follows it, and ours (part `products` of ops/bench/results/gpu/nvidia-h200, which has more).
+Few rows: microseconds a product in a CUDA graph, float16, BERT-base, weights not in the L2 cache. On the left cuBLAS
+and a launch for the operations after it, on the right ours (part `products` of ops/bench/results/gpu/nvidia-h200).
 
     rows                            32           64           128          256
     to 3,072, bias and GELU         7.8   4.6    7.9   4.9    7.9   5.7    7.7   no
     from 768, residual and norm     7.1   4.5    6.4   4.4    6.5   5.0    6.8   no
     from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
-A row's bytes are read anew by every block that computes columns of it, so that larger products are cuBLAS's. So are
-those that nothing follows: alone ours are quicker up to 32 rows, but a whole forward gains nothing.
+Every block that computes columns of a row reads the row again, so cuBLAS computes larger products. It also computes
+products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing.
 
 Many rows, to 3,072 with bias and GELU:
 
     rows                            1,024        1,536        2,048        4,096        16,384
                                     14.9  14.3   19.3  no     23.6  20.1   46.0  36.7   184   151
 
-and to 2,304 with bias alone, which takes 1 to 5 % off a forward of 2,048 rows and more.
+and to 2,304 with bias alone, which saves 1 to 5 % of a forward of 2,048 rows and more.
 """
 
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ from penstock.engine.kernels import wide_product
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
 
 MAX_ROWS = 224
-_ACTIVATED_PRODUCTS = 3.1e8  # multiplications, up to which a product of few rows is ours
+_ACTIVATED_PRODUCTS = 3.1e8  # most multiplications of a product of few rows that is ours
 _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
-_BLOCKS = 200  # that run at a time, at one or two a multiprocessor
+_BLOCKS = 200  # running at a time, one or two a multiprocessor
 
 _WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
-_WIDE_DEPTH = 256  # a tile of less is not worth its beginning and end
-_WIDE_SHARE = 0.65  # of the tensor cores' time, at least, that is not lost to a last round of too few tiles
+_WIDE_DEPTH = 256  # tiles of less depth are dominated by their prologue and epilogue
+_WIDE_SHARE = 0.65  # least share of tiles in full rounds: the last round may leave tensor cores idle
 
 # Whether cuBLAS may add the parts of a float16 product in float16, torch's default. To measure what it would gain, set
 # it to True and run the parts `products` and `grid` of ops/bench/gpu.
@@ -50,7 +50,7 @@ log = structlog.get_logger("penstock.engine")
 
 
 class Split(NamedTuple):
-    """How the depth of a product is shared out."""
+    """A split-K product."""
 
     tile: Tile
     num_parts: int
@@ -58,14 +58,14 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the products of one model have on a device."""
+    """Resources of the products of one model on a device."""
 
-    scratch: Tensor  # float32, for the parts of a product to the hidden size; what it holds is nobody's
-    wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: it does not
+    scratch: Tensor  # float32, for the parts of a product to the hidden size; overwritten by each
+    wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: not supported
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, activations: set[str]) -> "Products":
-        """For products that `activations` follow. Compiles what is slow to compile."""
+        """Allocate the scratch, and compile `wide_product` for these activations."""
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
@@ -80,7 +80,7 @@ class Products:
         return cls(scratch, groups)
 
     def is_wide(self, rows: int, width: int, depth: int, *, is_plain: bool) -> bool:
-        """Whether act(x w' + bias), w [width, depth], is for `wide_product`. is_plain: there is no activation."""
+        """Whether `wide_product` computes act(x w' + bias), w [width, depth]. is_plain: there is no activation."""
         is_small = rows < (_WIDE_PLAIN_ROWS if is_plain else _WIDE_ROWS) or depth < _WIDE_DEPTH
         if is_small or not self.wide_groups:
             return False
@@ -110,23 +110,23 @@ def _allow_reduced_sums(float16: bool, bfloat16: bool) -> None:
 
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:
-    """Of act(x w' + bias), w [width, depth], if it is for `short_product`."""
+    """The tile of `short_product` for act(x w' + bias), w [width, depth]; None if it does not compute that."""
     if rows > MAX_ROWS or rows * width * depth > _ACTIVATED_PRODUCTS:
         return None
     return Tile(32, 32) if rows <= 96 else Tile(64, 32)
 
 
 def short_split(rows: int, width: int, depth: int) -> Split | None:
-    """Of x w' before a norm, which adds the parts up, if it is for `split_product`."""
+    """The split of `split_product` for x w' before a norm; None if it does not compute that."""
     if rows > MAX_ROWS or rows * width * depth > _SPLIT_PRODUCTS:
         return None
     tile = Tile(32, 32) if rows <= 32 or depth <= 1024 else Tile(64, 64)
     blocks = -(-rows // tile.rows) * -(-width // tile.columns)
     stages = -(-depth // STAGE_DEPTH)
     stages_a_part = -(-stages // max(1, min(_MAX_SPLITS, _BLOCKS // blocks, stages)))
-    return Split(tile, -(-stages // stages_a_part))  # fewer, where the last ones would be left without a stage
+    return Split(tile, -(-stages // stages_a_part))  # fewer if the last would have no stage
 
 
 def most_parts(width: int) -> int:
-    """Values of float32 that the parts of any product to `width` have room in."""
+    """float32 values that the parts of any product to `width` fit into."""
     return max(MAX_ROWS * width, _BLOCKS * 64 * 64)

@@ -1,4 +1,4 @@
-"""What a model must be for the kernels, looked at once, at load: else it would fail in every batch."""
+"""Requirements of the kernels on a model, checked at load."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,9 @@ from penstock.engine.model.weights import Dense, EncoderWeights
 
 
 def require_supported(weights: EncoderWeights) -> None:
-    """Raises UnsupportedDevice for sizes that no kernel takes, UnsupportedCheckpoint for an unknown activation.
+    """Raise UnsupportedDevice for sizes without a kernel, UnsupportedCheckpoint for an unknown activation.
 
-    Attention and its head size are `choose_kernel`'s to refuse.
+    `choose_kernel` checks attention and its head size.
     """
     _require_width("hidden size", weights.hidden_size, MAX_HIDDEN)
     _require_width("embedding size", weights.embeddings.words.shape[1], MAX_HIDDEN)
@@ -27,7 +27,7 @@ def _require_width(name: str, width: int, largest: int | None) -> None:
     if width % VECTOR:
         raise UnsupportedDevice(f"{name} {width} is no multiple of {VECTOR}; use device='cpu'.")
     if largest is not None and width > largest:
-        raise UnsupportedDevice(f"{name} {width} is more than the {largest} that kernels take; use device='cpu'.")
+        raise UnsupportedDevice(f"{name} {width} is more than the {largest} that kernels support; use device='cpu'.")
 
 
 def _matrices(weights: EncoderWeights) -> Iterator[Dense]:

@@ -1,7 +1,6 @@
-"""The arena's chunks as tensors, and a plan's buffers as views of them."""
+"""Device memory of a forward's intermediates: the arena's chunks as tensors, and buffers as views of them."""
 
 import contextlib
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -11,40 +10,29 @@ from penstock.engine.memory import Arena, Plan, Planner
 from penstock.engine.model.program import Program
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Device memory of the arena."""
-
-    bytes: Tensor  # uint8
-
-    @property
-    def address(self) -> int:
-        return self.bytes.data_ptr()
-
-
 def release_cached_memory() -> None:
     """Return memory that torch's allocator holds unused to the device, if the allocator can.
 
-    After a failed capture torch 2.8's allocator refuses for ever, as if one were underway; that error is ignored.
+    After a failed capture torch 2.8's allocator refuses from then on, as if one were underway; that error is ignored.
     """
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 
 
 class Workspace:
-    """Where the intermediates of one program lie, batch by batch. One stream; nothing is allocated after warm-up."""
+    """Memory for the intermediates of one program, batch by batch, on one stream."""
 
     def __init__(self, program: Program, dtype: torch.dtype, device: torch.device) -> None:
         self._program = program
         self._dtype = dtype
         self._device = device
         self._planner = Planner(program.lifetimes)
-        self.arena: Arena[Chunk] = Arena(self._allocate, lambda chunk: None)  # torch frees what is no longer held
+        self.arena: Arena[Tensor] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
         self._views = lru_cache(maxsize=256)(self._make_views)
-        self._most_rows = 0  # of a batch since the last `trim`
+        self._most_rows = 0  # of the batches since the last `trim`
 
     def reserve(self, rows: int) -> None:
-        """Hold memory for batches of up to so many rows."""
+        """Allocate memory for batches of up to `rows` rows."""
         self.arena.place(self._planner.plan(rows, 1, self.arena.chunk_bytes))
 
     def buffers(self, rows: int) -> list[Tensor]:
@@ -56,15 +44,14 @@ class Workspace:
         return [slots[slot] for slot in plan.slot_of]
 
     def trim(self) -> None:
-        """Give back to the device what the batches since the last call did not need.
+        """Release memory that the batches since the last call did not need. No work may be using the workspace.
 
-        No work on the device may be using the workspace. If there is no memory for what they did need, OutOfMemoryError
-        passes through, and the workspace is empty.
+        Raises OutOfMemoryError if the memory that they did need cannot be allocated again; the workspace is then empty.
         """
         most_rows, self._most_rows = self._most_rows, 0
         if self.arena.trim():
-            self._views.cache_clear()  # the last to hold the old chunks
-            release_cached_memory()  # or torch would keep them, and cut the new chunk out of the largest
+            self._views.cache_clear()  # the last references to the old chunks
+            release_cached_memory()  # otherwise torch keeps them and cuts the new chunk out of one
             if most_rows:
                 self.reserve(most_rows)
 
@@ -75,8 +62,8 @@ class Workspace:
 
     def _view(self, plan: Plan, slot: int, rows: int, width: int) -> Tensor:
         start = plan.slot_offset[slot]
-        chunk = self.arena.buffers[plan.slot_chunk[slot]].bytes
+        chunk = self.arena.buffers[plan.slot_chunk[slot]]
         return chunk[start : start + rows * width * self._dtype.itemsize].view(self._dtype).view(rows, width)
 
-    def _allocate(self, num_bytes: int) -> Chunk:
-        return Chunk(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))
+    def _allocate(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)

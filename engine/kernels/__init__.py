@@ -1,1 +1,1 @@
-"""CUDA kernels: one .cu file and one short wrapper each. Nothing is compiled before it is first used."""
+"""CUDA kernels: one .cu file and one short wrapper each, compiled at first use."""

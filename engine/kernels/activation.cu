@@ -3,9 +3,9 @@
 // Layout: x [rows, width], bias [width] or null; gated: out [rows, width], x [rows, 2 * width]. Contiguous, width a
 //   multiple of 8.
 // Threads: (x, y): x is a column vector of eight, kept with its bias in registers for all the rows of the thread; rows
-//   are y, then a stride of the whole grid's rows. Four rows' loads are in flight before the first use.
-// Versions: 1. this: some 16 float instructions an element for the exact GELU, below what hides behind the bytes.
-//   In the epilogue of a product instead: short_product.cu, wide_product.cu.
+//   are y, then a stride of the whole grid's rows. The loads of four rows are in flight before the first use.
+// Versions: 1. this: some 16 float instructions an element for the exact GELU, hidden behind the memory accesses.
+//   short_product.cu and wide_product.cu have the activation in the epilogue of a product.
 
 constexpr int ROWS_IN_FLIGHT = 4;
 

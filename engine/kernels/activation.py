@@ -1,4 +1,4 @@
-"""Bias and activation in place, and gated activations: the launches."""
+"""Launches of activations: with a bias in place, and gated."""
 
 import numpy as np
 from torch import Tensor
@@ -7,7 +7,7 @@ from penstock.engine.kernels.library import index_of, kernel, multiprocessors, p
 
 KINDS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "identity")
 _THREADS, _VECTOR, _ROWS_IN_FLIGHT = 128, 8, 4  # as in activation.cu
-_BLOCKS_PER_PROCESSOR = 16  # as many as there is room for
+_BLOCKS_PER_PROCESSOR = 16  # as many as fit
 _MAX_GRID_Y = 65_535
 
 
@@ -15,7 +15,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> None:
     """x = act(x + bias), in place.
 
     x [R, I], bias [I]: float16 or bfloat16, I a multiple of 8. kind: one of KINDS; "gelu" is the exact one (by erf), to
-    1 ulp. One launch; none when there is nothing to do. Raises ValueError for anything else.
+    1 ulp. One launch, or none if there is nothing to do. Raises ValueError for anything else.
     """
     rows, width = x.shape
     grid, block = _geometry(rows, width, kind, index_of(x))
@@ -48,7 +48,7 @@ def gated(out: Tensor, x: Tensor, kind: str) -> None:
 
 
 def _geometry(rows: int, width: int, kind: str, device: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Columns along x, rows along y: a row a thread until the device is full, then four of them."""
+    """Grid and block: columns along x, rows along y; a row a thread until the device is full, then four rows."""
     if kind not in KINDS:
         raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
     if width <= 0 or width % _VECTOR:

@@ -1,9 +1,9 @@
 // The activations, one value at a time, in float.
 
-// GELU(x) = x Phi(x) = max(x, 0) - t Phi(-t) with t = |x|: nothing cancels for negative x, so that the tail keeps its
-// relative accuracy. log2 Phi(-t) is smooth on [0, 13.2], beyond which the result vanishes in either type; this is its
-// minimax polynomial, weighted by what half precision can tell apart. Within 1 ulp of the exact GELU for every half and
-// bfloat16 value, but for results below 2^-122, which may be 0.
+// GELU(x) = x Phi(x) = max(x, 0) - t Phi(-t) with t = |x|: no cancellation for negative x, so the tail keeps its relative
+// accuracy. log2 Phi(-t) is smooth on [0, 13.2], beyond which the result is zero in either type. This is its minimax
+// polynomial, weighted by the resolution of half precision. It is within 1 ulp of the exact GELU for every half and
+// bfloat16 value, except that results below 2^-122 may be 0.
 struct Gelu {
     static __device__ __forceinline__ float apply(float x) {
         const float t = min_nan(fabsf(x), 13.2f);
@@ -51,7 +51,7 @@ template <typename Act> __device__ __forceinline__ void apply_to_all(float (&val
     for (int i = 0; i < VECTOR; ++i) values[i] = Act::apply(values[i]);
 }
 
-// By number, where a kernel of its own for each would be too many: the order of activation.py's KINDS.
+// By number, in the order of activation.py's KINDS: for kernels that are not compiled for each activation.
 __device__ __forceinline__ void activate(int kind, float (&values)[VECTOR]) {
     switch (kind) {
         case 0: return apply_to_all<Gelu>(values);

@@ -1,7 +1,7 @@
 // Common to all kernels; put before each of them as text. `scalar` is __half or __nv_bfloat16.
 //
-// Values are read and written sixteen bytes (eight scalars, a "vector") at a time, and computed with in float.
-// Pointers that may be null say so where they are declared. Compiled with -ftz=true: subnormal floats count as zero.
+// Values are read and written sixteen bytes (eight scalars, a "vector") at a time; arithmetic is float. Declarations
+// say which pointers may be null. Compiled with -ftz=true: subnormal floats count as zero.
 
 constexpr int WARP = 32;
 constexpr int VECTOR = 8;
@@ -27,7 +27,7 @@ template <> __device__ __forceinline__ __nv_bfloat162 from_float2<__nv_bfloat162
 __device__ __forceinline__ uint4 load_vector(const scalar* p) { return *reinterpret_cast<const uint4*>(p); }
 __device__ __forceinline__ void store_vector(scalar* p, uint4 v) { *reinterpret_cast<uint4*>(p) = v; }
 
-// For data that is read once: it should not push out of L1 what every row needs.
+// For data that is read once: it does not evict from L1 the data that every row needs.
 __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -35,11 +35,11 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
     return v;
 }
 
-// The first thing every kernel does: kernels are launched while the one before is still at work (launch.py), and may
-// neither read what it writes nor write what it reads before it has ended. Only weights may be asked for earlier. For
-// the same reason nothing but weights is read through the read-only cache (__ldg): the compiler could move that above
-// the wait. The kernel after may begin as soon as all blocks of this one have come here: then it waits in its turn, and
-// as this one ends only after its own wait, whoever waits for it has waited for all before it.
+// Called first in every kernel. A kernel is launched while the one before it still runs (launch.py); before that one has
+// ended it may neither read its results nor write its inputs. Only weights may be loaded earlier. For the same reason
+// only weights are read through the read-only cache (__ldg): the compiler could move such a load above the wait. The
+// next kernel may start once all blocks of this one are here, and waits in turn. A kernel ends only after its own wait,
+// so waiting for it is waiting for all kernels before it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -87,7 +87,7 @@ __device__ __forceinline__ void add_floats(float (&values)[VECTOR], float4 low, 
     for (int i = 0; i < VECTOR; ++i) values[i] += more[i];
 }
 
-// fmaxf and fminf drop NaN; these keep it.
+// fmaxf and fminf drop NaN; these propagate it.
 __device__ __forceinline__ float max_nan(float a, float b) {
     float result;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -120,8 +120,7 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// Sum over a group of WARPS warps, in an order that depends on nothing else. A group of one is a warp; a larger one is
-// the whole block.
+// Sum over a group of WARPS warps, in a fixed order. A group of one is a warp; a larger one is the whole block.
 template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
     v = warp_sum(v);
     if constexpr (WARPS > 1) {
@@ -137,9 +136,9 @@ template <int WARPS> __device__ __forceinline__ float group_sum(float v) {
 }
 
 // A row that a group of WARPS warps holds in registers, less its mean and over its deviation: vector `i` of thread
-// `lane` of the group is the columns from 8 * (lane + i * 32 * WARPS), and zero where that is beyond `hidden`. The
-// variance is that of the differences from the mean. The mean is a division, not a product: then constant rows have no
-// variance at all.
+// `lane` of the group is the columns from 8 * (lane + i * 32 * WARPS), and zero beyond `hidden`. The variance is that of
+// the differences from the mean. The mean is a division, not a product with a reciprocal: constant rows then have a
+// variance of exactly zero.
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void standardize_row(float (&values)[PER_THREAD][VECTOR], int hidden, float eps) {
     const int lane = threadIdx.x % (WARP * WARPS);
@@ -175,15 +174,14 @@ __device__ __forceinline__ void multiply_vector(float (&values)[VECTOR], uint4 v
     for (int i = 0; i < VECTOR; ++i) values[i] *= factors[i];
 }
 
-// The kernels that walk over rows: warps a row, vectors of a thread, and the blocks that a multiprocessor holds, which
-// is library.py's table too.
+// The kernels that loop over rows: warps a row, vectors a thread, and blocks a multiprocessor, as in library.py.
 #define ROW_GEOMETRIES(ENTRY)                                   \
     ENTRY(1, 1, 6) ENTRY(1, 2, 4) ENTRY(1, 3, 3) ENTRY(1, 4, 2) \
     ENTRY(8, 1, 3) ENTRY(8, 2, 2) ENTRY(8, 3, 1) ENTRY(8, 4, 1)
 #define ROW_BOUNDS(WARPS, BLOCKS) __launch_bounds__(WARPS == 1 ? 128 : 256, BLOCKS)
 
-// A norm's weights for the columns of one thread of a group, in registers: asked for before the wait, and once for all
-// rows. What is null counts as zero.
+// A norm's weights for the columns of one thread of a group, in registers: loaded before the wait, once for all rows.
+// Null pointers count as zeros.
 template <int WARPS, int PER_THREAD> struct NormWeights {
     uint4 shift[PER_THREAD], gamma[PER_THREAD], beta[PER_THREAD];
 
@@ -226,7 +224,7 @@ template <int WARPS, int PER_THREAD> struct NormWeights {
 template <typename T> constexpr bool IS_HALF = false;
 template <> constexpr bool IS_HALF<__half> = true;
 
-// sum [16, 8] += a [16, 16] b [16, 8]; which thread holds which part: the headers of the attention kernels say it.
+// sum [16, 8] += a [16, 16] b [16, 8]; the headers of the attention kernels describe which thread holds which part.
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     if constexpr (IS_HALF<scalar>)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

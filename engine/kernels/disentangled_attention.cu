@@ -23,7 +23,7 @@
 // column of P in the eight lanes that share lane % 4, and within those lanes the skew is a permutation, so each
 // element moves by one warp shuffle: nothing goes through shared memory.
 //
-// Determinism: a row's arithmetic depends on its own sequence only, not on its neighbours, the grid or N.
+// Determinism: a row's arithmetic depends only on its own sequence, not on other sequences, the grid or N.
 //
 // Softmax is online, base 2; a row's reference moves only when a score of its warp exceeds it by more than 8 in the
 // exponent, as in short_attention.cu.
@@ -31,8 +31,8 @@
 // Registers and shared memory (ptxas 12.9, both types, no spills; three CTAs an SM, which is 48 KiB each at D = 64):
 //     D = 64: c2p_p2c 168, c2p 138, p2c 166; D = 32: 138, 96, 122 (sm_90; sm_80 at most as many).
 //
-// Version ladder. Measured inside DeBERTa-v3-base alone: at least 7 times as fast as transformers' forward on an H200
-// (ops/bench/results/nvidia-h200); this kernel was not timed by itself, nor against what was not built.
+// Versions. Measured only inside DeBERTa-v3-base: at least 7 times as fast as transformers' forward on an H200
+// (ops/bench/results/gpu/nvidia-h200); this kernel was not timed alone, nor against the alternatives below.
 //     v1  this file. Not built: (a) c2p and p2c by two batched GEMMs into a workspace and a gathering kernel: 2 * R *
 //         2 * span values a head written and read again; (b) C and P skewed through shared memory: 56 instead of 16
 //         wavefronts a block, and a barrier. Tried in the compiler only: reading Qr's fragments twice instead of
@@ -94,7 +94,7 @@ struct Shared {
     scalar qr[P2C ? RING * D : 8];
 };
 
-// What a CTA works on. Pointers are at the sequence's first row and the head's first column.
+// The work of a CTA. Pointers are at the sequence's first row and the head's first column.
 struct Item {
     scalar* out;
     const scalar* qkv;
@@ -108,8 +108,8 @@ struct Item {
     float scale_log2e;
 };
 
-// Stages the relative embeddings of `count` distances, from slot z of the ring on: slot z holds distance 15 - z. What
-// lies beyond the table is of no pair in the sequence; any row stands in for it.
+// Stages the relative embeddings of `count` distances, from slot z of the ring on: slot z holds distance 15 - z. No pair
+// of the sequence has a distance beyond the table; any row replaces those.
 template <int D, bool C2P, bool P2C>
 __device__ __forceinline__ void stage_distances(Shared<D, C2P, P2C>& shared, const Item& item, int z, int count) {
     constexpr int CHUNKS = D / 8;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void stage_distances(Shared<D, C2P, P2C>& shared, con
     }
 }
 
-// Stages a tile: keys and values (zeros beyond the sequence: a neighbour's rows may hold anything), and new distances.
+// Stages a tile: keys and values (zeros beyond the sequence), and new distances.
 template <int D, bool C2P, bool P2C>
 __device__ __forceinline__ void stage_tile(Shared<D, C2P, P2C>& shared, const Item& item, int tile) {
     constexpr int CHUNKS = D / 8;
@@ -268,7 +268,7 @@ struct Attention {
         order_pairs(block, skew);
     }
 
-    // What the first block finds of the block before it. The first distances have landed.
+    // State that the first block expects of a block before it. The first distances have landed.
     __device__ __forceinline__ void begin() {
         if (C2P) relate(content, -row);
         if (P2C) {

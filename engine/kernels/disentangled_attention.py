@@ -1,4 +1,4 @@
-"""Disentangled attention of DeBERTa-v2/v3 on tensor cores: the launch."""
+"""Launch of DeBERTa-v2/v3's disentangled attention."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer, pointer_or_null
+from penstock.engine.kernels.library import head_dim_of, kernel, pointer, pointer_or_null
 
 _HEAD_DIMS = (32, 64)
 _THREADS, _QUERIES, _KEYS, _RING, _UNUSED = 128, 64, 32, 128, 8  # as in disentangled_attention.cu
@@ -14,7 +14,7 @@ _MAX_SEQUENCES = 65_535  # of a grid's third dimension
 
 
 def supports(head_dim: int) -> bool:
-    """Whether `disentangled_attention` takes heads of `head_dim` elements."""
+    """Whether `disentangled_attention` supports heads of `head_dim` elements."""
     return head_dim in _HEAD_DIMS
 
 
@@ -32,19 +32,18 @@ def disentangled_attention(
     """softmax(scale (q_i k_j + q_i kr_c + k_j qr_c)) v with c = table(i - j), within each sequence, into `out`.
 
     out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing.
-    cu_seqlens int32 [N+1] on the device, last at most R; empty sequences are passed over; rows in no sequence are
-    neither read nor written. max_seqlen in tokens, at least the longest sequence: with N it decides the grid, so both
-    may be a bucket's. kr, qr [2 * span, H], of the same type: the layer's projected relative embeddings, kr by its key
-    projection ("c2p"), qr by its query projection ("p2c"); one may be None.
+    cu_seqlens int32 [N+1] on the device, last at most R; empty sequences are skipped; rows in no sequence are neither
+    read nor written. max_seqlen: at least the tokens of the longest sequence. The grid depends on it and on N.
+    kr, qr [2 * span, H], of the same type: the layer's projected relative embeddings, kr by its key projection ("c2p"),
+    qr by its query projection ("p2c"); one may be None.
     table int32 [2 * reach - 1] on the device, reach >= max_seqlen: `penstock.engine.model.relative.relative_rows`.
     scale > 0: 1 / sqrt(head_dim * (1 + number of kr and qr)). A row's result depends on its own sequence alone.
-    One launch, nothing allocated. Raises ValueError when shapes, types or alignment are other than that.
+    One launch, nothing allocated. Raises ValueError for other shapes, types or alignment.
     """
     rows, hidden = out.shape
-    head_dim, sequences, reach = hidden // num_heads, len(cu_seqlens) - 1, (len(table) + 1) // 2
+    head_dim = head_dim_of(hidden, num_heads, _HEAD_DIMS)
+    sequences, reach = len(cu_seqlens) - 1, (len(table) + 1) // 2
     relative = [tensor for tensor in (kr, qr) if tensor is not None]
-    if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
-        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
     if not relative:
         raise ValueError("kr and qr are both None: that is plain attention")
     if not 1 <= max_seqlen <= reach:

@@ -2,9 +2,9 @@
 //
 // Layout: out [rows, hidden]; token_ids, positions, token_types int32 [rows]; the tables [any, hidden]; gamma, beta
 //   [hidden]; contiguous, hidden a multiple of 8. position_table, type_table and beta may be null; token_types may be
-//   null beside a type table: every row is then of type 0. Ids are not checked: the caller has.
-// Threads: as in residual_norm, the walk included. The ids are asked for a step before the rows they point to.
-// Versions: 1. a row a warp, no walk. 2. this.
+//   null with a type table: every row is then of type 0. The caller has checked the ids.
+// Threads: as in residual_norm, with its loop over rows. The ids are loaded one step before the rows they point to.
+// Versions: 1. a row a warp, no loop. 2. this.
 
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void embed_norm(scalar* out, const int* token_ids, const int* positions,

@@ -1,4 +1,4 @@
-"""Word, position and type embeddings, and their LayerNorm: the launch."""
+"""Launch of the fused embeddings (words, positions, types) and LayerNorm."""
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ def embed_norm(
     out [R, H]; token_ids, positions, token_types int32 [R]; words [V, H], position_table [P, H], type_table [K, H],
     gamma, beta [H]: all float16 or all bfloat16, H a multiple of 8 up to 8,192. Without token_types every row is of
     type 0; without a type table, token_types are ignored. No aliasing. One launch.
-    The caller has checked the ids: what lies outside a table is undefined. Raises ValueError for anything else.
+    The caller has checked all ids against their tables. Raises ValueError for anything else.
     """
     dtype = out.dtype
     rows, hidden = out.shape

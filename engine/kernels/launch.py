@@ -1,8 +1,8 @@
-"""The launch of one kernel by the CUDA driver, with the one attribute that neither torch nor CuPy can give.
+"""Kernel launch by the CUDA driver with programmatic dependent launch, which neither torch nor CuPy offers.
 
-Programmatic dependent launch (CUDA programming guide, from compute capability 9.0): a kernel's blocks may start while
-the kernel before it is ending, and wait inside, in `wait_for_previous`. It takes the gap between two kernels, and what
-is asked for before the wait, out of a forward's time. Kernels captured in a CUDA graph keep it.
+From compute capability 9.0 on (CUDA programming guide), a kernel's blocks may start while the kernel before it is
+ending, and wait inside, in `wait_for_previous`. That hides the gap between two kernels and the loads before the wait.
+Kernels captured in a CUDA graph keep the attribute.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ def launch(
     stream: int,
     capability: tuple[int, int],
 ) -> None:
-    """Queue a kernel on a stream. `function` is a CUfunction; every kernel of ours begins with `wait_for_previous`.
+    """Queue a kernel on a stream. `function` is a CUfunction whose kernel begins with `wait_for_previous`.
 
     args: pointers and long long as int, 0 for null; int as numpy.int32, float as numpy.float32, a struct as bytes.
     capability: the device's. Raises RuntimeError with the driver's name for the error.
@@ -66,7 +66,7 @@ def launch(
 
 
 def check(code: int, what: str) -> None:
-    """Raises RuntimeError, with the driver's name for the error, if `what` ended with one."""
+    """Raise RuntimeError with the driver's name for the error, unless the code is success. `what` was attempted."""
     if code:
         raise RuntimeError(f"{_error_name(code)} at {what}.")
 

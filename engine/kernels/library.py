@@ -10,18 +10,18 @@ from torch import Tensor
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels.launch import launch
 
-OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy starts the compiler once for each, even when the result is cached
+OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy runs the compiler once for each, even when the result is cached
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-_FREE_SHARED_BYTES = 48 * 1024  # beyond it a kernel must ask
+_FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
 _WARP = 32
 _VECTORS_PER_THREAD = 4
 _WIDE_WARPS = 8
-MAX_HIDDEN = _WIDE_WARPS * _WARP * _VECTORS_PER_THREAD * VECTOR  # of a row that a block holds in registers
+MAX_HIDDEN = _WIDE_WARPS * _WARP * _VECTORS_PER_THREAD * VECTOR  # the longest row that a block holds in registers
 
 
 def source_text(source: str, dtype: torch.dtype) -> str:
-    """The whole translation unit of `source`.cu for `dtype`. Nothing of ours is #included: a cache sees it all."""
+    """The translation unit of `source`.cu for `dtype`, without #include of our files: CuPy's cache hashes this text."""
     folder = resources.files("penstock.engine.kernels")
     return "\n".join(
         (
@@ -36,16 +36,16 @@ def source_text(source: str, dtype: torch.dtype) -> str:
 
 
 class Kernel:
-    """An entry point on one device. Launches may be captured in a CUDA graph, but not the making of this object."""
+    """An entry point on one device. Launches may be captured in a CUDA graph; creating this object may not."""
 
     def __init__(self, entry: Any, device: int) -> None:
         """entry: a cupy.RawKernel, whose code is loaded to `device` here."""
-        with torch.cuda.device(device):
-            self._function = entry.kernel.ptr
         self._entry = entry
         self._device = device
         self._capability = torch.cuda.get_device_capability(device)
-        self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # beside what the kernel's own arrays take
+        with torch.cuda.device(device):
+            self._function = entry.kernel.ptr
+            self._free_bytes = _FREE_SHARED_BYTES - entry.shared_size_bytes  # less the kernel's own arrays
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_bytes: int = 0
@@ -83,17 +83,17 @@ def index_of(operand: Tensor) -> int:
 
 @cache
 def multiprocessors(device: int) -> int:
-    """How many streaming multiprocessors CUDA device `device` has."""
+    """Streaming multiprocessors of CUDA device `device`."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def block_shared_bytes(device: torch.device) -> int:
-    """Shared memory that a block on this CUDA device can ask for."""
+    """The most shared memory that a block on this CUDA device can have."""
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 class RowGeometry(NamedTuple):
-    """How kernels that hold whole rows in registers, and walk over them, are launched."""
+    """Launch geometry of kernels that hold whole rows in registers and loop over rows."""
 
     entry: str  # suffix of the entry point: warps a row, and vectors of eight a thread
     grid: tuple[int, ...]
@@ -106,9 +106,9 @@ _BLOCKS_PER_PROCESSOR = {(1, 1): 6, (1, 2): 4, (1, 3): 3, (1, 4): 2, (8, 1): 3, 
 
 @lru_cache(maxsize=4096)
 def row_geometry(rows: int, hidden: int, processors: int) -> RowGeometry:
-    """A warp a row while its registers suffice, else a block of eight warps. ValueError when neither holds a row.
+    """A warp a row if its registers hold one, else a block of eight warps. ValueError if neither does.
 
-    processors: multiprocessors of the device, all of which are filled once; the blocks walk over what is left.
+    processors: multiprocessors of the device. The grid fills each once; the blocks loop over the other rows.
     """
     warps = 1 if hidden <= _WARP * _VECTORS_PER_THREAD * VECTOR else _WIDE_WARPS
     vectors = -(-hidden // (warps * _WARP * VECTOR))
@@ -119,9 +119,19 @@ def row_geometry(rows: int, hidden: int, processors: int) -> RowGeometry:
     return RowGeometry(f"w{warps}_v{vectors}", (blocks,), (_WARP * warps * rows_per_block,))
 
 
+def head_dim_of(hidden: int, num_heads: int, supported: tuple[int, ...]) -> int:
+    """Elements of a head. ValueError unless a kernel supports it."""
+    head_dim = hidden // num_heads
+    if head_dim not in supported or head_dim * num_heads != hidden:
+        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {supported} elements")
+    return head_dim
+
+
 def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Where the tensor's data begins. ValueError unless it is contiguous, of that type and shape, and on a 16-byte
-    boundary (4 bytes for one dimension of integers)."""
+    """The address of a CUDA tensor. ValueError unless it is contiguous, aligned, and of that type and shape.
+
+    Alignment is 16 bytes for floats; for integers, that of their type.
+    """
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(f"{name} must be {dtype} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}")
     address = tensor.data_ptr()

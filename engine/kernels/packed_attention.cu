@@ -4,16 +4,16 @@
 // Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned, heads = gridDim.x.
 //   plan [gridDim.y] of {first token of the sequence, length | query tile << 16}, heaviest first; length 0: no work.
 //
-// Threads: one CTA per item and head has up to 64 or 128 queries of a sequence, 16 M a warp, and walks over the
-//   sequence's keys in tiles of 64 that cp.async brings through a ring of three: two tiles are under way while one is
-//   worked on, and 128 tokens are fetched whole at once. A warp takes 32 keys of a tile at a time without any mask, and
-//   what is left of the last tile 16 at a time with one. Warps whose queries all come after the end only help to fetch;
-//   which those are rotates with the head, so that no quarter of a multiprocessor idles more than another.
+// Threads: one CTA per item and head has up to 64 or 128 queries of a sequence, 16 M a warp, and loops over the
+//   sequence's keys in tiles of 64 that cp.async loads through a ring of three: two tiles are being loaded while one is
+//   used, and 128 tokens are loaded all at once. A warp processes 32 keys of a tile at a time without a mask, and the
+//   rest of the last tile 16 at a time with one. Warps whose queries are all after the end only help to load; which
+//   warps rotates with the head, so that no quarter of a multiprocessor idles more than another.
 //
-// Why so: ldmatrix reads 128 bytes a cycle. At 16 queries a warp the keys and values of 16 x 8 scores (D = 64) take 64
+// Reasons: ldmatrix reads 128 bytes a cycle. At 16 queries a warp the keys and values of 16 x 8 scores (D = 64) take 64
 //   cycles in all four quarters of a multiprocessor, more than the 32 to 52 of its tensor cores; at 32 queries, half of
-//   that. And each CTA reads its keys and values from L2: 64 queries at 300 TFLOP/s are 4.7 TB/s, all that L2 has; 128
-//   are half of it. CTAs of 64 queries are for batches that do not fill the device: twice as many, half the time each.
+//   that. Each CTA reads its keys and values from L2: 64 queries at 300 TFLOP/s need 4.7 TB/s, the whole bandwidth of L2;
+//   128 need half. CTAs of 64 queries are for batches that do not fill the device: twice as many, half the time each.
 //   The bounds of an iteration of 32 x 32 scores a warp (D = 64) are some 256 to 410 cycles of a quarter's tensor core
 //   for 64 mma, 256 of its exponentials, and 250 of its issue slots, so three warps a quarter take turns.
 //
@@ -23,8 +23,8 @@
 //   ldmatrix reads at once are in different banks; chunk 2i + b is at chunk b's address exclusive-or 32 i.
 //
 // Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent, as in
-//   short_attention.cu. Rows after the sequence's end are zeros in shared memory: nothing of a neighbour's is read, and
-//   a row's bits depend on its own sequence alone.
+//   short_attention.cu. Rows after the sequence's end are zeros in shared memory: no other sequence is read, and a row's
+//   bits depend only on its own sequence.
 //
 // Registers (ptxas 12.9 and NVRTC 13.2, sm_80 and sm_90, no spills) and shared memory, for 128 queries:
 //   D = 32: 128, 32 KiB, four CTAs an SM; D = 64: 168, 64 KiB, three; D = 128: 190, 128 KiB, one of eight warps.
@@ -46,7 +46,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The CTA's item of the plan, read anew wherever this stands: not to be kept in registers.
+// The CTA's item of the plan, read again at each call: it is not kept in registers.
 __device__ __forceinline__ int2 load_item(const int2* plan) {
     int2 item;
     asm volatile("ld.global.v2.s32 {%0, %1}, [%2];" : "=r"(item.x), "=r"(item.y) : "l"(plan + blockIdx.y));
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_async(unsigned to, const scalar* from, bool
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// All groups of copies have landed but the latest `PENDING`.
+// Waits for all groups of copies but the latest `PENDING`.
 template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
@@ -91,7 +91,7 @@ template <int D> __device__ __forceinline__ unsigned place(unsigned row, unsigne
     return row * ROW_BYTES<D> + (chunk ^ swizzle) * 16;
 }
 
-// Starts to copy ROWS rows, `stride` elements apart; zeros stand for those after the first `count`.
+// Starts to copy ROWS rows, `stride` elements apart; zeros replace those after the first `count`.
 // from: this thread's chunk of its first row.
 template <int D, int ROWS, int THREADS> __device__ __forceinline__ void fetch_rows(
     unsigned to, const scalar* from, int stride, int count) {
@@ -327,7 +327,7 @@ template <int D, int M, int WARPS, int QUERIES> __device__ __forceinline__ void 
     store(rows, memory + own * ROW_BYTES<D>, out, item, (item.y >> 16) * QUERIES + own);
 }
 
-// A tile that is at most half full, the last of its sequence, is shared out among all warps too: half as many queries
+// A tile that is at most half full, the last of its sequence, is divided among all warps too: half as many queries
 // each, and half the time.
 template <int D, int WARPS, int QUERIES> __device__ __forceinline__ void start(
     scalar* out, const scalar* qkv, const int2* plan, float log2_scale) {

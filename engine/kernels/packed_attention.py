@@ -1,4 +1,4 @@
-"""Attention of packed sequences of any length on tensor cores: the launch, and the plan of what each CTA does."""
+"""Launch of attention over packed sequences of any length, and the plan that gives each CTA its queries."""
 
 import math
 
@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer
+from penstock.engine.kernels.library import head_dim_of, kernel, pointer
 from penstock.engine.types import Int32Array
 
 MAX_SEQLEN = 65_535  # in sixteen bits of the plan
-QUERIES = (64, 128)  # of a CTA: 128 for throughput; 64 when that leaves the device half empty
+QUERIES = (64, 128)  # of a CTA: 128 for throughput; 64 for batches that would leave the device half empty
 _WARPS = {(32, 64): 4, (32, 128): 4, (64, 64): 4, (64, 128): 4, (128, 64): 4, (128, 128): 8}  # by head_dim, queries
 _HEAD_DIMS = (32, 64, 128)
 _WARP = 32
@@ -20,14 +20,16 @@ _MAX_ITEMS = 65_535  # of a grid's second dimension
 
 
 def supports(head_dim: int, max_seqlen: int, queries: int, device_shared_bytes: int) -> bool:
-    """Whether `packed_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements, with
-    `queries` a CTA, on a device whose CTAs may have so many bytes of shared memory (`library.block_shared_bytes`)."""
+    """Whether `packed_attention` supports sequences of up to `max_seqlen` tokens and heads of `head_dim` elements.
+
+    queries: of a CTA. device_shared_bytes: `library.block_shared_bytes`.
+    """
     fits = shared_bytes(head_dim, queries) <= device_shared_bytes
     return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN and fits
 
 
 def shared_bytes(head_dim: int, queries: int) -> int:
-    """Shared memory of a CTA: at heads of 128 elements more than the 99 KiB that all but an A100 or H100 have."""
+    """Shared memory of a CTA. Heads of 128 elements need more than the 99 KiB of most devices before Hopper."""
     return (queries + _RING_ROWS) * head_dim * _BYTES_PER_VALUE
 
 
@@ -37,12 +39,10 @@ def packed_attention(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, sca
     out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
     in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items` for the same
     `queries`, one of QUERIES. scale > 0. A row's bits depend on its own sequence alone, and on `queries`.
-    Raises ValueError when shapes, types or alignment are other than that.
+    Raises ValueError for other shapes, types or alignment.
     """
     (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
-    head_dim = hidden // num_heads
-    if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
-        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
+    head_dim = head_dim_of(hidden, num_heads, _HEAD_DIMS)
     if items > _MAX_ITEMS or plan.data_ptr() % 8:
         raise ValueError(f"plan must have at most {_MAX_ITEMS} rows, not {items}, and begin on an 8-byte boundary")
     if not scale > 0:
@@ -69,15 +69,15 @@ def plan_capacity(tokens: int, slots: int, queries: int = 128) -> int:
 def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int32Array:
     """[capacity, 2]: for each CTA the first token of its sequence, and length | query tile << 16; zeros: no work.
 
-    cu_seqlens [N+1], on the host; empty sequences are passed over. capacity: `plan_capacity`, of this batch or of the
-    bucket that a CUDA graph was captured for. The longest sequences come first, so that none is left for the end, each
-    sequence's tiles in order: side by side they find its keys and values in L2.
+    cu_seqlens [N+1], on the host; empty sequences are skipped. capacity: `plan_capacity`, of this batch or of the
+    shape that a CUDA graph was captured for. The longest sequences come first, so that no long one runs alone at the
+    end. Tiles of a sequence are adjacent: they share its keys and values in L2.
     Raises ValueError when a sequence is longer than MAX_SEQLEN or the capacity is too small.
     """
     _check_queries(queries)
     lengths = np.diff(cu_seqlens)
     if lengths.max(initial=0) > MAX_SEQLEN:
-        raise ValueError(f"a sequence of {lengths.max()} tokens: packed attention takes at most {MAX_SEQLEN}")
+        raise ValueError(f"a sequence of {lengths.max()} tokens: packed attention supports at most {MAX_SEQLEN}")
     order = np.argsort(-lengths, kind="stable")
     tiles = (lengths[order] + queries - 1) // queries
     total = int(tiles.sum())
@@ -93,4 +93,4 @@ def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int
 
 def _check_queries(queries: int) -> None:
     if queries not in QUERIES:
-        raise ValueError(f"{queries} queries: a CTA takes one of {QUERIES}")
+        raise ValueError(f"{queries} queries: a CTA has one of {QUERIES}")

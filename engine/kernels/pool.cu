@@ -1,15 +1,14 @@
 // One float vector a sequence from its hidden states: first, last, mean or maximum; then divided by its L2 norm.
 //
 // Layout: out float [N, hidden]; hidden states [rows, hidden]; cu_seqlens int32 [N + 1]. Contiguous, hidden a multiple
-//   of 8. An empty sequence gives zeros. NaN stays within its sequence, and is not lost by the maximum.
+//   of 8. An empty sequence gives zeros. NaN stays within its sequence; the maximum propagates it.
 // Threads: a block a sequence; (x, y): x is a column vector of eight, y a share of the tokens: every blockDim.y-th,
-//   four loads in flight. The shares are added up in shared memory in the order of y. The geometry depends on hidden
-//   alone, so a row's result does not depend on its batch mates.
+//   four loads in flight. The shares are added in shared memory in the order of y. The geometry depends on hidden only,
+//   so a row's result does not depend on the other sequences.
 // Shared memory: float [8 * threads] for the shares, then float [hidden] for the pooled row.
-// Versions: 1. this, 10.9 us for 16,384 tokens of 2-100 on an H200. Tried: 768 threads, 10.6 with 40 registers, which
-//   spill on sm_80, and 12.6 with the 58 it would like; 1,024 threads, and eight loads in flight, which take less for
-//   4,096 tokens and more for 16,384. To try, for few very long sequences: a
-//   cluster of blocks a sequence.
+// Versions: 1. this, 10.9 us for 16,384 tokens of 2-100 on an H200. Tried: 768 threads, 10.6 us with 40 registers, which
+//   spills on sm_80, and 12.6 us with all 58; 1,024 threads, and eight loads in flight: both faster for 4,096 tokens and
+//   slower for 16,384. To try, for few very long sequences: a cluster of blocks a sequence.
 
 constexpr int TOKENS_IN_FLIGHT = 4;
 

@@ -1,4 +1,4 @@
-"""One vector a sequence: the launch."""
+"""Launch of pooling: one vector a sequence."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
     """out[i] = pooled rows cu_seqlens[i] to cu_seqlens[i + 1] of `hidden`, then L2-normalised if asked.
 
     out float32 [N, H]; hidden [R, H], float16 or bfloat16, H a multiple of 8 up to 8,192; cu_seqlens int32 [N + 1], on
-    the device, last at most R. kind: one of KINDS. An empty sequence gives zeros. float32 arithmetic in an order that
+    the device, last at most R. kind: one of KINDS. An empty sequence gives zeros. Sums are float32, in an order that
     depends on the sequence's length and H alone. One launch. Raises ValueError for anything else.
     """
     if kind not in KINDS:
@@ -34,5 +34,5 @@ def pool(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, kind: str, normalize: 
         np.float32(L2_EPS),
     )
     if count:
-        shared_bytes = 4 * (VECTOR * across * down + width)  # one row, beside 16 KiB of shares
+        shared_bytes = 4 * (VECTOR * across * down + width)  # 16 KiB of partial sums, and one row
         kernel("pool", f"pool_{kind}", hidden)((count,), (across, down), args, shared_bytes)

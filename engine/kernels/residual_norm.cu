@@ -1,15 +1,15 @@
 // total = x + bias + residual; out = LayerNorm(total) * gamma + beta, in one pass over memory.
 //
 // Layout: out, total, x, residual [rows, hidden], bias, gamma, beta [hidden]; contiguous, hidden a multiple of 8.
-//   total, bias, residual and beta may be null. out and total may each be x or residual: a thread reads all that it
-//   needs of a row before it writes the same columns of the same row.
-// Threads: up to 1,024 columns, a warp a row, rows independent: no shared memory, no barrier. Beyond, a block of eight
-//   warps a row. Sixteen bytes a thread, the warp's 512 contiguous. As many blocks as the device holds walk over the
-//   rows: the next row is on its way while this one is reduced. What is read once is kept out of L1.
-// Versions: 1. a warp for each row, no walk. Tried: prefetching gamma and beta to L1 in every row, which made 64 rows
+//   total, bias, residual and beta may be null. out and total may each be x or residual: a thread reads its columns of a
+//   row before it writes them.
+// Threads: up to 1,024 columns, a warp a row, without shared memory or barriers. Beyond, a block of eight warps a row.
+//   Sixteen bytes a thread, the warp's 512 contiguous. As many blocks as the device holds loop over the rows: the next
+//   row is loaded while this one is reduced. Data that is read once bypasses L1.
+// Versions: 1. a warp for each row, no loop. Tried: prefetching gamma and beta to L1 in every row, which made 64 rows
 //   9 % faster and 17,000 rows 2.4 times slower on an H200. 2. a block a row with its weights in registers before the
-//   wait: 0.55 to 0.51 ms for a BERT-base of 500 rows. 3. this walk, which keeps that, and takes 7.0 for 7.2 us at
-//   4,096 rows and 3.2 for 2.9 at 1,024.
+//   wait: 0.55 to 0.51 ms for a BERT-base of 500 rows. 3. this loop, with the same gain: 7.0 us after 7.2 at 4,096 rows,
+//   but 3.2 after 2.9 at 1,024.
 
 template <int PER_THREAD> struct Addends {
     uint4 own[PER_THREAD], other[PER_THREAD];
@@ -59,8 +59,8 @@ __device__ __forceinline__ void residual_norm(scalar* out, scalar* total, const 
     }
 }
 
-// The same for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], as
-// short_product.cu leaves them.
+// The same for few rows, a block each: x is the sum of `splits` parts, float [splits, rows, hidden], of
+// short_product.cu.
 template <int WARPS, int PER_THREAD>
 __device__ __forceinline__ void split_norm(scalar* out, scalar* total, const float* parts, int splits,
                                            const scalar* bias, const scalar* residual, const scalar* gamma,

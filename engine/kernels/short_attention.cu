@@ -1,20 +1,20 @@
 // Self-attention of short packed sequences, out_i = sum_j softmax_j(scale q_i k_j + bias_ij) v_j per sequence and head.
 // FlashAttention-2's arithmetic (Dao 2023, algorithm 1: unnormalised output, one division at the end), for sequences of
-// at most 128 tokens, where time goes into latency and half-empty tiles rather than into flops.
+// at most 128 tokens, whose cost is latency and half-empty tiles rather than arithmetic.
 //
 // Layout: qkv [R, 3, heads, D] and out [R, heads, D], D = 32, 64 or 128, 16-byte aligned; bias [heads, S, S] or null,
 //   S even. plan [gridDim.y * WARPS] of {first token of the sequence, length | query tile << 16}; length 0: no work.
 //
-// Threads: one warp owns one item, 16 queries of one sequence and one head (blockIdx.x), and walks over that sequence's
+// Threads: one warp owns one item, 16 queries of one sequence and one head (blockIdx.x), and loops over that sequence's
 //   keys in tiles of 16, so that its work follows the length. There is no shared memory and no barrier: the plan puts
-//   the warps of a sequence into one CTA as far as it can, and L1 is what they share. The walk starts at the warp's own
-//   tile and wraps around: at first the warps of a sequence fetch different tiles, all at once, and then find in L1
-//   what the others fetched. The order depends on the sequence alone, and so do the result's bits. The next tile's
-//   keys are fetched as soon as the scores are made, its values as soon as this tile's are used.
+//   the warps of a sequence into one CTA if it can, where they share L1. The loop starts at the warp's own tile and
+//   wraps around: at first the warps of a sequence load different tiles at once, and later find the others' tiles in L1.
+//   The order depends only on the sequence, and so do the result's bits. The next tile's keys are loaded as soon as the
+//   scores are computed, its values as soon as this tile's are used.
 //
 // Fragments of mma.m16n8k16 (g = lane / 4, t = lane % 4): A holds rows g, g + 8 and B column g, both at k = 2t, 2t + 1,
 //   2t + 8, 2t + 9; C holds rows g, g + 8 at columns 2t, 2t + 1. The order of k is free as long as A and B agree, and
-//   so is the order of columns. Both freedoms serve to load every operand from global memory, 16 bytes of a row a time:
+//   so is the order of columns. With both, every operand is loaded from global memory, 16 bytes of a row at a time:
 //   - q k': k runs over the head. Lane t takes d = 32s + 8t .. + 7 of its row: one load, two steps of k; 8 rows x 64 B.
 //   - p v: k runs over keys, and C of the scores is A of this product as it stands. Column g of product n is
 //     d = chunk(g) + n (+ 64s): lane (g, t) loads chunk(g) of keys 2t, 2t + 1, 2t + 8, 2t + 9, 4 rows x 128 B, and a
@@ -23,7 +23,7 @@
 //
 // Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent: weights
 //   up to 256 are as exact in half precision as weights up to 1, and the output is rescaled once, not at each tile.
-//   Queries and keys after a sequence's end stand for its last row, so nothing of a neighbour's can leak in.
+//   Rows after a sequence's end are replaced by its last row, so that no other sequence is read.
 //
 // Registers (ptxas 12.9 and NVRTC 13.2, sm_80 and sm_90, no spills): D = 32: 80; D = 64: 126 to 128, two CTAs an SM;
 //   D = 128: 204 to 243, one CTA. An iteration of D = 64 is some 115 instructions, 16 of them mma.
@@ -136,7 +136,7 @@ template <int D> __device__ __forceinline__ void exponentiate(
     }
 }
 
-// Where a lane's data lies in a row of its sequence, never beyond the last one.
+// Addresses of a lane's data in a row of its sequence, never beyond the last row.
 __device__ __forceinline__ const char* at_row(const char* base, unsigned row_bytes, int row, int last) {
     return base + static_cast<unsigned long long>(row_bytes) * static_cast<unsigned>(min(row, last));
 }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void add_bias(
     }
 }
 
-// Keys from `key` on that come after the last one get no weight.
+// Keys from `key` on that are after the last one get no weight.
 __device__ __forceinline__ void mask_keys(float (&s)[2][4], int key, int last) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)

@@ -1,11 +1,11 @@
-"""Attention of short sequences on tensor cores: the launch, and the plan that gives each warp its queries."""
+"""Launch of attention over short packed sequences, and the plan that gives each warp its queries."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.library import kernel, pointer, pointer_or_null
+from penstock.engine.kernels.library import head_dim_of, kernel, pointer, pointer_or_null
 from penstock.engine.types import Int32Array
 
 MAX_SEQLEN = 128
@@ -17,7 +17,7 @@ _MAX_CTAS = 65_535  # of a grid's second dimension
 
 
 def supports(head_dim: int, max_seqlen: int) -> bool:
-    """Whether `short_attention` takes sequences of up to `max_seqlen` tokens and heads of `head_dim` elements."""
+    """Whether `short_attention` supports sequences of up to `max_seqlen` tokens and heads of `head_dim` elements."""
     return head_dim in _HEAD_DIMS and max_seqlen <= MAX_SEQLEN
 
 
@@ -29,12 +29,10 @@ def short_attention(
     out [R, H] and qkv [R, 3H] (query, key, value; each [num_heads, head_dim]), float16 or bfloat16, no aliasing. Rows
     in no sequence of the plan are neither read nor written. plan [C, 2] int32 on the device: `plan_items`. scale > 0.
     bias [num_heads, S, S], of the same type, by position of query and key; S even, at least the longest sequence.
-    Raises ValueError when shapes, types or alignment are other than that.
+    Raises ValueError for other shapes, types or alignment.
     """
     (rows, hidden), dtype, items = out.shape, out.dtype, len(plan)
-    head_dim = hidden // num_heads
-    if head_dim not in _HEAD_DIMS or head_dim * num_heads != hidden:
-        raise ValueError(f"{num_heads} heads of {hidden / num_heads:g}: a head must have one of {_HEAD_DIMS} elements")
+    head_dim = head_dim_of(hidden, num_heads, _HEAD_DIMS)
     if items % _WARPS or items > _WARPS * _MAX_CTAS or plan.data_ptr() % 8:
         raise ValueError(
             f"plan must have a multiple of {_WARPS} and at most {_WARPS * _MAX_CTAS} rows, not {items}, "
@@ -66,19 +64,19 @@ def plan_capacity(tokens: int, slots: int) -> int:
 def plan_items(cu_seqlens: Int32Array, capacity: int) -> Int32Array:
     """[capacity, 2]: for each warp the first token of its sequence, and length | query tile << 16; zeros: no work.
 
-    cu_seqlens [N+1], on the host; empty sequences are passed over. capacity: `plan_capacity`, of this batch or of the
-    bucket that a CUDA graph was captured for. Sequences that fill a CTA of eight tiles together come first, the longest
-    before the others; what finds no partner follows and may lie across two CTAs.
-    Raises ValueError when a sequence is longer than MAX_SEQLEN, or the capacity is too small or no whole CTAs.
+    cu_seqlens [N+1], on the host; empty sequences are skipped. capacity: `plan_capacity`, of this batch or of the shape
+    that a CUDA graph was captured for. Pairs of sequences that fill a CTA of eight tiles come first, the longest before
+    the others. Sequences without a partner follow and may span two CTAs.
+    Raises ValueError when a sequence is longer than MAX_SEQLEN, or the capacity is too small or no multiple of a CTA.
     """
     lengths = np.diff(cu_seqlens)
     tiles = (lengths + _TILE - 1) // _TILE
     total = int(tiles.sum())
     if lengths.max(initial=0) > MAX_SEQLEN:
-        raise ValueError(f"a sequence of {lengths.max()} tokens: short attention takes at most {MAX_SEQLEN}")
+        raise ValueError(f"a sequence of {lengths.max()} tokens: short attention supports at most {MAX_SEQLEN}")
     if capacity < total or capacity != _whole_ctas(capacity):
         raise ValueError(f"capacity {capacity}: the plan needs {total} rows, in multiples of {_WARPS}")
-    order = _order(tiles) if total > _WARPS else np.arange(len(tiles))  # one CTA holds all: any order will do
+    order = _order(tiles) if total > _WARPS else np.arange(len(tiles))  # one CTA holds all, in any order
     counts = tiles[order]
     sequence = np.repeat(order, counts)
     tile = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -89,9 +87,9 @@ def plan_items(cu_seqlens: Int32Array, capacity: int) -> Int32Array:
 
 
 def _order(tiles: Int32Array) -> npt.NDArray[np.intp]:
-    """Sequences in the order of the plan: those of n tiles each beside one of 8 - n, as long as there are such."""
+    """Sequences in the order of the plan: each of n tiles next to one of 8 - n, as long as there are any."""
     by_size = np.argsort(tiles, kind="stable")
-    rank = np.empty(len(tiles), np.intp)  # among those with as many tiles
+    rank = np.empty(len(tiles), np.intp)  # among sequences with as many tiles
     rank[by_size] = np.arange(len(tiles)) - np.searchsorted(tiles[by_size], tiles[by_size])
     partners = np.bincount(tiles, minlength=_WARPS + 1)[_WARPS - tiles]
     alone = (rank >= partners) & (tiles < _WARPS)

@@ -1,23 +1,23 @@
-// out = act(x w' + bias) for few rows: what a forward of one request, or of a handful, is made of. cuBLAS needs some
-// five microseconds for such a product whatever its size, a launch more for the activation, and another where it splits
-// the depth. Here the weights are under way before the kernel before has ended, and the rest is in the epilogue.
+// out = act(x w' + bias) for few rows, as in a forward of one request or a few. cuBLAS needs some five microseconds for
+// such a product whatever its size, another launch for the activation, and one more if it splits the depth. Here weights
+// are loaded before the previous kernel has ended, and the rest is in the epilogue.
 //
 // Layout: x [rows, depth], weight [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. With partials, float [gridDim.z, rows, width], those are written instead: block z
-//   has summed over its own `slice` of the depth, a multiple of 128, and no bias is added (residual_norm.cu takes them).
+//   sums over its own `slice` of the depth, a multiple of 128, and adds no bias (residual_norm.cu adds the partials).
 //
 // Threads: a block computes a tile of BM rows and BN columns. Its depth comes in stages of 128 through a ring in shared
-//   memory, filled by cp.async; a row of a stage is 256 bytes, whose sixteen-byte pieces are exchanged by the row's last
+//   memory, filled by cp.async; a row of a stage is 256 bytes, whose sixteen-byte pieces are permuted by the row's last
 //   four bits, so that ldmatrix finds eight rows in eight different banks. The warps are WM x WN x WK: WK of them share
-//   a tile's depth, since one warp's chain of loads and products is what such a block waits for; their sums are added
-//   in a fixed order in shared memory, from where out is written sixteen bytes a thread.
+//   a tile's depth, for the latency of one warp's loads and products dominates. Their sums are added in a fixed order in
+//   shared memory, from which out is written sixteen bytes a thread.
 //
-// Programmatic launch: before the wait, a block asks for its columns' weights: the first stages to shared memory, the
-//   rest to L2. Most of a small product's time is the fetching of weights, which no kernel before could change.
+// Programmatic launch: before the wait, a block loads its columns' weights: the first stages to shared memory, the rest
+//   to L2. Most of a small product's time is loading weights, and no previous kernel writes those.
 //
-// Versions, 512 rows, 768 to 3,072 on an H200: 1. addresses made anew for each stage, 18 us. 2. made once, 13.7 us.
-//   3. stages of 128 instead of 64, 5 to 10 % less for few rows. To try: x shared by a cluster, for more rows: L2 is
-//   what they wait for.
+// Versions, 512 rows, 768 to 3,072 on an H200: 1. addresses computed for each stage, 18 us. 2. computed once, 13.7 us.
+//   3. stages of 128 instead of 64, 5 to 10 % less for few rows. To try: x shared by a cluster, for more rows, whose
+//   bound is L2.
 
 constexpr int STAGE_DEPTH = 128;
 constexpr int ROW_BYTES = STAGE_DEPTH * sizeof(scalar);  // of a stage
@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&words)[4], unsigned fro
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(from) : "memory");
 }
 
-// Where a piece of a stage's row lies, in bytes.
+// Offset of a piece of a stage's row, in bytes.
 __device__ __forceinline__ unsigned at(unsigned row, unsigned piece) {
     return row * ROW_BYTES + (piece ^ row % PIECES) * PIECE_BYTES;
 }
@@ -90,7 +90,7 @@ template <int BM, int BN, int WM, int WN, int WK, int STAGES> struct Tile {
     static constexpr int PITCH = BN + 4;  // of the sums in shared memory, floats
     static_assert(TM % 16 == 0 && TN % 16 == 0 && STEPS > 0 && WK * BM * PITCH * 4 <= STAGES * STAGE);
 
-    // Where a warp's lanes find their operands in a stage: by steps, for its first 16 rows and columns.
+    // Offsets of a warp's operands in a stage: by steps, for its first 16 rows and columns.
     struct Places {
         unsigned a[STEPS], b[STEPS];
 

@@ -1,4 +1,4 @@
-"""Products of few rows with what follows them, on tensor cores: the launches."""
+"""Launches of products of few rows: with bias and activation, or in parts for a fused norm."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ _MAX_GRID = 65_535  # of a grid's second and third dimension
 
 
 class Tile(NamedTuple):
-    """What a block computes."""
+    """The part of the result that a block computes."""
 
     rows: int
     columns: int
@@ -43,7 +43,7 @@ def short_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, k
 
 
 def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
-    """Parts whose sum is x weight', each from a slice of the depth: for `residual_norm.split_norm`.
+    """Split-K product: parts whose sum is x weight', each of a slice of the depth; `split_norm` adds them.
 
     parts float32 [S, R, N], x [R, K], weight [N, K], both float16 or both bfloat16; S at most K / 128, rounded up.
     One launch. Raises ValueError for anything else.

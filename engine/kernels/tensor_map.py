@@ -1,4 +1,4 @@
-"""What Hopper's copy engine is told of a matrix: where it lies, and the boxes it is copied in (CUtensorMap)."""
+"""Tensor maps (CUtensorMap): descriptions of matrices for the TMA, Hopper's copy engine."""
 
 import ctypes
 from functools import lru_cache
@@ -14,9 +14,9 @@ _BYTES, _ALIGNMENT = 128, 64
 
 
 def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> bytes:
-    """Of a contiguous [rows, columns], float16 or bfloat16, for a kernel's __grid_constant__ parameter.
+    """The map of a contiguous [rows, columns], float16 or bfloat16, for a kernel's __grid_constant__ parameter.
 
-    Boxes are [box_rows, box_columns], 128 bytes a row, swizzled; what is beyond the matrix is read as zero and not
+    Boxes are [box_rows, box_columns], 128 bytes a row, swizzled. Beyond the matrix zeros are read and nothing is
     written. Raises RuntimeError with the driver's name for the error.
     """
     rows, columns = matrix.shape
@@ -42,6 +42,6 @@ def _encode(address: int, kind: int, rows: int, columns: int, box_rows: int, box
             _PROMOTE_TO_256_BYTES,
             0,  # zeros beyond the matrix
         ),
-        f"the description of a matrix of {rows} x {columns}",
+        f"the tensor map of a matrix of {rows} x {columns}",
     )
     return space.raw[start : start + _BYTES]

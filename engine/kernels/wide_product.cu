@@ -1,27 +1,27 @@
-// out = act(x w' + bias) for many rows: a persistent product for Hopper, with the activation inside. What cuBLAS has no
-// epilogue for, the exact GELU above all, costs a pass over the widest intermediate of a layer; here one half of a
-// block computes it while the other multiplies.
+// out = act(x w' + bias) for many rows: a persistent product for Hopper with the activation in the epilogue. cuBLAS has
+// no epilogue for the exact GELU and others, which then cost a pass over the widest intermediate of a layer. Here one
+// half of a block computes the activation while the other multiplies.
 //
 // Layout: x [rows, depth], w [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. x, w and out come as tensor maps (tensor_map.py), in boxes
 //   of [128, 64], [64, 64], [16, 64].
 //   ACTIVATION: a type of activations.cuh.
 //
-// Threads: warpgroups 0 and 1 multiply (wgmma), each tiles of 128 x 128 of its own, in turn: while one finishes its
-//   tile (bias, activation, to memory) the tensor cores are the other's. A thread of warpgroup 2 asks the copy engine
-//   for operands. Two blocks of a cluster have tiles below each other, and share w: each asks for half of it, for both.
-//   Tiles are taken columns first, so that x is read from memory once, and w stays in L2.
+// Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
+//   (bias, activation, store) the other has the tensor cores. A thread of warpgroup 2 starts the copies of operands.
+//   Two blocks of a cluster have adjacent tiles of the same columns and share w: each loads half of it for both. Tiles
+//   are ordered columns first, so that x is read from memory once, and w stays in L2.
 //
 // Shared memory: a ring of stages of 64 of the depth, x then w, rows of 128 bytes, swizzled by the copy engine; two
-//   buffers of [16, 64] of out for each warp that multiplies; two barriers a stage: it is full, it may be filled again.
+//   buffers of [16, 64] of out for each warp that multiplies; two barriers a stage: full and empty.
 //
-// Registers (NVRTC and ptxas 12.9 and 13.0): 168 by the launch bound, moved by setmaxnreg to 240 where sums are and 24
-//   where they are not; no spills. The eight products of a stage are issued in one batch.
+// Registers (NVRTC and ptxas 12.9 and 13.0): 168 by the launch bound; setmaxnreg gives 240 to the warps that multiply
+//   and 24 to the others; no spills. The eight products of a stage are issued in one batch.
 //
 // Versions: measured together on an H200, 16,384 x 768 to 3,072 with the GELU: 1. this, 143 us; 2. tiles of 128 x 192,
 //   five stages, 150, without a cluster 144; 3. 64 x 256, 147; 4. both groups on one tile of 128 x 256, 171. cuBLAS and
-//   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device, of 135 for cuBLAS alone, this takes
-//   153.) To try: fewer instructions in the GELU: it is not all hidden.
+//   the pass: 185; cuBLAS alone 129, this without the GELU 117. (On a warmer device cuBLAS alone takes 135 and this 153.)
+//   To try: fewer instructions in the GELU, which is not entirely hidden.
 
 #ifndef ACTIVATION
 #define ACTIVATION Gelu
@@ -84,8 +84,8 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The turns of two groups to multiply: barrier 1 + g is group g's. They are needed: a group does not see the phases of
-// the ring's barriers in the other's turn, and parity alone would not tell it a phase from the second before.
+// The turns of two groups to multiply: barrier 1 + g is group g's. A group misses the phases of the ring's barriers in
+// the other's turn, and parity alone does not distinguish a phase from the one two before.
 
 __device__ __forceinline__ void take_turn(int group) {
     asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int 
         ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-// To the same place in every block of the cluster, and told to the same barrier there.
+// To the same offset in every block of the cluster, signalled to the same barrier there.
 __device__ __forceinline__ void load_box_for_all(unsigned to, const TensorMap& map, int column, int row,
                                                  unsigned barrier) {
     asm volatile(
@@ -136,7 +136,7 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// sums [64, 128] += a [64, 16] w [128, 16]'; with `add` 0 they begin anew.
+// sums [64, 128] += a [64, 16] w [128, 16]'; with `add` 0 the sums are overwritten.
 #define WGMMA(TYPES)                                                                     \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                            \
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {"               \
@@ -341,5 +341,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         consume(out, bias, base, tiles, group, rows, width);
     }
     __syncwarp();
-    cluster_sync();  // the other block may still tell this one's barriers
+    cluster_sync();  // the other block may still signal this one's barriers
 }

@@ -1,9 +1,10 @@
-"""Products of many rows with the activation inside, on Hopper: the launch."""
+"""Launch of products of many rows with the activation in the epilogue, on Hopper."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel
 from penstock.engine.kernels.library import VECTOR, Kernel, index_of, multiprocessors, pointer, pointer_or_null
 from penstock.engine.kernels.tensor_map import tensor_map
@@ -20,14 +21,6 @@ _SHARED_BYTES = (
     + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
     + _STAGES * 2 * 8  # barriers
 )
-_ACTIVATIONS = {
-    "gelu": "Gelu",
-    "gelu_tanh": "GeluTanh",
-    "relu": "Relu",
-    "silu": "Silu",
-    "tanh": "Tanh",
-    "identity": "Identity",
-}
 
 
 def prepare(kind: str, dtype: torch.dtype, device: int) -> None:
@@ -36,14 +29,14 @@ def prepare(kind: str, dtype: torch.dtype, device: int) -> None:
 
 
 def num_groups(device: int) -> int:
-    """How many tiles CUDA device `device` computes at a time; 0 if none."""
+    """Tiles that CUDA device `device` computes at a time; 0 where `wide_product` does not run."""
     if torch.cuda.get_device_capability(device) != CAPABILITY:
         return 0
     return 2 * (multiprocessors(device) // _CLUSTER)
 
 
 def num_tiles(rows: int, width: int) -> int:
-    """Tiles of a product, each of two blocks'."""
+    """Tiles of a product. Two blocks compute each."""
     return -(-rows // (_BLOCK_ROWS * _CLUSTER)) * -(-width // _BLOCK_COLUMNS)
 
 
@@ -53,18 +46,15 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
     kind: one of activation.KINDS. N and K are multiples of 8; no aliasing. One launch, on compute capability 9.0.
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
-    (rows, width), depth, dtype = out.shape, x.shape[1], out.dtype
+    (rows, width), depth = out.shape, x.shape[1]
     if width % VECTOR or depth % VECTOR or not width or not depth:
         raise ValueError(f"{rows} rows of {depth} to {width}: widths must be positive multiples of {VECTOR}")
-    for name, matrix, shape in (
-        ("out", out, (rows, width)),
-        ("x", x, (rows, depth)),
-        ("weight", weight, (width, depth)),
-    ):
-        pointer(name, matrix, dtype, shape)
-    shift = pointer_or_null("bias", bias, dtype, (width,))
+    pointer("out", out, out.dtype, (rows, width))
+    pointer("x", x, out.dtype, (rows, depth))
+    pointer("weight", weight, out.dtype, (width, depth))
+    shift = pointer_or_null("bias", bias, out.dtype, (width,))
     device = index_of(out)
-    run = _kernel(kind, dtype, device)
+    run = _kernel(kind, out.dtype, device)
     if not rows:
         return
     args = (
@@ -81,6 +71,7 @@ def wide_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, ki
 
 
 def _kernel(kind: str, dtype: torch.dtype, device: int) -> Kernel:
-    if kind not in _ACTIVATIONS:
-        raise ValueError(f"activation {kind!r} is not one of {', '.join(_ACTIVATIONS)}")
-    return hopper_kernel("wide_product", "wide_product", dtype, _ACTIVATIONS[kind], device)
+    if kind not in KINDS:
+        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
+    type_name = kind.replace("_", " ").title().replace(" ", "")  # in activations.cuh
+    return hopper_kernel("wide_product", "wide_product", dtype, type_name, device)

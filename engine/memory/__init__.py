@@ -1,7 +1,7 @@
-"""Sequence-length-aware memory: one dry run gives the lifetimes, and every batch gets its own plan of addresses.
+"""Sequence-length-aware memory planning: TurboTransformers (PPoPP '21), section 4.2 and Algorithm 1. No torch here.
 
-`Tape` records a dry run; `Planner` turns (tokens, sequences) into a `Plan`; `Arena` holds the device's chunks and turns
-the plan into addresses. TurboTransformers (PPoPP '21), section 4.2 and Algorithm 1. No torch here.
+`Tape` records the lifetimes of buffers in one dry run; `Planner` turns a batch's tokens and sequences into a `Plan`;
+`Arena` holds the device's chunks and turns the plan into addresses.
 """
 
 from penstock.engine.memory.arena import Arena

@@ -1,4 +1,4 @@
-"""The device memory behind the plans: chunks that grow on demand and shrink only when told to."""
+"""Device memory of the plans: chunks, allocated on demand and freed by `trim`."""
 
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -6,15 +6,14 @@ from typing import Generic, Protocol, TypeVar
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, Plan
 
-_SLACK = 1.5  # more than K_SCALE, so that growth is not undone at once
+_SLACK = 1.5  # above K_SCALE, so that a chunk just added is not freed
 
 
 class Buffer(Protocol):
-    """Device memory, as its allocator hands it out. Nothing but the address is looked at."""
+    """An allocation of device memory, such as a torch.Tensor."""
 
-    @property
-    def address(self) -> int:
-        """A multiple of ALIGNMENT, the same as long as the buffer is held."""
+    def data_ptr(self) -> int:
+        """Its address: a multiple of ALIGNMENT, constant while the buffer is held."""
         ...
 
 
@@ -24,14 +23,14 @@ B = TypeVar("B", bound=Buffer)
 class Arena(Generic[B]):
     """Chunks of one device, for one stream: plans placed in it share the memory, so their work must run in order.
 
-    One thread calls it. Several planners may share one arena. `place` never frees, and once the batch of most tokens
-    and most sequences has been placed it allocates nothing: a smaller batch is the same packing on a smaller scale.
-    (Rounding to ALIGNMENT can break this by a few bytes, which whole chunks nearly always hide.) A captured graph holds
-    addresses: give graphs an arena that is never trimmed.
+    One thread calls it; several planners may share it. `place` never frees. Once the largest batch has been placed it
+    allocates nothing: a smaller batch is the same packing on a smaller scale. (Rounding to ALIGNMENT can break this by
+    a few bytes, which whole chunks nearly always absorb.) An arena whose addresses are captured in graphs is never
+    trimmed.
     """
 
     def __init__(self, allocate: Callable[[int], B], free: Callable[[B], None]) -> None:
-        """`allocate(num_bytes)` may raise; then nothing has changed."""
+        """allocate: of a number of bytes; if it raises, nothing has changed."""
         self._allocate = allocate
         self._free = free
         self._buffers: list[B] = []
@@ -61,14 +60,14 @@ class Arena(Generic[B]):
         for num_bytes in plan.chunk_bytes[num_held:]:
             self._grow(num_bytes)
         self._most_bytes = max(self._most_bytes, plan.used_bytes)
-        bases = [buffer.address for buffer in self._buffers]
+        bases = [buffer.data_ptr() for buffer in self._buffers]
         return [bases[chunk] + offset for chunk, offset in zip(plan.slot_chunk, plan.slot_offset, strict=True)]
 
     def trim(self) -> bool:
-        """Free every chunk, if the plans since the last call needed far less. True: no address holds any more.
+        """Free every chunk if the plans since the last call needed far less. True: no address is valid any more.
 
-        Called now and then, off the request path: with no work on the device that uses the arena, and no graph that has
-        its addresses. What was placed once and never again is thus given back at the second call.
+        Called now and then, while no work on the device uses the arena. Memory of one large plan is freed at the second
+        call after it.
         """
         needed_bytes, self._most_bytes = -(-self._most_bytes // CHUNK_BYTES) * CHUNK_BYTES, 0
         if self.held_bytes <= _SLACK * needed_bytes:
@@ -77,7 +76,7 @@ class Arena(Generic[B]):
         return True
 
     def release(self) -> None:
-        """Free every chunk. The caller guarantees what `trim` asks for."""
+        """Free every chunk, under the conditions of `trim`."""
         self.chunk_bytes = ()
         while self._buffers:
             self._free(self._buffers.pop())
@@ -86,7 +85,7 @@ class Arena(Generic[B]):
     def _grow(self, num_bytes: int) -> None:
         buffer = self._allocate(num_bytes)
         self.num_allocations += 1
-        if buffer.address % ALIGNMENT:
+        if buffer.data_ptr() % ALIGNMENT:
             self._free(buffer)
             raise RuntimeError(f"The allocator's address is no multiple of {ALIGNMENT}. This is a bug.")
         self._buffers.append(buffer)

@@ -1,4 +1,4 @@
-"""Algorithm 1 of TurboTransformers: greedy by size into the gaps of chunks. Pure integers, no state."""
+"""Algorithm 1 of TurboTransformers: greedy placement, by size, into the gaps of chunks."""
 
 import sys
 from bisect import insort
@@ -10,7 +10,7 @@ Taken = list[tuple[int, int, int]]  # offset, end, item; by rising offset
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each item lies. Items that conflict are disjoint."""
+    """The place of each item. Items that conflict are disjoint."""
 
     chunk: Sequence[int]  # index into the chunks; len(chunks) is the open one
     offset: Sequence[int]  # bytes from the start of its chunk
@@ -21,9 +21,9 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
     """Place items of `sizes` bytes, largest first, into chunks of the given bytes or else into one open-ended chunk.
 
     `conflicts[i]`: the items that must not overlap item i. Offsets are sums of sizes, so aligned sizes give aligned
-    offsets. Unlike the paper's listing, what fits nowhere goes into a single open chunk, whose extent the caller then
-    allocates: one allocation instead of one an item, and no spare room behind each item. Larger chunks are tried first:
-    a batch that the largest can hold alone is packed as tightly as if there were no others.
+    offsets. In the paper's listing each item that fits nowhere gets a chunk of its own. Here all of them go into one
+    open chunk, which the caller allocates at once. Larger chunks are tried first: a batch that fits into the largest
+    is packed as tightly as if it were the only one.
     """
     order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     open_chunk = len(chunks)
@@ -48,7 +48,7 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
 
 
 def find_gap(size: int, enemies: Set[int], taken: Taken, limit: int) -> int:
-    """FindGapFromChunk: start of the smallest gap between `enemies` that holds `size`, or behind them, or -1."""
+    """FindGapFromChunk: start of the smallest gap between `enemies` that holds `size`, else their end, else -1."""
     best, smallest, previous_end = -1, sys.maxsize, 0
     for start, end, item in taken:
         if item in enemies:

@@ -1,12 +1,12 @@
-"""When each buffer of a forward pass is needed, and how its size follows the batch."""
+"""Lifetimes of the buffers of a forward pass, and their sizes as functions of the batch."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, NewType
 
-ALIGNMENT = 256  # bytes: what cudaMalloc gives, and what every vector load and TMA descriptor is content with
+ALIGNMENT = 256  # bytes: cudaMalloc's, and enough for every vector load and TMA descriptor
 
 Rows = Literal["tokens", "sequences"]
-BufferId = NewType("BufferId", int)  # index into `Tape.lifetimes()` and into everything a plan says per buffer
+BufferId = NewType("BufferId", int)  # index into `Tape.lifetimes()` and the per-buffer fields of a plan
 
 
 def aligned(num_bytes: int) -> int:
@@ -34,21 +34,21 @@ class Lifetime:
             raise ValueError(f"Buffer {self.name!r} scales with {self.rows!r}. This is a bug.")
 
     def num_bytes(self, tokens: int, sequences: int) -> int:
-        """Its size in a batch of `sequences` sequences with `tokens` tokens in all: a multiple of ALIGNMENT."""
+        """Size in a batch of `sequences` sequences with `tokens` tokens in all: a multiple of ALIGNMENT."""
         num_rows = tokens if self.rows == "tokens" else sequences
         return aligned(self.bytes_per_row * num_rows + self.fixed_bytes)
 
     def meets(self, other: "Lifetime") -> bool:
-        """Whether both are alive at some step, and so must not share memory."""
+        """Whether both are alive at some step and must not share memory."""
         return self.first <= other.last and other.first <= self.last
 
 
 class Tape:
-    """Records one dry run of a forward pass, in the order in which its operations are launched.
+    """A record of one dry run of a forward pass, in the order of its launches.
 
-    For each operation: `allocate` what it writes anew, `use` everything else it reads or writes, then `step`. A buffer
-    lives from the step that allocated it to the last step that used it; an operation's inputs and outputs therefore
-    never share memory. What is wanted in place is one buffer, used again.
+    For each operation: `allocate` its new outputs, `use` every other buffer that it reads or writes, then `step`. A
+    buffer lives from the step that allocated it to the last step that used it, so an operation's inputs and outputs
+    never share memory. An operation in place uses one buffer again.
     """
 
     def __init__(self) -> None:
@@ -56,20 +56,20 @@ class Tape:
         self._now = 0
 
     def allocate(self, bytes_per_row: int, rows: Rows, name: str, *, fixed_bytes: int = 0) -> BufferId:
-        """A buffer of `bytes_per_row` for each token or each sequence, alive from the current step."""
+        """A new buffer of `bytes_per_row` for each token or each sequence, alive from the current step."""
         self._lifetimes.append(Lifetime(name, self._now, self._now, bytes_per_row, fixed_bytes, rows))
         return BufferId(len(self._lifetimes) - 1)
 
     def use(self, buffer_id: BufferId) -> None:
-        """The current step reads or writes the buffer."""
+        """Note that the current step reads or writes the buffer."""
         if not 0 <= buffer_id < len(self._lifetimes):
             raise ValueError(f"Buffer {buffer_id} was never allocated on this tape. This is a bug.")
         self._lifetimes[buffer_id] = replace(self._lifetimes[buffer_id], last=self._now)
 
     def step(self) -> None:
-        """The current operation is complete; the next one begins."""
+        """End the current operation; the next one begins."""
         self._now += 1
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
-        """Everything recorded so far; the lifetime of buffer i is at index i."""
+        """Lifetimes of all buffers; buffer i is at index i."""
         return tuple(self._lifetimes)

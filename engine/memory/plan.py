@@ -1,4 +1,4 @@
-"""Where each buffer of one batch lies: planned anew for every batch, in microseconds."""
+"""Memory plans: the place of each buffer of a batch, computed for every batch in microseconds."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from penstock.engine.memory.greedy import place_greedily
 from penstock.engine.memory.lifetimes import Lifetime, aligned
 
 CHUNK_BYTES = 2 << 20  # chunks are multiples of it: the page size of device memory
-K_SCALE = 1.2  # a further chunk is this much larger than what did not fit, so that slow growth stays rare
+K_SCALE = 1.2  # a further chunk has this much spare room, so that growth stays rare
 
-# The batch whose plan says which buffers may share a slot. Any batch would be safe; this one is typical.
+# Buffers that share memory in this batch's plan share a slot. Any batch would be correct; this one is typical.
 _REFERENCE_TOKENS, _REFERENCE_SEQUENCES = 4096, 64
 
 _Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
@@ -26,24 +26,23 @@ class Plan:
     slot_chunk: Sequence[int]
     slot_offset: Sequence[int]  # multiples of ALIGNMENT
     slot_bytes: Sequence[int]  # multiples of ALIGNMENT
-    chunk_bytes: tuple[int, ...]  # of all chunks: those that were there, and perhaps one more that the arena must add
+    chunk_bytes: tuple[int, ...]  # of all chunks: those given, and perhaps one that the arena must add
     used_bytes: int  # sum over the chunks of the highest byte used
     lower_bound_bytes: int  # the most bytes alive at one step: no plan uses fewer
 
     @property
     def offsets(self) -> tuple[tuple[int, int], ...]:
-        """Chunk and offset of each buffer. For tests and reports; the arena works by slot."""
+        """Chunk and offset of each buffer."""
         return tuple((self.slot_chunk[slot], self.slot_offset[slot]) for slot in self.slot_of)
 
 
 class Planner:
-    """Plans for one model. Call it from one thread.
+    """Plans for one model. Called from one thread.
 
-    Algorithm 1 is quadratic in the number of buffers, so it first runs once, at a typical size, over all of them.
-    Buffers of equal size formula that it put at the same place never meet; they become one slot, and every batch's plan
-    runs over the slots: 7 where a 12-layer encoder has 86 buffers, for layers repeat. (The paper plans one layer and
-    reuses it for the others; this needs no notion of a layer.) Sizes are exact for the batch, and two slots conflict if
-    any two of their buffers meet, so every plan is sound whatever the typical size was.
+    Algorithm 1 is quadratic in the number of buffers, so it runs once over all of them, at a typical size. Buffers with
+    one size formula and the same place are never alive together; they become one slot, and each batch's plan is over
+    slots. A 12-layer encoder has 7 slots for 86 buffers, for layers repeat. (The paper plans one layer and reuses that
+    plan.) Two slots conflict if any two of their buffers are alive together, so every plan is sound.
     """
 
     def __init__(self, lifetimes: Sequence[Lifetime], *, cached_plans: int = 1024) -> None:
@@ -61,12 +60,12 @@ class Planner:
 
 
 def plan_each_buffer(lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
-    """Algorithm 1 over every single buffer, milliseconds a batch: what `Planner` is checked against."""
+    """Algorithm 1 over single buffers, in milliseconds a batch: the origin of slots, and a reference for tests."""
     return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, sequences, chunks)
 
 
 class _Problem:
-    """What can be known before the batch: slots, which of them conflict, and the sums that bound the peak."""
+    """The part of planning that does not depend on the batch: slots, their conflicts, and bounds of the peak."""
 
     def __init__(self, lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> None:
         formulas = [_formula(lifetime) for lifetime in lifetimes]
@@ -140,9 +139,9 @@ def check_slots(plan: Plan, conflicts: Sequence[Set[int]]) -> None:
 
 
 def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple[tuple[int, ...], ...]:
-    """How many buffers of each formula are alive, for the steps at which the most bytes can be.
+    """Numbers of live buffers of each formula, for the steps that can have the most bytes alive.
 
-    A step is left out if another has as many of every formula. The most bytes are alive where some buffer begins.
+    Only steps where a buffer begins can. A step is left out if another has as many buffers of every formula.
     """
     counts = set()
     for step in {lifetime.first for lifetime in lifetimes}:
@@ -154,7 +153,7 @@ def _peaks(lifetimes: Sequence[Lifetime], formulas: Sequence[_Formula]) -> tuple
 
 
 def _grown(chunks: tuple[int, ...], missing_bytes: int) -> tuple[int, ...]:
-    """The chunks, and one more if some bytes did not fit. The first is exact: a warm-up knows the largest batch."""
+    """The chunks, and one more for bytes that did not fit. The first is exact: warm-up places the largest batch."""
     if missing_bytes == 0:
         return chunks
     wanted = int(missing_bytes * K_SCALE) if chunks else missing_bytes

@@ -1,4 +1,4 @@
-"""Reading a model directory: JSON and safetensors only. Nothing in a checkpoint is ever executed."""
+"""Reader of model directories: JSON and safetensors only. No code of a checkpoint is executed."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from penstock.engine.errors import CheckpointError
 Config = dict[str, Any]
 
 _HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*/*.safetensors", "*/*.json", "README.md"]
-_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # the last two: tokenizers without a tokenizer.json
+_RESULT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # the last two: older tokenizers
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -29,18 +29,23 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a model directory holds, before any family has looked at it."""
+    """Contents of a model directory, not yet interpreted by a family's reader."""
 
     directory: Path  # tokenizer.json lies here
     config: Config  # config.json of the transformer
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory
-    max_tokens: int | None  # the smallest limit stated beside the weights; None: only the position table limits
+    max_tokens: int | None  # the smallest limit that a file states; None: the position table alone limits
     sentence_transformers: Config = field(default_factory=dict)  # config_sentence_transformers.json; {}: there is none
+
+    @property
+    def root(self) -> Path:
+        """The directory of the transformer's config.json and weights."""
+        return self.modules[0].directory if self.modules else self.directory
 
 
 class Tensors:
-    """The tensors of a safetensors file or shard set, as float32, each checked against the shape its reader expects."""
+    """Tensors of a safetensors file or a set of shards, as float32, with their shapes checked."""
 
     def __init__(self, directory: Path, tensors: dict[str, torch.Tensor]) -> None:
         self._directory = directory
@@ -50,7 +55,7 @@ class Tensors:
         return name in self._tensors
 
     def prefix(self, candidates: tuple[str, ...], probe: str) -> str:
-        """The candidate under which `probe` exists: checkpoints of one family differ in it."""
+        """The prefix under which the tensor `probe` exists; checkpoints of one family differ in it."""
         for prefix in candidates:
             if prefix + probe in self._tensors:
                 return prefix
@@ -73,9 +78,9 @@ class Tensors:
 
 
 def resolve_model(model: str) -> Path:
-    """The directory of a model: `model` itself if it is one, else a Hugging Face id from the local cache or the hub.
+    """The directory of a model: `model` itself, or a Hugging Face id from the local cache or the hub.
 
-    Raises CheckpointError if it is neither.
+    Raises CheckpointError for anything else.
     """
     path = Path(model)
     if path.is_dir():
@@ -95,7 +100,7 @@ def resolve_model(model: str) -> Path:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Read config, modules and weights. Raises CheckpointError, naming the file and what to do."""
+    """Read configuration, modules and weights. Raises CheckpointError, which names the file and the remedy."""
     modules = _read_modules(directory)
     root = modules[0].directory if modules else directory
     config = read_json(root / "config.json")
@@ -110,13 +115,13 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def memory_checkpoint(name: str, config: Config, tensors: dict[str, torch.Tensor]) -> Checkpoint:
-    """The checkpoint of a model that is already in memory. `name` stands for the directory in errors."""
+    """A checkpoint of tensors in memory. Errors give `name` as the directory."""
     directory = Path(name)
     return Checkpoint(directory, config, Tensors(directory, tensors), modules=(), max_tokens=None)
 
 
 def read_json(path: Path) -> Config:
-    """A JSON object. Raises CheckpointError when the file is missing or is something else."""
+    """The JSON object in a file. Raises CheckpointError when it is missing or is something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -155,11 +160,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str
 
 
 def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) -> str:
-    """SHA-256 over names and contents of every file that a result may depend on, and of `extra_files`.
+    """SHA-256 over names and contents of every file that decides results, and of `extra_files`, as 32 hex digits.
 
-    Equal revisions give equal results, so the tokenizer's files count too. They lie in the directory, in those of its
-    modules and where an index of shards says; other folders (training's checkpoints, other formats) are not looked at.
-    Returns 32 hex digits. Raises CheckpointError when modules.json or an index cannot be read.
+    Equal revisions give equal results, so the tokenizer's files count too. Files of the directory, of its modules and
+    of an index of shards are read, and no other folders. Raises CheckpointError for a broken modules.json or index.
     """
     folders = {checkpoint_directory, *(module.directory for module in _read_modules(checkpoint_directory))}
     files = {path for folder in folders for pattern in _RESULT_FILES for path in folder.glob(pattern)}
@@ -189,7 +193,7 @@ def _read_modules(directory: Path) -> tuple[Module, ...]:
 
 
 def _stated_max_tokens(directory: Path, root: Path) -> int | None:
-    """The smaller of sentence_bert_config's max_seq_length and the tokenizer's model_max_length, where stated."""
+    """The smaller of max_seq_length in sentence_bert_config.json and the tokenizer's model_max_length, if stated."""
     limits = []
     for path, key in (
         (root / "sentence_bert_config.json", "max_seq_length"),
@@ -211,6 +215,6 @@ def _missing_weights(path: Path) -> str:
         return f"{path} does not exist. Weights are read from safetensors files only."
     return (
         f"{path.parent} has no {path.name if path.suffix == '.safetensors' else 'safetensors file'}, only pickles "
-        f"({', '.join(pickles) or path.name}), which can run code when opened and are never read. Convert them where "
-        "you trust them: transformers.AutoModel.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)."
+        f"({', '.join(pickles) or path.name}), which can run code when opened and are never read. If you trust them, "
+        "convert them: transformers.AutoModel.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)."
     )

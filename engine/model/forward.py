@@ -1,7 +1,7 @@
-"""The forward pass of an encoder, in four operations and for some families more. A device implements them.
+"""The forward pass of an encoder, written once in a few operations that each device implements.
 
-The CPU runs it as it stands, batch by batch (`CpuOps`). A GPU's is run once, by a recorder (`engine.program`), which
-learns from it the order of the operations and how long each intermediate lives; a batch then runs the record.
+A CPU runs it for every batch (`CpuOps`). For a GPU a recorder runs it once (`engine.model.program`), which gives the
+order of the operations and the lifetimes of their results; batches run the record.
 """
 
 from typing import Protocol, TypeVar
@@ -15,9 +15,9 @@ D = TypeVar("D")
 
 
 class Ops(Protocol[X, D_contra]):
-    """What a forward pass is made of. X stands for hidden states: one row a token, sequences end to end, no padding.
+    """Operations of every encoder. X stands for hidden states: one row a token, sequences end to end, no padding.
 
-    An implementation knows the batch: its token ids, and where sequences begin and end.
+    An implementation holds the batch: its token ids and the bounds of its sequences.
     """
 
     def embed(self, embeddings: Embeddings) -> X:
@@ -33,27 +33,27 @@ class Ops(Protocol[X, D_contra]):
         ...
 
     def attend(self, qkv: X, attention: Attention) -> X:
-        """qkv [R, 3H] to context [R, H], each sequence by itself."""
+        """qkv [R, 3H] to context [R, H], within each sequence."""
         ...
 
 
 class PreNormOps(Ops[X, D_contra], Protocol):
-    """What a pre-norm encoder, and its gated MLPs, need beside that."""
+    """Further operations of a pre-norm encoder and its gated MLPs."""
 
     def gate(self, x: X, activation: str) -> X:
         """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
         ...
 
     def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
-        """norm(x @ weight.T + bias + residual), and that sum itself: the next residual."""
+        """norm(x @ weight.T + bias + residual), and the sum inside it, the next residual."""
         ...
 
 
 class ConvolutionOps(Ops[X, D_contra], Protocol):
-    """What an encoder with a convolution needs beside that."""
+    """Further operations of an encoder with a convolution."""
 
     def neighbours(self, x: X, count: int) -> X:
-        """x [R, H] to [R, count * H]: of each token its neighbours in order, itself in the middle, zero beyond ends."""
+        """x [R, H] to [R, count * H]: each token's neighbours in order, itself in the middle, zero beyond the ends."""
         ...
 
     def add_norm(self, x: X, residual: X, norm: Norm) -> X:
@@ -62,9 +62,9 @@ class ConvolutionOps(Ops[X, D_contra], Protocol):
 
 
 def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
-    """Hidden states [R, H] of the batch that `ops` knows. Raises UnsupportedCheckpoint for a convolution."""
+    """Hidden states [R, H] of the batch that `ops` holds. Raises UnsupportedCheckpoint for a convolution."""
     if encoder.pre_norm or any(layer.gate is not None for layer in encoder.layers):
-        raise RuntimeError("a pre-norm or gated encoder went the post-norm way. This is a bug.")
+        raise RuntimeError("a pre-norm or gated encoder was run as a post-norm one. This is a bug.")
     if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
             "a convolution beside the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
@@ -76,7 +76,7 @@ def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
 
 
 def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
-    """The same for `encoder.pre_norm` (Xiong et al. 2020). The first layer reads the embeddings, normalised already."""
+    """`forward` for a pre-norm encoder (Xiong et al. 2020), whose first layer reads normalised embeddings."""
     hidden = total = _embedded(encoder, ops)
     for layer in encoder.layers:
         context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
@@ -89,7 +89,7 @@ def forward_pre_norm(encoder: Encoder[D], ops: PreNormOps[X, D]) -> X:
 
 
 def forward_convolved(encoder: Encoder[D], convolution: Convolution[D], ops: ConvolutionOps[X, D]) -> X:
-    """The same for an encoder with `encoder.convolution`."""
+    """`forward` for an encoder with a convolution."""
     embedded = _embedded(encoder, ops)
     local = ops.project(ops.neighbours(embedded, convolution.kernel_size), convolution.dense)
     hidden = ops.add_norm(_post_norm(encoder.layers[0], embedded, ops), local, convolution.norm)

@@ -1,10 +1,10 @@
-"""From hidden states to one score a label, for a sequence or for each of its tokens."""
+"""Classifiers: one score a label, for a sequence or for each of its tokens."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, Config, Tensors, read_safetensors
 from penstock.engine.model.pooling import EmbeddingTail, apply_layers
-from penstock.engine.model.weights import Dense, Norm, with_tables
+from penstock.engine.model.weights import Dense, Norm
 
-L = TypeVar("L")
-
-# What sentence-transformers' CrossEncoder is told in a configuration. Looked up, never imported.
+# Activations that a CrossEncoder's configuration may name. Looked up, never imported.
 _CROSS_ENCODER_SCORES = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "raw",
 }
-_BARE = ("Model", "ForMaskedLM", "ForPreTraining")  # whose heads are of use in training only
+_BARE = ("Model", "ForMaskedLM", "ForPreTraining")  # architectures whose heads serve training only
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,8 @@ class Head:
     scores: str  # "softmax", "sigmoid" (multi-label), or "raw" (regression: the logit itself)
     labels: tuple[str, ...]  # label of each score
     reads: str
-    """ "cls", "mean": hidden states, pooled so; "embedding": with the checkpoint's own tail; "tokens": of each token;
-    "logits": what it would compute itself is there already."""
+    """ "cls", "mean": pooled hidden states; "embedding": the checkpoint's embedding; "tokens": hidden states of each
+    token; "logits": the layers' output, computed elsewhere."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, D] float32 to scores [N, len(labels)]."""
@@ -51,9 +49,9 @@ class Head:
 
 
 def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
-    """What a checkpoint can do beside embedding: task to head. Empty for a bare encoder.
+    """Heads of a checkpoint by task; empty for a bare encoder.
 
-    Raises UnsupportedCheckpoint, by name, for an architecture whose head is not implemented.
+    Raises UnsupportedCheckpoint for an architecture whose head is not implemented.
     """
     heads: dict[str, Head] = {}
     for architecture in map(str, checkpoint.config.get("architectures") or ()):
@@ -72,7 +70,7 @@ def checkpoint_heads(checkpoint: Checkpoint) -> dict[str, Head]:
 
 
 def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> dict[str, Head]:
-    """The same for logits that something else computes, of sequences or of tokens: heads without layers.
+    """Heads without layers, for logits of sequences or of tokens that are computed elsewhere.
 
     Raises UnsupportedCheckpoint for scores that are not implemented.
     """
@@ -83,10 +81,11 @@ def logit_heads(checkpoint: Checkpoint, num_labels: int, *, of_tokens: bool) -> 
 def on_device(
     tail: EmbeddingTail, heads: Mapping[str, Head], device: torch.device
 ) -> tuple[EmbeddingTail, dict[str, Head]]:
-    """Copies whose tensors lie on the device."""
+    """Copies with their tensors on the device."""
 
-    def moved(layer: L) -> L:
-        return with_tables(layer, lambda tensor: tensor.to(device))
+    def moved(layer: Any) -> Any:
+        values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        return replace(layer, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
     heads = {task: replace(head, layers=tuple(map(moved, head.layers))) for task, head in heads.items()}
     return replace(tail, dense=tuple(map(moved, tail.dense))), heads
@@ -98,7 +97,7 @@ def _sequence_heads(checkpoint: Checkpoint) -> dict[str, Head]:
 
 
 def _with_rerank(checkpoint: Checkpoint, classify: Head) -> dict[str, Head]:
-    """`classify`; and `rerank`, where there is one label: the score of a pair as CrossEncoder gives it."""
+    """`classify`, and for a single label `rerank`, the score of a pair as CrossEncoder gives it."""
     if len(classify.labels) != 1:
         return {"classify": classify}
     return {"classify": classify, "rerank": replace(classify, scores=_cross_encoder_scores(checkpoint))}
@@ -124,7 +123,7 @@ def _classifier_pooling(checkpoint: Checkpoint) -> str:
 
 
 def _cross_encoder_scores(checkpoint: Checkpoint) -> str:
-    """sentence-transformers' rule: the activation that is stated, wherever its versions state it; else a sigmoid."""
+    """sentence-transformers' rule: the activation that one of its versions states, else a sigmoid."""
     config, saved = checkpoint.config, checkpoint.sentence_transformers
     if (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: a cross-encoder's default prompt is not implemented.")
@@ -172,7 +171,7 @@ def _head_labels(path: Path, metadata: dict[str, str], num_labels: int) -> tuple
 
 
 def _labels(config: Config, num_labels: int) -> tuple[str, ...]:
-    """id2label in order of id; transformers' own LABEL_i where config.json names none."""
+    """id2label in order of id; without it transformers' LABEL_i."""
     id2label = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(num_labels)}
     try:
         return tuple(str(id2label[str(i)]) for i in range(num_labels))
@@ -191,8 +190,6 @@ def _kind_of_scores(checkpoint: Checkpoint, num_labels: int) -> str:
         case "single_label_classification":
             return "softmax"
         case None:
-            return (
-                "raw" if num_labels == 1 else "softmax"
-            )  # transformers' rule: one label without a type is a regression
+            return "raw" if num_labels == 1 else "softmax"  # as in transformers, one label means a regression
         case other:
             raise UnsupportedCheckpoint(f"{checkpoint.directory}: problem_type {other!r} is not implemented.")

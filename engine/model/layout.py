@@ -1,4 +1,4 @@
-"""Where the tokens of a packed batch go: sequences sorted by length, so that equal lengths lie side by side."""
+"""Layout of a packed batch on a CPU: sequences sorted by length, so that equal lengths are adjacent."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The sorted order of N sequences with T tokens, in R = `rounded(T)` rows. The R - T spare rows repeat a token."""
+    """The sorted order of N sequences with T tokens in R = `rounded(T)` rows; the R - T spare rows repeat a token."""
 
     order: Int64Array  # [N]: order[i] is the batch's index of the i-th sorted sequence
     tokens: Int64Array  # [R]: the batch's index of each sorted token
@@ -43,7 +43,7 @@ class Layout:
 
 
 def sort_by_length(cu_seqlens: Int32Array) -> Layout:
-    """The layout of a batch. Stable, so equal batches give equal layouts."""
+    """The layout of a batch. The sort is stable, so equal batches give equal layouts."""
     starts, lengths = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = lengths[order]
@@ -62,8 +62,7 @@ def sort_by_length(cu_seqlens: Int32Array) -> Layout:
 def rounded(count: int) -> int:
     """`count` rounded up to one of a few sizes, at most an eighth more, and at most 1/16 from 128 on.
 
-    oneDNN prepares a matrix product anew for every size it has not seen, and keeps what it prepared: measured at 4 ms
-    and 3 MiB a batch. With a few sizes, batches of any length soon meet only known ones.
+    oneDNN prepares a matrix product for every new size and keeps the preparation, measured at 4 ms and 3 MiB a batch.
     """
     step = max(8, 1 << max(0, count.bit_length() - 5))
     return -(-count // step) * step

@@ -1,4 +1,4 @@
-"""sentence-transformers' modules.json: what follows the transformer, as one EmbeddingTail."""
+"""Reader of sentence-transformers' modules.json: the modules after the transformer, as one EmbeddingTail."""
 
 import re
 
@@ -46,7 +46,7 @@ def embedding_tail(checkpoint: Checkpoint) -> EmbeddingTail:
             case "Normalize":
                 normalize = True
             case "Dropout":
-                pass  # does nothing outside training
+                pass  # no effect outside training
             case other:
                 raise UnsupportedCheckpoint(
                     f"{module.directory}: module {other!r} is not implemented. "
@@ -110,7 +110,7 @@ def _dense(module: Module) -> Dense:
 
 
 def _activation(module: Module, config: Config) -> str:
-    """A fixed table from class path to activation: nothing is imported by name."""
+    """The activation of a class path, from a fixed table; nothing is imported by name."""
     path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     name = _ACTIVATIONS.get(path)
     if name is None:

@@ -39,16 +39,16 @@ class EmbeddingTail:
         return F.normalize(rows, dim=1) if self.normalizes(wanted) else rows
 
     def normalizes(self, wanted: TaskOptions) -> bool:
-        """Whether the embeddings are L2-normalised."""
+        """True if the embeddings are L2-normalised."""
         return self.normalize if wanted.normalize is None else wanted.normalize
 
     def only_pools(self, wanted: TaskOptions) -> bool:
-        """Whether normalisation alone follows pooling."""
+        """True if nothing but normalisation follows pooling."""
         return not self.dense and (wanted.dimensions or self.dimensions) is None
 
 
 def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
-    """hidden [T, H] of any floating type, sorted as `groups` say, to float32 rows [N, H]."""
+    """hidden [T, H] of any floating type, in the order of `groups`, to float32 rows [N, H]."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling {pooling!r} is not one of {sorted(POOLINGS)}.")
     return torch.cat([_pool_group(hidden, group, pooling) for group in groups])

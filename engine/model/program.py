@@ -1,7 +1,7 @@
-"""A forward pass written down once, to be run many times: its steps, and how long each intermediate lives.
+"""A recorded forward pass: its steps, and the lifetime of each intermediate.
 
-The recorder is an implementation of `Ops` that computes nothing. Whatever a forward does, for whatever model, is
-recorded as it happens: there is no table of a model's intermediates, such as TurboTransformers keeps (PPoPP '21, 4.2).
+The recorder is an implementation of `Ops` that computes nothing, so any model's forward can be recorded. There is no
+table of intermediates as in TurboTransformers (PPoPP '21, section 4.2).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ class Step:
     operation: str  # a method of PreNormOps
     writes: tuple[BufferId, ...]
     reads: tuple[BufferId, ...]
-    arguments: tuple[Any, ...]  # Dense, Norm, Embeddings, Attention: whatever the operation takes beside hidden states
+    arguments: tuple[Any, ...]  # other than hidden states: Dense, Norm, Embeddings, Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Program:
     result: BufferId
 
     def run(self, kernels: Mapping[str, Callable[..., X]], buffers: list[X]) -> X:
-        """Every step in order. `buffers[i]` is where buffer i lies; a kernel returns where its first result really is.
+        """Run every step in order. `buffers[i]` holds buffer i.
 
-        Its second, if it has one, is where it was asked to be.
+        A kernel returns the place of its first result, which may differ from its buffer. A second result is in its own.
         """
         for step in self.steps:
             used = [buffers[buffer] for buffer in (*step.writes, *step.reads)]
@@ -47,9 +47,9 @@ class Program:
 
 
 def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: int) -> Program:
-    """Write down the forward pass of `encoder`. `width_of` says how wide a projection's output is.
+    """Record the forward pass of `encoder`. `width_of` gives the width of a projection's output.
 
-    The result is kept for one step more than the forward has: for the pooling that follows it.
+    The result lives one step longer than the forward, for the pooling that follows.
     """
     recorder = _Recorder(width_of, bytes_per_value)
     result = (forward_pre_norm if encoder.pre_norm else forward)(encoder, recorder)
@@ -58,7 +58,7 @@ def record(encoder: Encoder[D], width_of: Callable[[D], int], bytes_per_value: i
 
 
 class _Recorder(Generic[D]):
-    """Implements `PreNormOps[BufferId, D]`. What an operation does within its output counts as one step."""
+    """Implements `PreNormOps[BufferId, D]`; each operation is one step."""
 
     def __init__(self, width_of: Callable[[D], int], bytes_per_value: int) -> None:
         self.tape = Tape()

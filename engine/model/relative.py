@@ -1,4 +1,4 @@
-"""Relative positions of DeBERTa-v2/v3: which row of the relative embeddings belongs to a distance.
+"""Relative positions of DeBERTa-v2/v3: the row of the relative embeddings for each distance.
 
 He et al., DeBERTa (ICLR 2021), equation 3, with the logarithmic buckets of its second version. "Content to position"
 reads row clamp(b(i - j) + span) for query i and key j, "position to content" row clamp(-b(j - i) + span); buckets are
@@ -11,17 +11,17 @@ from penstock.engine.types import Int32Array
 
 
 def relative_span(position_buckets: int, max_relative_positions: int) -> int:
-    """Half the number of relative embeddings that are used. Arguments as in `relative_rows`."""
+    """Half the number of relative embeddings in use. Arguments as in `relative_rows`."""
     return position_buckets if position_buckets > 0 else max_relative_positions
 
 
 def relative_rows(reach: int, position_buckets: int, max_relative_positions: int) -> Int32Array:
     """[2 * reach - 1]: at d + reach - 1 the row of distance d = query - key, as `disentangled_attention` takes it.
 
-    reach: the longest sequence in tokens. position_buckets: as in the checkpoint's config, 0 or less: one row a
-    distance. max_relative_positions: as in the config, and where that is below 1 its max_position_embeddings.
-    Rounded to float32 where transformers rounds. What then decides is the last place of a logarithm, and only for a
-    distance on a bucket's edge: with the published 256 buckets over 512 positions none is within a hundred of them.
+    reach: the longest sequence in tokens. position_buckets: as in config.json; 0 or less: one row a distance.
+    max_relative_positions: as in config.json, or its max_position_embeddings where that is below 1. Values are rounded
+    to float32 where transformers rounds. The last place of a logarithm can then decide only on a bucket's edge; with
+    the published 256 buckets over 512 positions no distance is within a hundred such places of one.
     Raises ValueError when reach is below 1, or the buckets have no room up to max_relative_positions.
     """
     if reach < 1:
@@ -35,7 +35,7 @@ def relative_rows(reach: int, position_buckets: int, max_relative_positions: int
 def _buckets(
     distances: np.ndarray[tuple[int], np.dtype[np.int64]], position_buckets: int, max_relative_positions: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Distances up to half the buckets have one each; beyond, buckets widen with the logarithm of the distance."""
+    """Bucket of each distance: one each up to half the buckets, then widening with the logarithm."""
     middle = position_buckets // 2
     far = np.abs(distances) > middle
     if far.any() and not 0 < middle < max_relative_positions - 1:
@@ -49,5 +49,5 @@ def _buckets(
 
 
 def _log(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """The float32 nearest to the logarithm, on every machine; numpy's own of a float32 may be its neighbour."""
+    """The float32 nearest to the logarithm; numpy's logarithm of a float32 can differ in the last place."""
     return np.log(values.astype(np.float64)).astype(np.float32)

@@ -1,11 +1,11 @@
-"""One encoder, whatever its family called its tensors: what a checkpoint's reader returns and a device prepares.
+"""The weights of an encoder of any family.
 
-`Encoder[Dense]` is as in the checkpoint, all float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
-where D is what that device multiplies with.
+A family's reader returns an `Encoder[Dense]`, float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
+where D is its own form of a matrix.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -19,7 +19,7 @@ class Dense:
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
-    activation: str  # a name that engine.linear.activate knows
+    activation: str  # a name that engine.cpu.linear.activate knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Embeddings:
     """Word + position + token type, then LayerNorm. Row i of `positions` belongs to a sequence's i-th token."""
 
     words: Tensor  # [V, E]
-    positions: Tensor | None  # [max_tokens, E]; whatever the family's offset, it has been cut off
+    positions: Tensor | None  # [max_tokens, E], without the rows of a family's offset
     token_types: Tensor | None  # [K, E]
     norm: Norm
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAttention:
-    """softmax(q k^T / sqrt(head_dim)) v, all tokens of a sequence seeing all."""
+    """softmax(q k^T / sqrt(head_dim)) v over all tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class BiasedAttention:
 
 @dataclass(frozen=True, slots=True)
 class DisentangledAttention:
-    """DeBERTa's (He et al. 2021, section 3.1): content to position and position to content beside content to content.
+    """DeBERTa's attention (He et al. 2021, section 3.1), with terms of content to position and position to content.
 
-    The projections of the relative embeddings are weights, so they are made once, at load.
+    The relative embeddings are projected at load.
     """
 
     key_positions: Tensor | None  # [2 * span, H]: content to position; None where the model has no such term
@@ -67,31 +67,30 @@ class DisentangledAttention:
 
     @property
     def num_terms(self) -> int:
-        """How many products are added up in a score: it is divided by sqrt(num_terms * head_dim)."""
+        """Products that are added up in a score, which is divided by sqrt(num_terms * head_dim)."""
         return 1 + (self.key_positions is not None) + (self.query_positions is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryAttention:
-    """Plain attention of queries and keys turned by their positions (Su et al. 2021), of all tokens or of near ones."""
+    """Plain attention with rotary positions (Su et al. 2021), over all tokens or a window."""
 
     cosines: Tensor  # [max_tokens, head_dim / 2]; dimension i is paired with i + head_dim / 2
     sines: Tensor  # [max_tokens, head_dim / 2]
-    window: int | None  # tokens further apart than this do not see each other; None: all see all
+    window: int | None  # largest distance between tokens that attend to each other; None: no limit
 
 
 Attention = PlainAttention | BiasedAttention | DisentangledAttention | RotaryAttention
 
 D = TypeVar("D")
 E = TypeVar("E")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[D]):
     """One transformer layer (Vaswani et al. 2017; Devlin et al. 2019). Each norm follows an addition.
 
-    In a pre-norm encoder `output_norm` is thus the next layer's first norm, or after the last layer the final one.
+    In a pre-norm encoder `output_norm` is the next layer's first norm, or the final one after the last layer.
     """
 
     qkv: D  # [3H, H]: query, key and value rows in this order; heads contiguous within each
@@ -108,7 +107,7 @@ class Layer(Generic[D]):
 class Convolution(Generic[D]):
     """norm(first layer's output + activation(convolution of the embeddings)): DeBERTa-v2's larger models."""
 
-    dense: D  # [H, kernel_size * H]: the weights for each neighbour in turn, from the furthest before to that after
+    dense: D  # [H, kernel_size * H]: the weights of each neighbour, from the furthest before to the furthest after
     kernel_size: int  # odd
     norm: Norm
 
@@ -124,7 +123,7 @@ class Encoder(Generic[D]):
     num_heads: int
     max_tokens: int | None  # longest sequence the weights allow; None: any
     convolution: Convolution[D] | None = None  # beside the first layer
-    pre_norm: bool = False  # whether what is carried from layer to layer is the sum (true) or the norm of the sum
+    pre_norm: bool = False  # whether layers pass on the sum (true) or the norm of the sum
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -140,61 +139,29 @@ class Encoder(Generic[D]):
     def vocab_size(self) -> int:
         return self.embeddings.words.shape[0]
 
-    def prepared(self, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> "Encoder[E]":
-        """The same encoder with every matrix through `dense` and every other tensor through `table`, each once."""
-        tables, layers = dict[int, Tensor](), dict[int, Layer[E]]()
+    def prepared(
+        self: "Encoder[Dense]", dense: Callable[[Dense], E], table: Callable[[Tensor], Tensor]
+    ) -> "Encoder[E]":
+        """The encoder with `dense` applied to every matrix and `table` to every other tensor, once each."""
+        converted: dict[int, Any] = {}  # by id, as weights and layers may be shared
 
-        def table_once(tensor: Tensor) -> Tensor:
-            if id(tensor) not in tables:
-                tables[id(tensor)] = table(tensor)
-            return tables[id(tensor)]
+        def convert(value: Any) -> Any:
+            if id(value) in converted:
+                return converted[id(value)]
+            result = value
+            if isinstance(value, Dense):
+                result = dense(value)
+            elif isinstance(value, Tensor):
+                result = table(value)
+            elif isinstance(value, tuple):
+                result = tuple([convert(item) for item in value])
+            elif is_dataclass(value) and not isinstance(value, type):
+                result = replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})
+            converted[id(value)] = result
+            return result
 
-        for layer in self.layers:
-            if id(layer) not in layers:
-                layers[id(layer)] = _prepared_layer(layer, dense, table_once)
-        return Encoder(
-            embeddings=with_tables(self.embeddings, table_once),
-            projection=None if self.projection is None else dense(self.projection),
-            layers=tuple(layers[id(layer)] for layer in self.layers),
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            max_tokens=self.max_tokens,
-            convolution=_prepared_convolution(self.convolution, dense, table_once),
-            pre_norm=self.pre_norm,
-        )
+        result: Encoder[E] = convert(self)
+        return result
 
 
 EncoderWeights = Encoder[Dense]
-
-
-def _prepared_layer(layer: Layer[D], dense: Callable[[D], E], table: Callable[[Tensor], Tensor]) -> Layer[E]:
-    return Layer(
-        qkv=dense(layer.qkv),
-        attention=with_tables(layer.attention, table),
-        attention_output=dense(layer.attention_output),
-        attention_norm=with_tables(layer.attention_norm, table),
-        up=dense(layer.up),
-        down=dense(layer.down),
-        output_norm=with_tables(layer.output_norm, table),
-        gate=layer.gate,
-    )
-
-
-def _prepared_convolution(
-    convolution: Convolution[D] | None, dense: Callable[[D], E], table: Callable[[Tensor], Tensor]
-) -> Convolution[E] | None:
-    if convolution is None:
-        return None
-    return Convolution(dense(convolution.dense), convolution.kernel_size, with_tables(convolution.norm, table))
-
-
-def with_tables(holder: T, table: Callable[[Tensor], Tensor]) -> T:
-    """A copy of one of these dataclasses with its tensors, and those of its norm, through `table`."""
-    changes: dict[str, Any] = {}
-    for field in fields(holder):  # type: ignore[arg-type]  # callers pass dataclasses
-        value = getattr(holder, field.name)
-        if isinstance(value, Tensor):
-            changes[field.name] = table(value)
-        elif isinstance(value, Norm):
-            changes[field.name] = with_tables(value, table)
-    return replace(holder, **changes)  # type: ignore[type-var]  # callers pass dataclasses

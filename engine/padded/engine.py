@@ -1,7 +1,7 @@
-"""An engine for any encoder that transformers has: each batch padded to its longest sequence.
+"""An engine for any encoder of transformers, which pads each batch to its longest sequence.
 
-The fallback for architectures that the packed runtime does not know, and what padding-free batches are compared with.
-Its time follows count * longest, so how the scheduler cuts batches matters much more here.
+It serves architectures that the packed runtime does not know, and is the baseline for packed batches. Its time follows
+count * longest, so the partition into batches matters much more than on the packed engine.
 """
 
 import time
@@ -22,13 +22,10 @@ from penstock.engine.types import BatchOutput, Float32Array, Int32Array, ModelIn
 
 @dataclass(frozen=True, slots=True)
 class _Padded:
-    """What the model made of n sequences of at most L tokens."""
+    """The model's output for n sequences of at most L tokens."""
 
     output: Tensor  # hidden states [n, L, H], or logits [n, C] or [n, L, C]
-    valid: Tensor  # [n, L] bool: where tokens are
-
-    def of(self, places: Sequence[int]) -> "_Padded":
-        return _Padded(self.output[places], self.valid[places])
+    valid: Tensor  # [n, L] bool: True at tokens, False at padding
 
 
 class PaddedEngine:
@@ -43,9 +40,9 @@ class PaddedEngine:
         heads: Mapping[str, Head],
         threads: int,
     ) -> None:
-        """`model`: a transformers model in eval mode; `tail` and `heads` lie on its device."""
+        """`model`: a transformers model in eval mode; `tail` and `heads` are on its device."""
         self.info = info
-        self.directory = directory  # tokenizer.json lies here
+        self.directory = directory  # holds tokenizer.json
         self._model = model
         self._tail = tail
         self._heads = heads
@@ -83,7 +80,7 @@ class PaddedEngine:
         options = [batch.options[index] for index in indices]
         for wanted in dict.fromkeys(options):
             places = [place for place, option in enumerate(options) if option == wanted]
-            chosen = padded if len(places) == len(options) else padded.of(places)
+            chosen = padded if len(places) == len(options) else _Padded(padded.output[places], padded.valid[places])
             for place, row in zip(places, self._results(wanted, chosen), strict=True):
                 rows[indices[place]] = row
 
@@ -110,7 +107,7 @@ class PaddedEngine:
         return padded.to(self._device)
 
     def _check_types(self, types: Int32Array) -> None:
-        """On a GPU an index beyond a table would end all use of the device."""
+        """Raise ValueError for types beyond the table, which would make a GPU unusable for the process."""
         if self._num_types is not None and not 0 <= types.min() <= types.max() < self._num_types:
             raise ValueError(f"token types must lie in [0, {self._num_types}); found {types.min()} to {types.max()}.")
 
@@ -135,7 +132,7 @@ class PaddedEngine:
 
 
 def _pool(padded: _Padded, pooling: str) -> Tensor:
-    """float32 rows [n, H]; see `penstock.engine.model.pooling.pool`, which does it for packed hidden states."""
+    """float32 rows [n, H]; `penstock.engine.model.pooling.pool` is the same for packed hidden states."""
     hidden, valid = padded.output, padded.valid
     lengths = valid.sum(dim=1)
     match pooling:

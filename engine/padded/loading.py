@@ -1,4 +1,4 @@
-"""A checkpoint as a `PaddedEngine`: transformers' own code for it, never the checkpoint's, and a trial before use."""
+"""Loader of `PaddedEngine`: a model of transformers' own code, never the checkpoint's, tried before use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
 
-_AUTO_CLASSES: dict[str, Any] = {  # by the end of an architecture's name; transformers leaves them untyped
+_AUTO_CLASSES: dict[str, Any] = {  # by suffix of an architecture's name; transformers leaves them untyped
     "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
     "ForTokenClassification": transformers.AutoModelForTokenClassification,
 }
@@ -26,13 +26,13 @@ _ENCODER: Any = transformers.AutoModel
 _ENCODER_OF_TWO: Any = transformers.AutoModelForTextEncoding  # without the decoder
 _UNSTATED_MAX_TOKENS = 512  # of models without positions and without a stated limit
 _TRIAL_TOKENS = 1024  # of the longer sequence, unless the model takes fewer
-_MAX_REASON = 300  # characters: transformers' messages may list all of its models
+_MAX_REASON_CHARS = 300  # transformers' messages may list all of its models
 _TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}  # largest difference over largest value
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers' bars and warnings are not ours; what matters of them is raised."""
+    """Suppress the progress bars and warnings of transformers."""
     logging: Any = transformers.utils.logging
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -56,11 +56,11 @@ def load_padded(
     device: str = "auto",
     threads: int = 1,
 ) -> PaddedEngine:
-    """The engine of a checkpoint that transformers has an encoder for. See `penstock.engine.load_engine`.
+    """The engine of a checkpoint whose encoder transformers has. See `penstock.engine.load_engine`.
 
-    On a GPU it turns cuDNN's attention off, for the whole process: that makes a plan for each shape that it meets, in
-    each thread, and padded batches hardly ever have the shape of one before. Measured on an H200, BERT-base and some 14
-    sequences: 48 ms for a new shape with it, 5 to 8 ms without, and no difference for one that has been there before.
+    On a GPU, cuDNN's attention is disabled for the whole process. It makes a plan for each new shape in each thread,
+    and shapes of padded batches rarely repeat. Measured on an H200 with BERT-base and some 14 sequences: 48 ms for a
+    new shape with it, 5 to 8 ms without; no difference for a known shape.
 
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
     """
@@ -99,7 +99,7 @@ def load_padded(
 
 
 def _refuse(checkpoint: Checkpoint) -> None:
-    """What transformers would load, but not as what it is."""
+    """Raise UnsupportedCheckpoint for models that transformers would load as something else."""
     config = checkpoint.config
     if config.get("auto_map"):
         raise UnsupportedCheckpoint(
@@ -108,33 +108,28 @@ def _refuse(checkpoint: Checkpoint) -> None:
         )
     if config.get("quantization_config"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: quantised weights (quantization_config) are not run.")
-    if (_root(checkpoint) / "adapter_config.json").exists():
+    if (checkpoint.root / "adapter_config.json").exists():
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: adapters are not loaded. Merge this one into its model.")
     if config.get("is_encoder_decoder") and _kind_of_head(checkpoint):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: heads of encoder-decoder models are not implemented.")
 
 
-def _root(checkpoint: Checkpoint) -> Path:
-    """Where the transformer's config.json lies."""
-    return checkpoint.modules[0].directory if checkpoint.modules else checkpoint.directory
-
-
 def _kind_of_head(checkpoint: Checkpoint) -> str:
-    """A key of _AUTO_CLASSES; empty where only the encoder is of use."""
+    """A key of _AUTO_CLASSES; empty if only the encoder is used."""
     architectures = list(map(str, checkpoint.config.get("architectures") or ()))
     return next((kind for kind in _AUTO_CLASSES if any(name.endswith(kind) for name in architectures)), "")
 
 
 def _precision(dtype: str, *, on_gpu: bool) -> str:
-    """As the packed engine's, and float32 on a GPU too. Raises UnsupportedDevice."""
+    """The precision, as in the packed engine, with float32 on a GPU too. Raises UnsupportedDevice."""
     if not on_gpu:
         return cpu_precision(dtype)
     return dtype if dtype == "float32" else gpu_precision(dtype)
 
 
 def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
-    """The transformers model, in eval mode on the CPU. Every weight it uses is the checkpoint's."""
-    root = _root(checkpoint)
+    """The transformers model, in eval mode on the CPU, with no weight missing from the checkpoint."""
+    root = checkpoint.root
     encoder = _ENCODER_OF_TWO if checkpoint.config.get("is_encoder_decoder") else _ENCODER
     try:
         config: Any = transformers.AutoConfig.from_pretrained(root, trust_remote_code=False, local_files_only=True)
@@ -149,9 +144,9 @@ def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises a dozen unrelated types; each means the same here
-        reason = str(error).strip().partition("\n")[0][:_MAX_REASON]
+        reason = str(error).strip().partition("\n")[0][:_MAX_REASON_CHARS]
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: transformers cannot load it: {reason}") from error
-    # A checkpoint saved with another head has no pooler, and none is asked for here.
+    # A checkpoint that was saved with another head has no pooler, which is not used.
     missing = sorted(name for name in report["missing_keys"] if kind or "pooler" not in name)
     if missing:
         raise CheckpointError(f"{root}: no tensors for {', '.join(missing[:5])}; {len(missing)} are missing.")
@@ -160,7 +155,7 @@ def _load(checkpoint: Checkpoint, kind: str, dtype: torch.dtype) -> Any:
 
 
 def _max_positions(model: Any) -> int:
-    """Longest sequence: what config.json says, less the rows that RoBERTa and kin keep before position 0."""
+    """Longest sequence by config.json, less the rows that RoBERTa and others keep before position 0."""
     stated = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     limits = [stated] if isinstance(stated, int) and stated > 0 else []
     for name, module in model.named_modules():
@@ -171,9 +166,9 @@ def _max_positions(model: Any) -> int:
 
 
 def _try(engine: PaddedEngine) -> None:
-    """Run a short sequence alone and beside a long one. Raises UnsupportedCheckpoint where padding changes it.
+    """Run a short sequence alone and padded beside a long one. Raises UnsupportedCheckpoint if padding changes it.
 
-    Some architectures pool, convolve or transform over padding too; their answers would depend on their batch mates.
+    Some architectures pool, convolve or transform over padding; their results would depend on the batch.
     """
     info = engine.info
     lengths = min(9, info.max_tokens), min(_TRIAL_TOKENS, info.max_tokens)
@@ -186,7 +181,7 @@ def _try(engine: PaddedEngine) -> None:
             beside = engine.run(_batch([short, long], options)).rows[0]
         except EngineError:
             raise
-        except Exception as error:  # whatever the architecture makes of inputs that it was not made for
+        except Exception as error:  # any type, for inputs that the architecture does not expect
             raise UnsupportedCheckpoint(
                 f"{engine.directory}: transformers has {info.name!r}, but cannot run it as a padded encoder: {error!r}"
             ) from error

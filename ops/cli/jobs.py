@@ -21,8 +21,8 @@ from penstock.producer.wire.sequences import check
 
 if TYPE_CHECKING:
     from penstock.producer.client import Client
+    from penstock.producer.files import Reader, Writer
     from penstock.producer.files.file_job import BulkResult
-    from penstock.producer.files.tables import Reader, Writer
 
 _FORMATS = ".csv, .jsonl or .parquet"
 Source = Annotated[Path | None, typer.Argument(metavar="IN", help=f"File to read: {_FORMATS}.", show_default=False)]
@@ -115,7 +115,7 @@ def _as_text(row: Vector | Classification) -> Table | str:
 
 def _file(task: str, settings: JobSettings, options: Options, source: Path, target: Path) -> int:
     """Read, send, write. Invalid files are found before any connection to Kafka."""
-    from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
+    from penstock.producer.files import TableError, count_rows, open_reader, open_writer
 
     if target.exists() and not settings.overwrite:
         fail(f"{target} exists already. Choose another name, or give --overwrite.")

@@ -167,7 +167,7 @@ def require_original(runtime: Runtime, reference: Transformers, name: str) -> No
 
 
 def _load(checkpoint: Checkpoint, task: str, dtype: torch.dtype) -> Any:
-    root = checkpoint.modules[0].directory if checkpoint.modules else checkpoint.directory
+    root = checkpoint.root
     model = _AUTO_CLASSES[task].from_pretrained(
         root,
         dtype=dtype,

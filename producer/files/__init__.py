@@ -1,1 +1,23 @@
-"""Bulk jobs over CSV, JSONL and Parquet files."""
+"""Tables of bulk jobs: .csv, .jsonl and .parquet, streamed in order and in bounded memory. The job is in `file_job`.
+
+    with open_reader("in.csv", "text") as reader, open_writer("out.csv", reader, "classify") as writer:
+        for block in reader:
+            writer.write(block, results_of(block.texts))
+
+The output has the input's columns, unchanged, and then the results':
+
+    embed      embedding (list of float32; JSON text in CSV), error
+    classify   label, score, and with top_k other than 1 also labels, scores (lists); error
+
+A broken row (bytes that are not UTF-8, broken quotes, a wrong number of fields, no JSON object, no text) has an error
+in place of a text and does not end the job. If the input has a column of a result's name, the result's column is named
+`penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the same reason JSONL
+can be written as JSONL only. CSV and Parquet can be written as any of the three.
+
+The output is a `.partial` file until it is complete; it is removed if the job fails.
+"""
+
+from penstock.producer.files.table_reader import Block, Reader, TableError, count_rows, open_reader
+from penstock.producer.files.table_writer import Writer, open_writer
+
+__all__ = ["Block", "Reader", "TableError", "Writer", "count_rows", "open_reader", "open_writer"]

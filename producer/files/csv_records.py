@@ -1,4 +1,4 @@
-"""Records of a CSV file, one by one: what is broken is one line, and hides none that follows it."""
+"""Records of a CSV file, one by one. A broken line does not affect the lines that follow."""
 
 import csv
 from collections import deque
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that begins no record: its quotes are broken, or a field is too long."""
+    """A line that cannot be parsed: its quotes are broken, or a field is too long."""
 
     reason: str
     line: str
 
 
 def csv_records(file: Iterator[str]) -> Iterator[tuple[int, list[str] | BrokenLine]]:
-    """Records with the line they begin on. Blank lines are none.
+    """Records with the numbers of their first lines. Blank lines are skipped.
 
-    A quoted field may run over lines, if it is closed as RFC 4180 says. If it is not, its line alone is broken: the
-    lines that were read in search of the end are read again, as records. The csv module's limit of a field bounds them.
+    A quoted field may span lines if it is closed as in RFC 4180. Otherwise its line alone is broken, and the lines read
+    in search of its end are read again as records. The csv module's limit of a field bounds their number.
     """
     ahead: deque[str] = deque()
-    taken: list[str] = []  # lines of the record that is being read
+    taken: list[str] = []  # lines of the current record
 
     def lines() -> Iterator[str]:
         while (line := ahead.popleft() if ahead else next(file, None)) is not None:
@@ -48,6 +48,5 @@ def csv_records(file: Iterator[str]) -> Iterator[tuple[int, list[str] | BrokenLi
 
 def _broken_quotes(error: csv.Error) -> str:
     return (
-        f"{error}. A quote that it opens is not closed as it should be; the lines after it are read as rows of their "
-        "own."
+        f"{error}. A quote that it opens is not closed as it should be; the lines after it are read as separate rows."
     )

@@ -1,4 +1,4 @@
-"""Bulk jobs: a table in, a table out, through one client. Order kept, memory bounded, one row's failure its own."""
+"""Bulk jobs: a table in, a table out, through one client. Order is kept, memory is bounded, and rows fail singly."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.producer.client import Row
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Options, Text
+from penstock.producer.wire.messages import Options, Text, utf8_fault
 
-# Rows on their way at once: enough that the worker never waits for the file. A long text counts as several rows, one
-# for each 16 KiB, so that the window never holds more than some 64 MiB.
+# Rows in flight: enough that the worker does not wait for the file. A long text counts as one row for each 16 KiB, so
+# that the window holds at most about 64 MiB.
 WINDOW_ROWS = 4096
 _ROW_CHARS = 16 * 1024
 
@@ -20,11 +20,11 @@ Result = Row | PenstockError
 
 
 class Block(Protocol):
-    """Some rows of a table, in the order of the file."""
+    """Rows of a table, in the order of the file."""
 
     @property
     def texts(self) -> Sequence[str | PenstockError]:
-        """One a row: the text to send, or why this row has none."""
+        """One a row: the text to send, or the error in its place."""
         ...
 
 
@@ -33,15 +33,15 @@ B_contra = TypeVar("B_contra", bound=Block, contravariant=True)
 
 
 class Writer(Protocol[B_contra]):
-    """Where finished rows go."""
+    """Destination of finished rows."""
 
     def write(self, block: B_contra, results: Sequence[Result], /) -> None:
-        """Called in the order of the file, from a thread, never twice at once."""
+        """Write rows. Called in the order of the file, from a thread, never concurrently."""
         ...
 
 
 class Mapper(Protocol):
-    """The part of `Client` that a bulk job needs."""
+    """The part of `Client` that a bulk job uses."""
 
     async def map(
         self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
@@ -52,10 +52,10 @@ class Mapper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What a job did, so far or in all."""
+    """Progress of a job."""
 
     rows: int  # written, failed ones included
-    failed: int  # rows that carry an error in place of an answer
+    failed: int  # rows with an error in place of an answer
     seconds: float
 
 
@@ -71,12 +71,12 @@ async def run_bulk(
 ) -> BulkResult:
     """Send every row of `reader` through `client`, write every result, in order.
 
-    A row that fails carries its error and stops nobody. While Kafka or the workers are away nothing is lost: rows wait
-    until `timeout_s` after they were sent (None: the client's own), so give it hours rather than seconds.
+    A failed row is written with its error. While Kafka or the workers are down, rows wait until `timeout_s` after they
+    were sent (None: the client's), so it should be hours rather than seconds.
 
     Args:
-        client: started; may be shared with other work.
-        reader: read from a thread, at most `WINDOW_ROWS` rows and one block ahead of what is written.
+        client: a started client, which other work may share.
+        reader: read from a thread, at most `WINDOW_ROWS` rows and one block ahead of the writer.
         on_progress: called on the event loop after each written block.
     """
     started = time.monotonic()
@@ -112,7 +112,7 @@ async def _answer(
     options: Options | None,
     timeout_s: float | None,
 ) -> list[Result]:
-    """A result for each row: what can be sent is sent, what cannot keeps its reason."""
+    """A result for each row: the client's, or the error of a row that cannot be sent."""
     checked = [_check(text) for text in texts]
     good = [text for text in checked if isinstance(text, str)]
     answers = iter(await client.map(task, good, options=options, timeout_s=timeout_s) if good else ())
@@ -124,12 +124,9 @@ def _weight(block: Block) -> int:
 
 
 def _check(text: str | PenstockError) -> str | PenstockError:
-    """Refused here, so that the message speaks of a row and not of its place among those that were sent with it."""
+    """The text, or its error. The client would number texts by their place in a record, which means nothing here."""
     if isinstance(text, str) and not text.strip():
         return EmptyInput("The text is empty.")
-    if isinstance(text, str) and not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return InvalidRequest(f"The text cannot be UTF-8: {error.reason} at character {error.start}.")
+    if isinstance(text, str) and (fault := utf8_fault(text)):
+        return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
     return text

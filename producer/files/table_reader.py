@@ -1,4 +1,4 @@
-"""Tables in: blocks of rows from CSV, JSONL and Parquet, in bounded memory. See `penstock.producer.files.tables`."""
+"""Reader of CSV, JSONL and Parquet: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import csv
 import itertools
@@ -11,32 +11,33 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from penstock.producer.errors import InvalidRequest, PenstockError
 from penstock.producer.files.csv_records import BrokenLine, csv_records
+from penstock.producer.wire.messages import utf8_fault
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # at run time only where Parquet is met: it takes a tenth of a second to load
+    import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
 
 BLOCK_ROWS = 512
-BLOCK_BYTES = 8 << 20  # about; one row is never split
+BLOCK_BYTES = 8 << 20  # approximate; a row is never split
 MAX_LINE_BYTES = 4 << 20  # of JSONL; in CSV the csv module's limit of 131,072 characters a field holds
-_COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not read twice only to count them
+_COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read
 
 Object = dict[str, Any]
 
 
 class TableError(ValueError):
-    """The file cannot be read or written as a table. The text says what to change."""
+    """The file cannot be read or written as a table. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows, in the order of the file."""
+    """Rows in the order of the file."""
 
-    texts: Sequence[str | PenstockError]  # one a row: the text, or why there is none
-    source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Parquet's own form, one object a row otherwise
+    texts: Sequence[str | PenstockError]  # one a row: the text, or the error in its place
+    source: "Sequence[Object] | pa.RecordBatch"  # the rows as read: Arrow's form for Parquet, else one object a row
 
 
 class Reader:
-    """An open table: iterate once, over its blocks. A context manager."""
+    """An open table: a context manager, and an iterable of its blocks that can be used once."""
 
     def __init__(
         self, path: Path, blocks: Generator[Block, None, None], columns: Sequence[str] | None, schema: Any = None
@@ -65,7 +66,7 @@ def open_reader(path: str | Path, column: str) -> Reader:
     """Open a table whose texts are in `column`.
 
     Raises:
-        TableError: no such file or format, no such column, or no row. Later, from iteration: the file breaks off.
+        TableError: unknown file, format or column, or no rows. Iteration raises it for a damaged file.
     """
     path = Path(path)
     opener: Callable[[Path, str], Reader] = by_extension(path, _OPENERS)
@@ -76,7 +77,7 @@ def open_reader(path: str | Path, column: str) -> Reader:
 
 
 def count_rows(path: str | Path) -> int | None:
-    """How many rows a reader of this file gives, for a progress bar. None: too large a text file to count first."""
+    """Number of rows, for a progress bar; None for a text file that is too large to count first."""
     path = Path(path)
     extension = path.suffix.lower()
     if extension == ".parquet":
@@ -93,9 +94,9 @@ def count_rows(path: str | Path) -> int | None:
 
 
 def by_extension(path: Path, known: Mapping[str, Any]) -> Any:
-    """What `known` holds for the file's extension, or a `TableError` that lists the extensions."""
+    """The item of `known` for the file's extension. Raises TableError, which lists the extensions."""
     if path.suffix.lower() not in known:
-        raise TableError(f"{path}: the extension says the format, and must be one of {', '.join(known)}.")
+        raise TableError(f"{path}: the extension must be one of {', '.join(known)}.")
     return known[path.suffix.lower()]
 
 
@@ -108,7 +109,7 @@ def _check_columns(path: Path, columns: Sequence[str], column: str) -> None:
 
 
 def _in_blocks(rows: Iterable[tuple[str | PenstockError, Object]], stack: ExitStack) -> Generator[Block, None, None]:
-    """Group rows, by count and size; closes `stack` at the end."""
+    """Group rows by count and size; closes `stack` at the end."""
     with stack:
         texts: list[str | PenstockError] = []
         objects: list[Object] = []
@@ -128,7 +129,7 @@ def _in_blocks(rows: Iterable[tuple[str | PenstockError, Object]], stack: ExitSt
 
 
 def _open_csv(path: Path) -> IO[str]:
-    # Bytes that are not UTF-8 become lone surrogates here, and are found in their row: strict would end the file.
+    # Bytes that are not UTF-8 become lone surrogates, which fail their row alone; "strict" would end the file.
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
@@ -138,7 +139,7 @@ def _open_csv_reader(path: Path, column: str) -> Reader:
         _, header = next(records, (0, None))
         if header is None:
             raise TableError(f"{path} is empty: a line of column names was expected.")
-        if isinstance(header, BrokenLine) or not _is_unicode("".join(header)):
+        if isinstance(header, BrokenLine) or utf8_fault("".join(header)):
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         _check_columns(path, header, column)
         rows = (_csv_row(line, fields, header, column) for line, fields in records)
@@ -152,7 +153,7 @@ def _csv_row(
     if isinstance(fields, BrokenLine):
         return InvalidRequest(f"Line {line} is not CSV: {fields.reason}"), _salvaged(fields.line, header)
     row = _named(fields, header)
-    if not _is_unicode("".join(fields)):
+    if utf8_fault("".join(fields)):
         shown = {name: value.encode(errors="surrogateescape").decode(errors="replace") for name, value in row.items()}
         return InvalidRequest(f"Line {line} holds bytes that are not UTF-8."), shown
     if len(fields) != len(header):
@@ -165,27 +166,19 @@ def _named(fields: Iterable[str], header: Sequence[str]) -> Object:
 
 
 def _salvaged(line: str, header: Sequence[str]) -> Object:
-    """What a lenient eye sees in a broken line, so that its owner finds it again."""
+    """The fields of a broken line as far as they can be parsed, so that the line can be recognised."""
     readable = line.rstrip("\r\n").encode(errors="surrogateescape").decode(errors="replace")
     try:
         return _named(next(csv.reader([readable]), []), header)
-    except csv.Error:  # a field too long to keep
+    except csv.Error:  # a field over the csv module's limit
         return _named([], header)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # JSON Lines
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Lines that are not blank, with their numbers; None for one over `MAX_LINE_BYTES`."""
+    """Numbers and contents of lines that are not blank; None for a line over `MAX_LINE_BYTES`."""
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
@@ -205,7 +198,7 @@ def _open_jsonl_reader(path: Path, column: str) -> Reader:
     raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
 
 
-_JSON_WORDS = {
+_JSON_TYPES = {
     list: "a list",
     str: "a string",
     int: "a number",
@@ -216,7 +209,7 @@ _JSON_WORDS = {
 
 
 def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | PenstockError, Object]:
-    """A line that holds no object is kept as {"line": its text}."""
+    """The text and the object of a line; a line without an object is kept as {"line": its text}."""
     if line is None:
         return InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes."), {}
     kept = {"line": line.decode("utf-8-sig", errors="replace").strip()}
@@ -227,7 +220,7 @@ def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | Penst
     except (ValueError, RecursionError) as error:
         return InvalidRequest(f"Line {number} is not JSON: {error}."), kept
     if not isinstance(fields, dict):
-        return InvalidRequest(f"Line {number} holds {_JSON_WORDS[type(fields)]}; an object was expected."), kept
+        return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), kept
     if column not in fields:
         return InvalidRequest(f"Line {number} has no key {column!r}."), fields
     if not isinstance(fields[column], str):
@@ -272,13 +265,13 @@ def _parquet_blocks(path: Path, file: Any, column: str) -> Generator[Block, None
 
 
 def _parquet_texts(rows: "pa.RecordBatch", column: str, number: int) -> list[str | PenstockError]:
-    """`number` is the first row's, counted from 1."""
+    """The texts of a batch; `number` is its first row, counted from 1."""
     import pyarrow as pa
 
     try:
         rows.validate(full=True)
         texts = rows.column(column).to_pylist()
-    except pa.ArrowInvalid:  # Arrow says what is wrong, but not in which row
+    except pa.ArrowInvalid:  # Arrow does not tell which row is invalid
         texts = [_parquet_text(rows.slice(row, 1), column, number + row) for row in range(rows.num_rows)]
     null = InvalidRequest(f"The column {column!r} is null.")
     return [null if text is None else text for text in texts]
@@ -297,7 +290,7 @@ def _is_utf8(scalar: "pa.Scalar") -> bool:
     except UnicodeDecodeError:
         return False
     except (ValueError, OverflowError):
-        pass  # a time that Python has no word for
+        pass  # a time out of Python's range
     return True
 
 

@@ -1,4 +1,4 @@
-"""Tables out: the input's rows with their results, whole or not at all. See `penstock.producer.files.tables`."""
+"""Writer of tables: the input's rows with their results, complete or not at all."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -16,18 +16,15 @@ from penstock.producer.files.arrow_rows import objects_of
 from penstock.producer.files.table_reader import Block, Object, Reader, TableError, by_extension
 from penstock.producer.wire.messages import Classification, Row
 
-if TYPE_CHECKING:
-    pass  # at run time only where Parquet is met: it takes a tenth of a second to load
-
 _ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 
 Result = Row | PenstockError
-Columns = dict[str, list[Any]]  # result name -> one value a row; None: there is none
+Columns = dict[str, list[Any]]  # result name -> one value a row, or None
 
 
 class Writer:
-    """An output table. A context manager: the file appears when the block ends well, and leaves no trace otherwise."""
+    """An output table. A context manager: the file appears when the block ends without an error."""
 
     def __init__(self, path: Path, sink: "_Sink", partial: Path, task: str, top_k: int, overwrite: bool) -> None:
         """Called by `open_writer`."""
@@ -42,7 +39,7 @@ class Writer:
         """Append the block's rows with one result each. Called in the order of the file.
 
         Raises:
-            TableError: the disk does not take it.
+            TableError: the file cannot be written.
         """
         if len(results) != len(block.texts):
             raise ValueError(f"{len(results)} results for {len(block.texts)} rows. This is a bug.")
@@ -69,14 +66,14 @@ class Writer:
 
 
 def open_writer(path: str | Path, reader: Reader, task: str, *, top_k: int = 1, overwrite: bool = False) -> Writer:
-    """Make the output of a job that reads from `reader`.
+    """Create the output of a job that reads from `reader`.
 
     Args:
-        task: "embed" or "classify"; decides the result columns.
-        top_k: how many labels were asked for; other than 1, lists of labels and scores are written too.
+        task: "embed" or "classify", which decides the result columns.
+        top_k: labels requested; other than 1, lists of labels and scores are written too.
 
     Raises:
-        TableError: the file exists and `overwrite` is off; unknown format; or it cannot be made there.
+        TableError: the file exists and `overwrite` is off, its format is unknown, or it cannot be created.
     """
     path = Path(path)
     make_sink = by_extension(path, _SINKS)
@@ -94,7 +91,7 @@ def open_writer(path: str | Path, reader: Reader, task: str, *, top_k: int = 1, 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
-        raise TableError(f"{path} exists already. Choose another name, or ask for it to be overwritten.")
+        raise TableError(f"{path} exists already. Choose another name, or overwrite it.")
 
 
 def _free_name(name: str, taken: Sequence[str] | Object) -> str:
@@ -119,7 +116,7 @@ def _result_columns(task: str, top_k: int, results: Sequence[Result]) -> Columns
 
 
 class _Sink(Protocol):
-    """One format. Made with (partial file, reader, result name -> column name); raises OSError."""
+    """Writer of one format, made with (partial file, reader, result name -> column name). Raises OSError."""
 
     def write(self, block: Block, results: Columns) -> None: ...
     def close(self) -> None: ...
@@ -129,7 +126,7 @@ class _CsvSink:
     def __init__(self, partial: Path, reader: Reader, names: Mapping[str, str]) -> None:
         self._columns = list(reader.columns or ())
         self._file = partial.open("x", encoding="utf-8", newline="")
-        self._csv = csv.writer(self._file)  # its default of CRLF: Python 3.11 leaves a lone CR unquoted otherwise
+        self._csv = csv.writer(self._file)  # with CRLF: otherwise Python 3.11 leaves a lone CR unquoted
         self._csv.writerow([*self._columns, *names.values()])
 
     def write(self, block: Block, results: Columns) -> None:
@@ -154,7 +151,7 @@ class _JsonlSink:
 
 
 class _ParquetSink:
-    """Gathers blocks into row groups of a size that readers of Parquet like."""
+    """Collects blocks into row groups of a size that suits readers of Parquet."""
 
     def __init__(self, partial: Path, reader: Reader, names: Mapping[str, str]) -> None:
         import pyarrow as pa
@@ -167,7 +164,7 @@ class _ParquetSink:
         self._schema = self._input
         for column, kind in zip(names.values(), self._result_types, strict=True):
             self._schema = self._schema.append(pa.field(column, kind))
-        self._gathered: list[pa.RecordBatch] = []
+        self._collected: list[pa.RecordBatch] = []
         self._writer = ParquetWriter(partial, self._schema)
 
     def write(self, block: Block, results: Columns) -> None:
@@ -177,20 +174,20 @@ class _ParquetSink:
         if not isinstance(source, pa.RecordBatch):
             source = pa.RecordBatch.from_pylist(list(source), schema=self._input)
         values = [pa.array(column, kind) for column, kind in zip(results.values(), self._result_types, strict=True)]
-        self._gathered.append(pa.RecordBatch.from_arrays([*source.columns, *values], schema=self._schema))
-        rows = sum(batch.num_rows for batch in self._gathered)
-        if rows >= _ROW_GROUP_ROWS or sum(batch.nbytes for batch in self._gathered) >= _ROW_GROUP_BYTES:
+        self._collected.append(pa.RecordBatch.from_arrays([*source.columns, *values], schema=self._schema))
+        rows = sum(batch.num_rows for batch in self._collected)
+        if rows >= _ROW_GROUP_ROWS or sum(batch.nbytes for batch in self._collected) >= _ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         import pyarrow as pa
 
-        gathered, self._gathered = self._gathered, []
-        self._writer.write_table(pa.Table.from_batches(gathered, self._schema))
+        collected, self._collected = self._collected, []
+        self._writer.write_table(pa.Table.from_batches(collected, self._schema))
 
     def close(self) -> None:
         try:
-            if self._gathered:
+            if self._collected:
                 self._flush()
         finally:
             self._writer.close()
@@ -212,16 +209,16 @@ def _cell(value: Any) -> Any:
 def _json(value: Any) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
-    except ValueError:  # a number that JSON has no word for
+    except ValueError:  # NaN or an infinity
         text = json.dumps(_spelt_out(value), ensure_ascii=False, default=_plain)
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair in the input: only an escape can carry it
+    except UnicodeEncodeError:  # half a surrogate pair in the input, which needs an escape
         return json.dumps(json.loads(text)).encode()
 
 
 def _spelt_out(value: Any) -> Any:
-    """The value with text in place of numbers that are not finite."""
+    """The value with strings in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _spelt_out(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""Records out, replies in: acknowledged sends, correlation of answers, calls that share records."""
+"""Transport: acknowledged sends, correlation of replies, batching of calls into records."""

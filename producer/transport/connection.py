@@ -1,4 +1,4 @@
-"""What every Kafka connection of this project shares: patience at the start, and topics that exist."""
+"""Connecting to Kafka, watching a connection, and creating topics; shared by clients and workers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
 
-BACKOFF_MS = 200  # between retries against a broker that is away: soon enough, and never a spin
+BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000
-_CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created by someone else meanwhile
-_MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's own default
+_CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created concurrently
+_MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
 _WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
 
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=_Connectable)
 
 
 async def connect(make: Callable[[], C]) -> C:
-    """Start a producer, consumer or admin client made by `make`; while no broker answers, wait, log and try again."""
+    """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers."""
     retry_s = _FIRST_RETRY_S
     while True:
         client = make()
@@ -49,7 +49,7 @@ async def connect(make: Callable[[], C]) -> C:
 
 
 async def disconnect(client: _Connectable, timeout_s: float) -> None:
-    """Stop a client within a bound. Without its broker, aiokafka's stop may hang, or raise its tasks' cancellation."""
+    """Stop a client within a time limit. Without a broker, aiokafka's stop may hang or raise CancelledError."""
     stopping = asyncio.create_task(client.stop())
     await asyncio.wait((stopping,), timeout=timeout_s)
     if not stopping.done():
@@ -59,7 +59,7 @@ async def disconnect(client: _Connectable, timeout_s: float) -> None:
 
 
 async def watch(consumer: AIOKafkaConsumer) -> None:
-    """Log when the broker is lost, and when it is back, until cancelled. Without it aiokafka polls on in silence."""
+    """Log when the broker is lost and when it is back, until cancelled; aiokafka itself logs neither."""
     is_lost = False
     while True:
         await asyncio.sleep(_WATCH_EVERY_S)
@@ -78,10 +78,10 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
 
 
 async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
-    """Create the topics that are missing, on up to three brokers each. Called once a connection stands.
+    """Create missing topics, with up to three replicas. Called after a connection was made.
 
-    A broker that refuses (no right to create, or a mock without the request) is not an error here: the topic may exist,
-    or appear on first use; if neither, the first send or poll will say so.
+    A refusal (no permission, or a mock broker without the request) is logged and not raised. The topic may be created
+    on first use; otherwise the first send or poll fails.
     """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     try:
@@ -94,7 +94,7 @@ async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_parti
             refused = {topic: code for topic, code, *_ in answer.topic_errors if code not in _CREATED}
             log.info("topics_created", topics=[topic for topic in missing if topic not in refused], refused=refused)
     except (KafkaError, OSError, ValueError, AttributeError) as error:
-        # OSError includes time-outs; AttributeError is aiokafka's for a cluster without controller, as the mock is.
+        # OSError includes time-outs. aiokafka raises AttributeError for a cluster without controller, such as the mock.
         log.info("topics_not_created", topics=list(topics), reason=repr(error))
     finally:
         await admin.close()

@@ -1,4 +1,4 @@
-"""One record out, its answer in: the outbox, the inbox and what ties them, behind a single call."""
+"""Request and reply: one call that sends a record by the outbox and awaits its reply in the inbox."""
 
 import asyncio
 import contextlib
@@ -22,18 +22,18 @@ from penstock.producer.wire.topics import request_topic
 
 _NUM_PARTITIONS = 8  # of topics that the client has to create
 _SWEEP_S = 0.1
-# Between two sends of a refused record: up to this long, up to twice as long each time, and at most the last. Drawn at
-# random from nothing to that ("full jitter"), or all whom one overload refused would come back in the same moment.
+# Pauses between tries double from the first bound to the last. Each is drawn from zero to its bound ("full jitter"),
+# so that the records of one overload are not sent again at the same moment.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
-_TRIES = 4  # of what `Overloaded` refuses, where somebody waits: more would be load without hope
+_TRIES = 4  # of an online record that is answered with `Overloaded`
 
 
 class Exchange:
-    """Request and reply over Kafka, for one model. Everything in flight is bounded, has a deadline, and ends."""
+    """Request and reply over Kafka for one model. Records in flight are bounded in number and by deadlines."""
 
     def __init__(self, settings: ClientSettings, *, patient: bool = False) -> None:
-        """`patient`: overload, too, is waited out until the deadline; nobody waits for the answers at once."""
+        """`patient`: `Overloaded` is retried until the deadline, as bulk requests are."""
         client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._settings = settings
         self._topic = settings.topic or request_topic(settings.model)
@@ -45,7 +45,7 @@ class Exchange:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._places = asyncio.Semaphore(settings.max_in_flight)
+        self._permits = asyncio.Semaphore(settings.max_in_flight)
         self._num_partitions = 0
         self._patient = patient
         self._open = False
@@ -53,11 +53,11 @@ class Exchange:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect and find the topics; waits for the broker, logging, as long as it takes.
+        """Connect and find the topics; waits for the broker without limit, and logs it.
 
         Raises:
-            InvalidRequest: there is no such topic, or it is not for this client.
-            BackendError: Kafka refuses something else.
+            InvalidRequest: a topic is missing, or this client may not use it.
+            BackendError: any other refusal of Kafka.
         """
         try:
             await self._start()
@@ -81,7 +81,7 @@ class Exchange:
         if self._open:
             self._open = False
             self._closing.set()
-            self._places.release()  # one more: each caller that waits is woken in turn, and passes it on
+            self._permits.release()  # one extra permit, which each waiting caller takes and releases in turn
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -96,36 +96,36 @@ class Exchange:
     async def ask(self, request: Request, deadline: float) -> Reply:
         """Send one record and await its answer; `deadline` is Unix time in seconds.
 
-        Retriable refusals are sent again after growing pauses. Meanwhile the record keeps its place among those in
-        flight, so that who is refused does not send ever more.
+        Retriable errors are retried after growing pauses. The record keeps its permit in the pauses, so that overload
+        does not raise the number of records in flight.
 
         Raises:
-            PenstockError: what the worker answered, `Expired` after the deadline, or `ShuttingDown`.
+            PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
         value = encode_request(request)
-        if self._places.locked():
-            await self._wait_for_place(deadline)
+        if self._permits.locked():
+            await self._wait_for_permit(deadline)
         else:
-            await self._places.acquire()  # at once, and without the price of a timeout
-        place = _Place(self._places)
+            await self._permits.acquire()  # does not wait, and needs no timeout
+        permit = _Permit(self._permits)
         try:
             tries = 1
-            while isinstance(reply := await self._ask_once(value, deadline, place), ErrorReply):
+            while isinstance(reply := await self._ask_once(value, deadline, permit), ErrorReply):
                 await self._pause_after(reply.exception(), tries, deadline)
                 tries += 1
             return reply
         finally:
-            place.leave()
+            permit.leave()
 
-    async def _ask_once(self, value: bytes, deadline: float, place: "_Place") -> Reply | ErrorReply:
+    async def _ask_once(self, value: bytes, deadline: float, permit: "_Permit") -> Reply | ErrorReply:
         correlation_id = next(self._ids)
         try:
-            return await self._post(correlation_id, value, deadline, place)
+            return await self._post(correlation_id, value, deadline, permit)
         finally:
             self._inbox.forget(correlation_id)
 
     async def _pause_after(self, error: PenstockError, tries: int, deadline: float) -> None:
-        """Wait until it may be sent again; raises the error where that is never."""
+        """Wait until the record may be sent again; raises the error if it may not."""
         is_last = isinstance(error, Overloaded) and tries >= _TRIES and not self._patient
         pause_s = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16)))
         if not error.retriable or is_last or time.time() + pause_s > deadline:
@@ -133,28 +133,28 @@ class Exchange:
         await self._pause(pause_s)
 
     async def _pause(self, seconds: float) -> None:
-        """Ends at once when the client is closed."""
+        """Sleep, but no longer than the client is open."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    async def _wait_for_place(self, deadline: float) -> None:
-        """A place among the requests in flight, waited for no longer than the deadline allows."""
+    async def _wait_for_permit(self, deadline: float) -> None:
+        """Acquire a permit, or raise `Expired` at the deadline."""
         try:
             async with asyncio.timeout(deadline - time.time()):
-                await self._places.acquire()
+                await self._permits.acquire()
         except TimeoutError as error:
             raise Expired("The deadline passed while earlier requests were on their way.") from error
 
-    def _post(self, correlation_id: bytes, value: bytes, deadline: float, place: "_Place") -> Answer:
-        """Hand the record over to Kafka; the future is its answer's."""
+    def _post(self, correlation_id: bytes, value: bytes, deadline: float, permit: "_Permit") -> Answer:
+        """Queue the record for sending; returns the future of its answer."""
         self.check_open()
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
-        place.holders += 1
+        permit.holders += 1
 
         def sent(error: Exception | None) -> None:
-            place.leave()
+            permit.leave()
             if error is not None:
                 reason = f"The request record of {len(value):,} bytes was not sent: {error}"
                 is_refused = isinstance(error, REFUSED)
@@ -166,26 +166,26 @@ class Exchange:
         return answer
 
     async def _sweep(self) -> None:
-        """Fail what is past its deadline."""
+        """Fail expired requests, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._inbox.expire(time.time(), _late)
 
 
-class _Place:
-    """A place among those in flight, held by the caller and by the unsent record: neither outlives the bound alone."""
+class _Permit:
+    """A permit for one record in flight. It is released when both the caller and the unsent record let go of it."""
 
-    __slots__ = ("_places", "holders")
+    __slots__ = ("_permits", "holders")
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
+    def __init__(self, permits: asyncio.Semaphore) -> None:
+        self._permits = permits
         self.holders = 1
 
     def leave(self) -> None:
-        """One holder is through; the last gives the place back."""
+        """Let go of the permit; the last holder releases it."""
         self.holders -= 1
         if self.holders == 0:
-            self._places.release()
+            self._permits.release()
 
 
 def _late() -> PenstockError:

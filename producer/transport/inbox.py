@@ -1,7 +1,7 @@
-"""Replies in: one consumer on one partition of the reply topic, and the futures that wait for it.
+"""Receiver of replies: one consumer on one partition of the reply topic, and a future for each expected reply.
 
-Several clients may share a partition: a reply whose correlation id nobody here waits for belongs to another client,
-came too late, or came twice, and is dropped.
+Several clients may share a partition. A reply with an unknown correlation id is another client's, late or a duplicate,
+and is dropped.
 """
 
 import asyncio
@@ -21,21 +21,19 @@ from penstock.producer.wire.messages import ErrorReply, Reply
 
 _RETRY_S = 0.5
 
-# Answers handed over at a time. Their callers then send again at once, while the rest is still to be decoded: client
-# and worker work side by side instead of passing one large wave to and fro.
+# Replies decoded in one turn of the event loop. Their callers can send again while the rest is decoded, so that client
+# and worker run concurrently.
 _SLICE_RECORDS = 64
+_STOP_S = 5.0
+_NOT_EXPECTED: "tuple[Answer | None, float]" = (None, 0.0)
 
 log = structlog.get_logger("penstock.inbox")
 
 Answer = asyncio.Future[Reply | ErrorReply]
 
 
-_STOP_S = 5.0
-_NOT_EXPECTED: tuple[Answer | None, float] = (None, 0.0)
-
-
 class Inbox:
-    """Answers by correlation id. All methods are called on the client's event loop."""
+    """Futures of replies by correlation id. All methods are called on the client's event loop."""
 
     def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -45,10 +43,10 @@ class Inbox:
         self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in Unix time, seconds
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.partition = 0  # the one that answers must be sent to; valid after start
+        self.partition = 0  # to which replies must be sent; valid after start
 
     async def start(self, num_partitions: int) -> None:
-        """Take a partition at random and stand at its end; returns when no reply sent from now on can be missed."""
+        """Seek to the end of a random partition. No reply that is sent after this returns can be missed."""
         self.partition = random.randrange(num_partitions)
         self._consumer = await connect(self._make_consumer)
         source = TopicPartition(self._topic, self.partition)
@@ -59,7 +57,7 @@ class Inbox:
         self._tasks = [asyncio.create_task(coroutine) for coroutine in running]
 
     async def stop(self, reason: PenstockError) -> None:
-        """Fail everything expected with `reason` and disconnect."""
+        """Fail all expected replies with `reason` and disconnect."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -70,23 +68,23 @@ class Inbox:
             await disconnect(consumer, _STOP_S)
 
     def expect(self, correlation_id: bytes, deadline: float) -> Answer:
-        """The future of an answer; to be called before its request is sent."""
+        """Make the future of a reply. Called before its request is sent."""
         answer: Answer = asyncio.get_running_loop().create_future()
         self._expected[correlation_id] = (answer, deadline)
         return answer
 
     def forget(self, correlation_id: bytes) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop a reply that is no longer awaited."""
         self._expected.pop(correlation_id, None)
 
     def fail(self, correlation_id: bytes, error: PenstockError) -> None:
-        """Complete one answer with an error, if it is still expected."""
+        """Fail one reply, if it is still expected."""
         answer, _ = self._expected.pop(correlation_id, _NOT_EXPECTED)
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
     def expire(self, now: float, make_error: Callable[[], PenstockError]) -> None:
-        """Fail every answer whose deadline is before `now`."""
+        """Fail every reply whose deadline is before `now`."""
         late = [correlation_id for correlation_id, (_, deadline) in self._expected.items() if deadline < now]
         for correlation_id in late:
             self.fail(correlation_id, make_error())
@@ -105,7 +103,7 @@ class Inbox:
         )
 
     async def _read(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
-        """Until cancelled: whatever goes wrong, the next answers must find a reader."""
+        """Read until cancelled. No error ends it, since later replies must still be read."""
         while True:
             try:
                 await self._read_some(consumer)
@@ -127,12 +125,12 @@ class Inbox:
                 await asyncio.sleep(0)
 
     async def _step_over(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> None:
-        """Read on behind a record with a header name that is not UTF-8, which aiokafka cannot hand out.
+        """Skip a record with a header name that is not UTF-8, which aiokafka cannot decode.
 
-        Everything else that was fetched is delivered, but for what follows it in its own batch: brokers hand out whole
-        batches, and aiokafka decodes them from the start. No worker writes such a record, so no answer is in there.
+        The rest of its batch is skipped as well, because aiokafka decodes batches from their start. No worker writes
+        such a record, so no reply is lost.
         """
-        consumer.seek(source, await consumer.position(source))  # what was fetched is read again, one by one
+        consumer.seek(source, await consumer.position(source))  # fetched records are read again, one by one
         skipped = 0
         while True:
             try:

@@ -1,8 +1,7 @@
-"""Records out: batched, retried until the broker has acknowledged them, one idempotent producer behind it all.
+"""Sender of records: batched, and retried until the broker acknowledges them, by one idempotent producer.
 
-Both ends use it: the client for requests, the worker for replies and dead letters. Records of one topic-partition leave
-in the order of `put`. While one batch is on its way the next one fills, so batches grow with the load and a lone record
-never waits.
+Clients send requests with it, workers replies and dead letters. Records of one topic-partition are sent in the order of
+`put`. The next batch fills while one is in flight, so batches grow with the load and a lone record is sent at once.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.producer.wire.headers import partition_for
 
-# The record, or its destination, is at fault: sending it again cannot help. Everything else is retried for ever.
+# Errors of the record or of its destination, which are final. All others are retried without limit.
 BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
 REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
 
@@ -42,12 +41,12 @@ Done = Callable[[KafkaError | None], None]
 Destination = tuple[str, int | None]
 
 
-@dataclass(slots=True)  # and not frozen, which would double the price of making one
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class OutRecord:
     """One record to send.
 
-    `done` is called once, on the event loop: None when acknowledged, else one of REFUSED,
-    or a KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without it.
+    `done` is called once, on the event loop, with None after the acknowledgement, with one of REFUSED, or with a
+    KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without calling it.
     """
 
     key: bytes
@@ -57,7 +56,7 @@ class OutRecord:
 
 
 class Outbox:
-    """Owns one producer. `put` never blocks; back-pressure is the caller's bound on unacknowledged records."""
+    """Owner of one producer. `put` never blocks: callers bound the number of unacknowledged records."""
 
     def __init__(self, bootstrap_servers: str, *, client_id: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -71,7 +70,7 @@ class Outbox:
         self._idle.set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker as long as it takes, logging what it waits for."""
+        """Connect; waits for the broker without limit, and logs it."""
         self._producer = await connect(self._make_producer)
 
     def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
@@ -86,21 +85,21 @@ class Outbox:
         self._senders[destination] = asyncio.create_task(self._send_all(destination))
 
     async def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; asks the broker, which may create the topic.
+        """Number of partitions of a topic. Asks the broker, which may create the topic.
 
         Raises:
-            UnknownTopicOrPartitionError: there is no such topic, and the broker does not create it.
+            UnknownTopicOrPartitionError: the topic is missing, and the broker does not create it.
         """
         if self._producer is None:
             raise RuntimeError("Outbox.partitions before start. This is a bug.")
         return len(await self._producer.partitions_for(topic))
 
     async def flush(self) -> None:
-        """Wait until everything put so far and meanwhile is acknowledged or refused."""
+        """Wait until all records, also those put meanwhile, are acknowledged or refused."""
         await self._idle.wait()
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Send what is waiting, for at most `timeout_s`, then disconnect. What was not acknowledged is dropped."""
+        """Send queued records for at most `timeout_s`, then disconnect. Unacknowledged records are dropped."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.flush(), timeout_s)
         for sender in self._senders.values():
@@ -123,7 +122,7 @@ class Outbox:
         )
 
     async def _send_all(self, destination: Destination) -> None:
-        """Send batches of one destination, one after another, until nothing waits."""
+        """Send batches to one destination, one after another, until its queue is empty."""
         waiting = self._waiting[destination]
         try:
             while waiting:
@@ -135,7 +134,7 @@ class Outbox:
                 self._idle.set()
 
     async def _send_some(self, destination: Destination, waiting: deque[OutRecord]) -> None:
-        """Send one batch. Whatever happens, a record that leaves `waiting` is done, or waits elsewhere."""
+        """Send one batch. A record that leaves `waiting` was completed, or queued for another destination."""
         topic, partition = destination
         producer = self._producer
         try:
@@ -159,7 +158,7 @@ class Outbox:
 
     @staticmethod
     async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
-        """A topic's partitions. Only a broker's word makes it unknown; aiokafka also says so when it could ask none."""
+        """A topic's partitions. aiokafka also reports a topic as unknown when no broker answers, which is retriable."""
         try:
             return set(await producer.partitions_for(topic))
         except UnknownTopicOrPartitionError as error:
@@ -175,7 +174,7 @@ class Outbox:
     async def _send_batch(
         self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord]
     ) -> None:
-        """Send what fits one batch, and complete it when it is acknowledged, or refused for good."""
+        """Send the records that fit one batch, and complete them when they are acknowledged or finally refused."""
         destination = (topic, partition)
         at_most = self._at_most.get(destination, _BATCH_RECORDS)
         batch = producer.create_batch()
@@ -184,7 +183,7 @@ class Outbox:
             if size:
                 await (await producer.send_batch(batch, topic, partition=partition))
         except (MessageSizeTooLargeError, RecordListTooLargeError):
-            # The broker refuses a batch for its size: alone in its batch, the record itself is at fault.
+            # The batch is too large for the broker. If it holds one record, that record is at fault.
             self._at_most[destination] = max(1, size // 2)
             _rewind(producer, topic, partition, size)
             if size == 1:
@@ -197,12 +196,12 @@ class Outbox:
             await self._replace(producer)
             return
         if at_most < _BATCH_RECORDS:
-            # Grown slowly: where the limit is the topic's own, every step too far costs a trip.
+            # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
         _complete(waiting, size, None)
 
     async def _replace(self, broken: AIOKafkaProducer | None) -> None:
-        """Replace a producer that failed for good (fenced, sequence lost, sender dead), once."""
+        """Replace, once, a producer that cannot recover: fenced, out of sequence, or with a dead sender."""
         async with self._replacing:
             is_current = self._producer is broken
             if broken is None or not is_current or not _is_dead(broken):
@@ -211,14 +210,14 @@ class Outbox:
             await disconnect(broken, _STOP_S)
             try:
                 self._producer = await connect(self._make_producer)
-            except KafkaError as error:  # the next batch fails too, and tries again
+            except KafkaError as error:  # the next batch fails as well, and retries this
                 log.warning("producer_not_replaced", error=repr(error))
 
 
 def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
-    """Put the first records into a batch; returns how many. They stay in `waiting` until they are acknowledged.
+    """Put the first records into a batch and return their number. They stay in `waiting` until acknowledged.
 
-    A record that aiokafka cannot encode is taken out and completed, once it is the first.
+    A record that aiokafka cannot encode is completed with an error when it is first in the queue.
     """
     size = 0
     try:
@@ -236,7 +235,7 @@ def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
 
 
 def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -> None:
-    """Take the first records out and tell their owners, of whom none may keep the news from the next."""
+    """Remove the first records and call their `done`. One failing callback does not block the others."""
     for _ in range(count):
         record = waiting.popleft()
         try:
@@ -246,7 +245,7 @@ def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -
 
 
 def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
-    """Complete the first records with an error that nobody expected, wrapped, for their owners know Kafka's alone."""
+    """Complete the first records with an unexpected error, wrapped as a KafkaError."""
     log.error("send_failed", error=repr(error), records=count, detail="This is a bug.", exc_info=error)
     wrapped = KafkaError(f"{error!r} in the outbox. This is a bug.")
     wrapped.__cause__ = error
@@ -254,14 +253,14 @@ def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
 
 
 def _rewind(producer: AIOKafkaProducer, topic: str, partition: int, size: int) -> None:
-    """Take back the sequence numbers of a batch that the broker refused: it expects them of the next batch.
+    """Reuse the sequence numbers of a refused batch, which the broker expects of the next batch.
 
-    aiokafka (0.14) counts them when it sends; every later batch of the partition would be out of order, for ever.
+    aiokafka (0.14) counts them on sending; every later batch of the partition would be out of order.
     """
     producer._txn_manager.increment_sequence_number(TopicPartition(topic, partition), -size)
 
 
 def _is_dead(producer: AIOKafkaProducer) -> bool:
-    """Whether the producer's sender has ended: aiokafka then fails every later send (aiokafka issues 907, 1004)."""
+    """True if the producer's sender has ended; aiokafka then fails every later send (aiokafka issues 907, 1004)."""
     task = producer._sender.sender_task
     return task is None or task.done()

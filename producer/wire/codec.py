@@ -1,7 +1,7 @@
-"""Wire format v1: the value of request, reply and error records. WIRE.md is the same page for other languages.
+"""Wire format v1: values of request, reply and error records. WIRE.md describes it for other languages.
 
-Pure functions between dataclasses and bytes; no Kafka, no torch. Decoders accept any bytes and return a value or raise
-`InvalidRequest`, nothing else. Sizes are bounded before anything is allocated from them.
+Decoders accept any bytes and return a value or raise `InvalidRequest`, nothing else. Sizes are checked before anything
+is allocated from them.
 """
 
 import struct
@@ -13,30 +13,23 @@ import msgpack
 import numpy as np
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import (
-    ErrorReply,
-    Options,
-    Reply,
-    Request,
-    Text,
-    Tokens,
-)
+from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
 from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_SEQUENCES = 4096
-MAX_ROW_ERRORS = 64  # sequences at fault that one error reply names
+MAX_ROW_ERRORS = 64  # sequences that one error reply names
 MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
-MAX_LABELS = 65_536  # of one row, in a reply with all labels; of a token's labels, which are named in 16 bits
+MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
 _UINT32 = np.dtype("<u4")
 _OPTION_NAMES = tuple(field.name for field in fields(Options))
-_SMALL_BYTES = 64 * 1024  # nothing this short takes much memory, whatever it holds
+_SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _MAX_FIELDS = 64
-_MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some room for fields of later versions
+_MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some for fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
 
 
@@ -44,7 +37,7 @@ def encode_request(request: Request) -> bytes:
     """The record's value. Equal requests give equal bytes, so their hash is a content hash.
 
     Raises:
-        InvalidRequest: a string holds half a surrogate pair, which UTF-8 cannot carry; `rows` says which.
+        InvalidRequest: a text holds half a surrogate pair, which UTF-8 cannot encode; `rows` names the texts.
     """
     body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
     if request.tokens is not None:
@@ -59,25 +52,13 @@ def encode_request(request: Request) -> bytes:
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
-        message = f"A text cannot be UTF-8: {error.reason} at character {error.start}."
-        at_fault = [index for index, text in enumerate(request.text or ()) if not _is_utf8(text)]
-        raise InvalidRequest(message, {index: InvalidRequest(message) for index in at_fault}) from error
-
-
-def _is_utf8(text: Text) -> bool:
-    try:
-        "".join(text).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        faults = {index: utf8_fault("".join(text)) for index, text in enumerate(request.text or ())}
+        rows = {i: InvalidRequest(f"The text cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
+        raise InvalidRequest(f"A string cannot be UTF-8: {error.reason} at character {error.start}.", rows) from error
 
 
 def decode_request(value: bytes | None) -> Request:
-    """Parse and check a request value.
-
-    Raises:
-        InvalidRequest: or a subclass; the message names the field and says what was expected.
-    """
+    """Parse and check a request value. Raises InvalidRequest or a subclass; the message names the field."""
     body = _unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
     model = _string(body, "model")
     task = check_task(_string(body, "task"))
@@ -112,11 +93,7 @@ def encode_error(error: PenstockError) -> bytes:
 
 
 def decode_reply(value: bytes | None) -> Reply | ErrorReply:
-    """Parse and check a reply value.
-
-    Raises:
-        InvalidRequest: the bytes are not a reply of this version.
-    """
+    """Parse and check a reply value. Raises InvalidRequest for anything but a reply of this version."""
     body = _unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
     if body.get("ok") is False:
         return _decode_error(body.get("error"))
@@ -136,7 +113,7 @@ def decode_reply(value: bytes | None) -> Reply | ErrorReply:
 
 
 def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
-    """One msgpack map of this version, or InvalidRequest. Every bound is applied before memory is taken."""
+    """One msgpack map of this version. Raises InvalidRequest; bounds are checked before memory is allocated."""
     if not value:
         raise InvalidRequest("The record has no value; a msgpack map was expected.")
     if len(value) > max_bytes:
@@ -168,7 +145,7 @@ def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: 
 
 
 def _container_bound(max_containers: int) -> Callable[[Any], Any]:
-    """A hook that ends unpacking when a record holds more maps and lists than any valid one could."""
+    """A hook that ends unpacking when a record holds more maps and lists than a valid one can."""
     count = 0
 
     def hook(container: Any) -> Any:
@@ -236,7 +213,7 @@ def _decode_one_text(item: object, index: int) -> Text:
 
 
 def _check_pairs(task: str, text: Sequence[Text] | None) -> None:
-    """Rerank scores pairs, whose second members only a tokenizer can mark; spans of a pair would be of two texts."""
+    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and `token_classify` single texts."""
     if task not in ("rerank", "token_classify"):
         return
     if task == "rerank" and text is None:
@@ -276,7 +253,7 @@ def _decode_row_error(row: object) -> tuple[int, str, str]:
 
 
 def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict[str, Any]:
-    """Named values of an informative field; what is malformed in it is left out, for the answer itself is good."""
+    """Named values of an informative field. Malformed entries are dropped, since the reply itself is valid."""
     value = body.get(name)
     if not isinstance(value, dict):
         return {}

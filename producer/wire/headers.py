@@ -1,7 +1,4 @@
-"""The Kafka record headers around the wire format: who to answer, by when, in which class.
-
-Names agree with Spring's request-reply.
-"""
+"""Kafka record headers of the wire format: reply address, deadline, class. Names are those of Spring Kafka."""
 
 import functools
 import hashlib
@@ -28,12 +25,12 @@ Headers = Sequence[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class ReplyAddress:
-    """Where an answer goes, and what it carries so that its client knows it."""
+    """Destination of a reply, and the headers that it carries back."""
 
     topic: str
-    partition: int | None  # None: any partition, by the reply's key
+    partition: int | None  # None: chosen by the reply's key
     correlation_id: bytes | None
-    traceparent: bytes | None  # handed on untouched
+    traceparent: bytes | None  # copied unchanged
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The reply record's headers."""
@@ -61,15 +58,15 @@ def _reply_to(topic: str, partition: int) -> tuple[tuple[str, bytes], tuple[str,
 
 
 def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
-    """Where to answer. Unknown headers are ignored; of a repeated one the last counts, as everywhere in Kafka.
+    """The reply address. Unknown headers are ignored; of a repeated one the last counts.
 
     Raises:
-        InvalidRequest: no reply topic, or a reply header that cannot be read: such a request cannot be answered.
+        InvalidRequest: no reply topic, or a malformed reply header; such a request cannot be answered.
     """
     found = dict(headers)
     topic = found.get(REPLY_TOPIC)
     if not topic:
-        raise InvalidRequest(f"The record has no `{REPLY_TOPIC}` header, so there is nowhere to answer.")
+        raise InvalidRequest(f"The record has no `{REPLY_TOPIC}` header, so it cannot be answered.")
     raw_partition = found.get(REPLY_PARTITION)
     if raw_partition is not None and len(raw_partition) != 4:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must be 4 bytes, a big-endian int32.")
@@ -82,7 +79,7 @@ def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
 
 
 def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
-    """The request's deadline, Unix time in milliseconds; None when it has none.
+    """The request's deadline, Unix time in milliseconds, or None.
 
     Raises:
         InvalidRequest: the header is not a decimal number.
@@ -96,11 +93,7 @@ def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
 
 
 def parse_is_bulk(headers: Iterable[tuple[str, bytes]]) -> bool:
-    """Whether the request is of class `bulk`; without the header it is `online`.
-
-    Raises:
-        InvalidRequest: there is no such class.
-    """
+    """True for class `bulk`; without the header the class is `online`. Raises InvalidRequest for other classes."""
     raw = dict(headers).get(CLASS)
     is_bulk = _IS_BULK.get(raw)
     if is_bulk is None:
@@ -109,10 +102,10 @@ def parse_is_bulk(headers: Iterable[tuple[str, bytes]]) -> bool:
 
 
 def content_key(value: bytes) -> bytes:
-    """The record key of a request: 16 bytes of BLAKE2b over its value, so that equal requests meet in one worker."""
+    """The record key of a request: 16 bytes of BLAKE2b over its value, so that one worker gets equal requests."""
     return hashlib.blake2b(value, digest_size=16).digest()
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
-    """The partition of a keyed record. Keys are hashes already, so their first four bytes spread evenly."""
+    """The partition of a keyed record. Keys are hashes, so their first four bytes are uniform."""
     return int.from_bytes(key[:4], "big") % num_partitions

@@ -1,4 +1,4 @@
-"""What travels, as plain data: requests, replies and error replies. `wire` turns them into bytes and back."""
+"""Messages as plain data: requests, replies and error replies. `codec` turns them into bytes and back."""
 
 import contextlib
 import itertools
@@ -23,12 +23,12 @@ Uint32Array = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to compute, and how to present, the answer. Left out on the wire where equal to these defaults."""
+    """Options of a request. The wire omits those that equal these defaults."""
 
     pooling: str | None = None  # embed: one of POOLINGS; None: the checkpoint's own
     normalize: bool | None = None  # embed: L2-normalise; None: the checkpoint's own
-    truncate: bool = False  # cut sequences that are too long instead of refusing the request
-    top_k: int = 1  # classify, token_classify: how many labels to return a sequence or token, best first; 0: all
+    truncate: bool = False  # cut sequences that are too long instead of rejecting the request
+    top_k: int = 1  # classify, token_classify: labels to return a sequence or token, best first; 0: all
     dtype: str = "float32"  # embed, token_classify: element type of the reply's data, one of DTYPES
     prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
@@ -37,7 +37,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of 1…n sequences, end to end, special tokens included."""
+    """Token ids of 1…n sequences, end to end, with special tokens."""
 
     ids: Uint32Array  # [sum(lens)]
     lens: tuple[int, ...]  # one a sequence, each >= 1
@@ -45,7 +45,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request record: exactly one of `tokens` and `text` is there."""
+    """One request record, with exactly one of `tokens` and `text`."""
 
     model: str
     task: str  # one of TASKS
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the record carries, and so how many rows its reply has."""
+        """Number of sequences in the record, and of rows in its reply."""
         if self.tokens is not None:
             return len(self.tokens.lens)
         return len(self.text or ())
@@ -81,35 +81,35 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class TokenClass(Classification):
-    """Labels of one token, best first, with their scores, and where the token stands in its text."""
+    """Labels of one token, best first, with their scores and the token's place in its text."""
 
-    start: int | None = None  # characters (code points), as the tokenizer counts them; None: of an id, without a text
+    start: int | None = None  # in code points, as the tokenizer counts them; None: the request held token ids
     end: int | None = None  # exclusive
 
 
 class Ranked(NamedTuple):
-    """A document's place in the list that was given, and its score."""
+    """A document's index in the given list, and its score."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody misses
+    index: int  # type: ignore[assignment]  # hides tuple.index
     score: float
 
 
 Vector = npt.NDArray[np.floating[Any]]
-Row = Vector | Classification | float | list[TokenClass]  # what one sequence is answered with, by task
+Row = Vector | Classification | float | list[TokenClass]  # the answer to one sequence, by task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """Labels of the tokens of n sequences, end to end. T is the sum of `lens`; each token has k labels, best first."""
+    """Labels of the tokens of n sequences, end to end: k labels a token, best first. T is the sum of `lens`."""
 
-    names: tuple[str, ...]  # of all the labels that the model knows
-    lens: tuple[int, ...]  # tokens of each sequence, special tokens included
-    classes: Uint16Array  # [T, k], places in `names`
+    names: tuple[str, ...]  # all labels of the model
+    lens: tuple[int, ...]  # tokens of each sequence, with special tokens
+    classes: Uint16Array  # [T, k], indices into `names`
     scores: Vector  # [T, k]
-    spans: Uint32Array | None  # [T, 2], first character and the one after the last; None: there was no text
+    spans: Uint32Array | None  # [T, 2], first character and the one after the last; None: the request held token ids
 
     def rows(self) -> list[list[TokenClass]]:
-        """The tokens of each sequence. With spans, those that cover no character, special tokens, are left out."""
+        """The tokens of each sequence. With spans, special tokens, which cover no character, are left out."""
         spans = [(None, None)] * len(self.classes) if self.spans is None else self.spans.tolist()
         tokens = zip(self.classes.tolist(), self.scores.tolist(), spans, strict=True)
         return [
@@ -124,7 +124,7 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer: one of the four fields after `revision`; rows in the order of the request's sequences."""
+    """One reply, with one of the four fields after `revision`; rows in the order of the request's sequences."""
 
     model: str
     revision: str
@@ -132,15 +132,15 @@ class Reply:
     classes: tuple[Classification, ...] | None = None  # classify: n of them
     scores: tuple[float, ...] | None = None  # rerank: n of them
     tokens: TokenTable | None = None  # token_classify: n sequences
-    cached: int = 0  # how many of the rows came from the cache
+    cached: int = 0  # rows that came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
-    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of the last batch it was in
+    batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of its last batch
 
     def rows(self, task: str) -> Sequence[Row]:
-        """What each sequence is answered with.
+        """The answer to each sequence.
 
         Raises:
-            BackendError: the reply is not one to this task.
+            BackendError: the reply is one to another task.
         """
         rows: Any = {
             "embed": self.vectors,
@@ -155,7 +155,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A refusal or a failure, as it travels."""
+    """An error reply."""
 
     code: str
     message: str
@@ -163,14 +163,23 @@ class ErrorReply:
     rows: tuple[tuple[int, str, str], ...] = ()  # (sequence index, code, message) of the sequences at fault
 
     def exception(self) -> PenstockError:
-        """The exception that this reply stands for."""
+        """The reply as an exception."""
         error = error_from_code(self.code, self.message)
         error.rows = {index: error_from_code(code, message) for index, code, message in self.rows}
         return error
 
 
+def utf8_fault(text: str) -> str | None:
+    """The reason for which a text cannot be UTF-8, half a surrogate pair, or None."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        return f"{error.reason} at character {error.start}"
+    return None
+
+
 def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
-    """Token ids of several sequences, end to end, as the wire carries them.
+    """Token ids of several sequences, end to end.
 
     Raises:
         EmptyInput: no sequence, or one of zero ids.
@@ -182,21 +191,21 @@ def join_tokens(sequences: Sequence[npt.ArrayLike]) -> Tokens:
 
 
 def concatenate_tokens(sequences: Sequence[Uint32Array]) -> Tokens:
-    """As `join_tokens`, of what `token_ids` gave, at least one."""
+    """`join_tokens` for checked sequences, of which there is at least one."""
     ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
     return Tokens(ids, tuple([sequence.size for sequence in sequences]))
 
 
 def token_ids(sequence: npt.ArrayLike, index: int) -> Uint32Array:
-    """The ids of one sequence, a copy; `index` is for the message.
+    """A copy of one sequence's ids; `index` is for the message.
 
     Raises:
         EmptyInput: there are zero ids.
-        InvalidRequest: it is no list, or an id is negative, not an integer or over 32 bits.
+        InvalidRequest: not a list, or an id is negative, not an integer or over 32 bits.
     """
     if isinstance(sequence, list) and sequence:
-        with contextlib.suppress(TypeError, OverflowError):  # what is wrong with it is said below
-            return np.frombuffer(array("I", sequence), np.uint32)  # several times faster than by way of int64
+        with contextlib.suppress(TypeError, OverflowError):  # reported below
+            return np.frombuffer(array("I", sequence), np.uint32)  # several times faster than through int64
     try:
         given = np.asarray(sequence)
     except (ValueError, TypeError) as error:
@@ -209,7 +218,7 @@ def token_ids(sequence: npt.ArrayLike, index: int) -> Uint32Array:
 
 
 def _fits_uint32(array: npt.NDArray[Any]) -> bool:
-    """Whether every element is an integer in [0, 2^32). One pass: seen as unsigned, a negative is a huge number."""
+    """True if every element is an integer in [0, 2^32). One pass: viewed as unsigned, negatives are huge."""
     kind, item_bytes = array.dtype.kind, array.dtype.itemsize
     if kind not in "iu":
         return False

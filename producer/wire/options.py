@@ -1,7 +1,6 @@
-"""What is said beside a request's sequences, checked alike where a caller says it and where the wire does.
+"""Checks of a request's task, options and timeout, for callers' arguments and for the wire.
 
-Python holds 2 == 2.0 and 1 == True, and hashes them alike. Past these checks equal options are equal bytes, so that
-calls can be gathered by them.
+Python's 2 == 2.0 and 1 == True. After these checks equal options are equal bytes, so calls can be batched by options.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
-from penstock.producer.wire.messages import DTYPES, POOLINGS, TASKS, Options
+from penstock.producer.wire.messages import DTYPES, POOLINGS, TASKS, Options, utf8_fault
 from penstock.producer.wire.reply_rows import is_int
 
 NO_OPTIONS = Options()
 
-_LONGEST_S = 10 * 365 * 86400.0  # a deadline that the wire can carry
+_LONGEST_S = 10 * 365 * 86400.0  # the wire can encode its deadline
 _PROMPT_CHARS = 4096  # a prompt is prepended to each of up to 4096 texts
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pooling": (lambda v: v is None or (isinstance(v, str) and v in POOLINGS), f"one of {', '.join(POOLINGS)}"),
@@ -30,16 +29,16 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
-    """Options by name, those left out at their defaults; names of later versions are passed over.
+    """Options by name, with defaults for the rest; unknown names, of later versions, are ignored.
 
-    Numpy's scalars become Python's. `prefix` is what the message puts before a name.
+    Numpy's scalars become Python's. `prefix` precedes the name in messages.
 
     Raises:
-        InvalidRequest: one is of another type or out of range; the message names it.
+        InvalidRequest: an option has another type or is out of range; the message names it.
     """
     asked: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in _CHECKS or value is getattr(NO_OPTIONS, name):  # the defaults themselves, as most calls have
+        if name not in _CHECKS or value is getattr(NO_OPTIONS, name):  # most calls have the defaults
             continue
         is_valid, expected = _CHECKS[name]
         plain = value.item() if isinstance(value, np.generic) else value
@@ -67,41 +66,33 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
 
 
 def _is_short_text(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > _PROMPT_CHARS:
-        return False
-    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    return isinstance(value, str) and len(value) <= _PROMPT_CHARS and utf8_fault(value) is None
 
 
-def recheck_options(options: Options | None) -> Options:
-    """Options that a caller made, or None for the defaults, as `check_options` makes them.
+def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Options:
+    """A caller's Options, checked as the wire's; None stands for the defaults.
 
     Raises:
-        InvalidRequest: as there, or these are no Options.
+        InvalidRequest: as `check_options` and `check_applicable`, or the argument is not of type Options.
     """
     if options is None:
         return NO_OPTIONS
     if not isinstance(options, Options):
         raise InvalidRequest(f"`options` must be Options. Given: {show(options)}")
-    return check_options({name: getattr(options, name) for name in _CHECKS})
+    checked = check_options({name: getattr(options, name) for name in _CHECKS})
+    check_applicable(checked, task, is_text=is_text)
+    return checked
 
 
 def check_task(task: str) -> str:
-    """The task, if it is one.
-
-    Raises:
-        UnsupportedTask: it is not.
-    """
+    """Check that the task is one of TASKS, and return it. Raises UnsupportedTask."""
     if not isinstance(task, str) or task not in TASKS:
         raise UnsupportedTask(f"`task` must be one of {', '.join(TASKS)}. Given: {show(task)}")
     return task
 
 
 def check_timeout_s(timeout_s: float) -> float:
-    """Seconds, within what the wire can carry.
-
-    Raises:
-        InvalidRequest: it is no number.
-    """
+    """Seconds, limited to deadlines that the wire can encode. Raises InvalidRequest for anything but a number."""
     is_number = isinstance(timeout_s, int | float | np.integer | np.floating) and not isinstance(timeout_s, bool)
     if not is_number or timeout_s != timeout_s:
         raise InvalidRequest(f"`timeout_s` must be a number of seconds. Given: {show(timeout_s)}")
@@ -109,7 +100,7 @@ def check_timeout_s(timeout_s: float) -> float:
 
 
 def show(value: object) -> str:
-    """A stranger's value, for a message: short, and never walked into, for it may be nested deeper than Python goes."""
+    """An untrusted value, shortened for a message. Containers are not entered, as they may be nested too deeply."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a map"
     return repr(value[:40] if isinstance(value, str | bytes) else value)

@@ -1,4 +1,4 @@
-"""The rows of a reply, as fields of its map and back: one kind a task. Part of the wire format; see WIRE.md."""
+"""Encoding of a reply's rows, one kind for each task. Part of the wire format; see WIRE.md."""
 
 import struct
 import sys
@@ -18,7 +18,7 @@ _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs mic
 
 
 def row_items(reply: Reply) -> dict[str, Any]:
-    """`n` and the fields that hold the rows."""
+    """The fields of a reply's map for `n` and its rows."""
     if reply.vectors is not None:
         return {"n": reply.vectors.shape[0], **_matrix_items(reply.vectors)}
     if reply.classes is not None:
@@ -32,9 +32,9 @@ def row_items(reply: Reply) -> dict[str, Any]:
 
 
 def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """The one field of `Reply` that holds its rows; which one shows in what the record has.
+    """The field of `Reply` that holds its `n` rows, decided by the record's keys.
 
-    `n` rows are expected. Raises InvalidRequest; nothing is allocated before the sizes agree.
+    Raises InvalidRequest. Nothing is allocated before the sizes agree.
     """
     if "lens" in body:
         return {"tokens": _decode_token_table(body, n)}
@@ -46,7 +46,7 @@ def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether it is an integer and no bool."""
+    """True for an integer that is not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -92,7 +92,7 @@ def _decode_token_table(body: Mapping[str, Any], n: int) -> TokenTable:
         raise InvalidRequest("`classes` must be bytes of a little-endian uint16 for each score.")
     indices = np.frombuffer(classes, dtype=_UINT16)
     if indices.max() >= len(names):
-        raise InvalidRequest(f"`classes` must be places in `names`, below {len(names)}. Given: {indices.max()}")
+        raise InvalidRequest(f"`classes` must be indices into `names`, below {len(names)}. Given: {indices.max()}")
     if spans is not None and (not isinstance(spans, bytes) or len(spans) != 8 * len(scores)):
         raise InvalidRequest("`spans` must be bytes of two little-endian uint32 a token.")
     return TokenTable(

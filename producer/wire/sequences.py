@@ -1,4 +1,4 @@
-"""What a caller gives, checked one sequence at a time: a fault names its sequence, and is nobody else's."""
+"""Checks of a caller's sequences, one at a time, so that an error is that of one sequence."""
 
 from collections.abc import Sequence, Sized
 from enum import Enum
@@ -7,24 +7,24 @@ from typing import Any
 import numpy.typing as npt
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Text, Uint32Array, token_ids
+from penstock.producer.wire.messages import Text, Uint32Array, token_ids, utf8_fault
 
-Checked = Text | Uint32Array | PenstockError  # ready to be sent, or why it cannot be
+Checked = Text | Uint32Array | PenstockError  # ready to be sent, or the error that prevents it
 
 
 class Kind(Enum):
-    """What the sequences of one call are; a record holds one kind."""
+    """Kind of the sequences of one call; a record holds one kind."""
 
     IDS = "ids"
     TEXTS = "texts"
-    PAIRS = "pairs"  # texts, at least one of them a pair, whose token types only a worker's tokenizer gives
+    PAIRS = "pairs"  # texts, at least one of them a pair; only the worker's tokenizer gives token types
 
 
 def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
-    """The sequences of a call, of which each may be an error in place of itself.
+    """The sequences of a call; a faulty one is replaced by its error.
 
     Raises:
-        InvalidRequest: not exactly one of the two is given, or it is no list.
+        InvalidRequest: not exactly one of the two is given, or it is not a list.
     """
     if (texts is None) == (ids is None):
         raise InvalidRequest("Give exactly one of `texts` and `ids`.")
@@ -40,7 +40,7 @@ def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> 
 
 
 def num_bytes(sequence: Text | Uint32Array) -> int:
-    """Bytes of a sequence in its record, nearly."""
+    """Approximate bytes of a sequence in its record."""
     if isinstance(sequence, str):
         return len(sequence) if sequence.isascii() else 4 * len(sequence)
     return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else sequence.nbytes
@@ -52,14 +52,11 @@ def _check_text(text: Any, index: int) -> Checked:
         if not isinstance(part, str):
             what = type(text).__name__
             return InvalidRequest(f"`texts` item {index} must be a string or a pair of strings. Given: {what}")
-        # Every worker would refuse it; found here, it costs its record no second trip.
+        # A worker would reject it too, and the record would have to be sent again.
         if not part or part.isspace():
             return EmptyInput(f"Text {index} is empty.")
-        if not part.isascii():
-            try:
-                part.encode()
-            except UnicodeEncodeError as error:
-                return InvalidRequest(f"Text {index} cannot be UTF-8: {error.reason} at character {error.start}.")
+        if fault := utf8_fault(part):
+            return InvalidRequest(f"Text {index} cannot be UTF-8: {fault}.")
     return text  # type: ignore[no-any-return]  # checked above
 
 

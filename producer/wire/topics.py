@@ -1,4 +1,4 @@
-"""Names of the topics that client and worker meet on."""
+"""Names of topics."""
 
 import os
 import re
@@ -6,21 +6,21 @@ from pathlib import Path
 
 REPLY_TOPIC = "penstock.replies"
 REPLY_TOPIC_PATTERN = r"penstock\.replies(\..+)?"
-_MOST_CHARS = 249  # of Kafka's
+_MOST_CHARS = 249  # Kafka's limit
 
 
 def check_topic(name: str | None) -> str | None:
-    """A topic's name, or None for the default. A ValueError, for settings, whose library makes its own error of it."""
+    """A topic's name, or None for the default. Raises ValueError, as pydantic's validators do."""
     return _checked(name, _MOST_CHARS)
 
 
 def check_request_topic(name: str | None) -> str | None:
-    """The same of a request topic, beside which others will stand."""
+    """`check_topic` for a request topic, whose name is extended for its bulk and dead-letter topics."""
     return _checked(name, _MOST_CHARS - len(dead_letter_topic(bulk_topic(""))))
 
 
 def check_served_name(name: str | None) -> str | None:
-    """A model's name in requests, for which its topics must have room, or None for the default."""
+    """A model's served name, short enough for the names of its topics, or None for the default. Raises ValueError."""
     most = _MOST_CHARS - len(dead_letter_topic(bulk_topic(request_topic(""))))
     if name is not None and not (1 <= len(name) <= most and "/" not in name):
         raise ValueError(f"must be 1 to {most} characters, without slashes")
@@ -28,7 +28,7 @@ def check_served_name(name: str | None) -> str | None:
 
 
 def served_name_of(model: str) -> str:
-    """The served name that a checkpoint's path or id leads to, by the rule of workers; of a name, the name itself."""
+    """The served name of a checkpoint's path or id, by the workers' rule; a served name is returned unchanged."""
     return Path(os.path.abspath(model)).name if "/" in model or model in (".", "..") else model
 
 
@@ -39,15 +39,15 @@ def _checked(name: str | None, most: int) -> str | None:
 
 
 def request_topic(model: str) -> str:
-    """The request topic of a model: every character Kafka does not allow in a topic name becomes a dash."""
+    """The request topic of a model; characters that Kafka does not allow become dashes."""
     return "penstock.requests." + re.sub(r"[^a-zA-Z0-9._-]", "-", model)
 
 
 def bulk_topic(topic: str) -> str:
-    """The topic beside a request topic whose requests are all of class `bulk`."""
+    """The topic for bulk requests that belongs to a request topic."""
     return topic + ".bulk"
 
 
 def dead_letter_topic(topic: str) -> str:
-    """Where records that could not be processed go, with their original bytes and headers and the reason."""
+    """The topic for records that could not be processed, with their original bytes, headers and the reason."""
     return topic + ".dead-letter"

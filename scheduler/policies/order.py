@@ -1,25 +1,30 @@
-"""Who is first: the place of a job in the queue, and of a batch among those of one plan."""
+"""Order policies: the place of a job in the queue, and of a batch in its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.scheduler.queueing.block import Key, Waiting
+from penstock.scheduler.queueing.queued_job import Key, QueuedJob
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A batch in the making."""
+    """A batch that is being planned."""
 
-    jobs: Sequence[Waiting]  # at least one
+    jobs: Sequence[QueuedJob]  # at least one
     seconds: float  # predicted
+
+    @property
+    def first_key(self) -> Key:
+        """Key of the job that is due first."""
+        return min([job.key for job in self.jobs])
 
 
 class OrderPolicy(Protocol):
-    """Keeps nobody waiting for ever: among equals the job that came first is first."""
+    """Sorts jobs and batches. Starves none: of equals the one that came first is first."""
 
     def key(self, deadline: float, arrival: float, number: int) -> Key:
-        """Place of a job in the queue, ascending. `number` counts the jobs that came, so no two keys are equal."""
+        """Place of a job in the queue, ascending. `number` counts the jobs, so that no two keys are equal."""
         ...
 
     def rank(self, draft: Draft) -> Key:
@@ -28,13 +33,13 @@ class OrderPolicy(Protocol):
 
 
 class EarliestDeadline:
-    """Earliest deadline first: meets all deadlines where that is possible with one lane and jobs of equal cost."""
+    """Earliest deadline first: meets every deadline that can be met, with one lane and jobs of equal cost."""
 
     def key(self, deadline: float, arrival: float, number: int) -> Key:
         return (deadline, arrival, number)
 
     def rank(self, draft: Draft) -> Key:
-        return _first(draft)
+        return draft.first_key
 
 
 class Arrival:
@@ -44,17 +49,14 @@ class Arrival:
         return (arrival, number)
 
     def rank(self, draft: Draft) -> Key:
-        return _first(draft)
+        return draft.first_key
 
 
 class CostFirst(Arrival):
-    """Queued as they came; of a plan's batches, the cheapest per sequence is first.
-
-    Smith's rule: the least mean completion time of the given batches on one lane.
-    """
+    """Jobs by arrival; the batches of a plan by seconds per sequence (Smith's rule: least mean completion time)."""
 
     def rank(self, draft: Draft) -> Key:
-        return (draft.seconds / len(draft.jobs), *_first(draft))
+        return (draft.seconds / len(draft.jobs), *draft.first_key)
 
 
 def order_policy(name: str) -> OrderPolicy:
@@ -63,7 +65,3 @@ def order_policy(name: str) -> OrderPolicy:
     if name not in policies:
         raise ValueError(f"order must be one of {', '.join(policies)}. Given: {name!r}")
     return policies[name]()
-
-
-def _first(draft: Draft) -> Key:
-    return min([job.key for job in draft.jobs])

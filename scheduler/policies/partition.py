@@ -1,4 +1,4 @@
-"""Which sequences run together: policies chosen by name, each one object."""
+"""Partition policies: which sequences run together. Each is chosen by name."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -10,14 +10,16 @@ from typing import Protocol
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray
-from penstock.scheduler.policies.dp import cheapest_cuts, load_kernels
+from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 
 MIN_GAIN = 0.02  # sharing out must promise to end this much sooner; less is within a cost model's error
+MIN_DP_GAIN = 0.01  # share of FIFO's predicted seconds that the DP must save for `auto` to take it
+_MAX_REST = 64  # plans by FIFO between two questions to the DP, while it gains nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What a batch may hold. A single sequence is always allowed."""
+    """Limits of a batch. A single sequence is always allowed."""
 
     max_sequences: int
     max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
@@ -30,10 +32,11 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Batches of indices into the lengths that were given; which of them runs first is for an order policy to say."""
+    """Batches of indices into the given lengths. An order policy says which of them runs first."""
 
     batches: tuple[tuple[int, ...], ...]
     seconds: tuple[float, ...]  # predicted, one a batch
+    dp_gain: float = 0.0  # share of FIFO's predicted seconds that the DP saves here; 0: this is FIFO's, or not the DP's
 
     @property
     def total_s(self) -> float:
@@ -41,25 +44,31 @@ class Partition:
 
 
 class PartitionPolicy(Protocol):
-    """Groups waiting sequences into batches. Asked once for every plan."""
+    """Groups queued sequences into batches. Asked once for every plan."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def reorders(self) -> bool:
+        """Whether the next partition may reorder: it then covers all it is given, and is given a whole window."""
+        ...
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         """Batches within `caps` of sequences with these lengths (>= 1), given in the order in which they are due.
 
         `most` (>= 1) is how many batches the caller will run now. A policy that keeps the order may stop there, and
-        then covers a prefix of `lengths`; every other covers all of it. No index comes twice.
+        then covers a prefix of `lengths`. No index comes twice.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """Fill batches in the order given, closing each at any cap."""
+    """Fills batches in the order given, closing each at any cap."""
 
     name: str = "fifo"
+    reorders: bool = False
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         return _fill(lengths, cost, caps, most)
@@ -70,6 +79,7 @@ class Sorted:
     """FIFO over the sequences in order of length: batches of like lengths, the bucketing baseline."""
 
     name: str = "sorted"
+    reorders: bool = True
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -82,6 +92,7 @@ class Naive:
     """As many as the count cap allows, whatever their lengths (TurboTransformers section 6.3, Naive-Batch)."""
 
     name: str = "naive"
+    reorders: bool = False
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         num = min(len(lengths), most * caps.max_sequences)
@@ -93,46 +104,76 @@ class Alone:
     """No batching: every sequence is a batch of its own."""
 
     name: str = "none"
+    reorders: bool = False
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         return _priced(lengths, cost, range(min(len(lengths), most) + 1))
 
 
-@dataclass(frozen=True, slots=True)
 class CheapestCuts:
-    """The partition with the least predicted total: Eq. 2's over the length-sorted queue, or FIFO's where that is not
-    dearer, since FIFO lets nobody be overtaken.
+    """The partition with the least predicted total: Eq. 2's over the length-sorted queue, or FIFO's where that is as
+    cheap, since FIFO keeps the order.
 
     Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the problem is
     bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
     """
 
-    name: str = "dp"
+    name = "dp"
+    reorders = True
+    _min_gain = 0.0
 
-    def __post_init__(self) -> None:
-        load_kernels()  # now, before anyone waits for a plan
+    def __init__(self) -> None:
+        load_kernel()  # now, before any request waits for a plan
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         fifo = _fill(lengths, cost, caps, len(lengths))
         unsorted = np.array(lengths, dtype=np.float64)
-        if fifo.total_s <= _lower_bound(unsorted, cost, caps):
+        enough_s = fifo.total_s * (1 - self._min_gain)
+        if enough_s <= _lower_bound(unsorted, cost, caps):
             return fifo
         order = np.argsort(unsorted, kind="stable")
-        cuts, seconds = cheapest_cuts(
-            unsorted[order],
-            cost,
-            max_sequences=caps.max_sequences,
-            max_tokens=caps.max_tokens,
-            max_seconds=caps.max_seconds,
-        )
-        if fifo.total_s <= sum(seconds):
+        limits = {"max_sequences": caps.max_sequences, "max_tokens": caps.max_tokens}
+        cuts, seconds = cheapest_cuts(unsorted[order], cost, **limits, max_seconds=caps.max_seconds)
+        if enough_s <= sum(seconds):
             return fifo
-        return Partition(tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts)), tuple(seconds))
+        batches = tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts))
+        return Partition(batches, tuple(seconds), 1 - sum(seconds) / fifo.total_s)
+
+
+class Auto(CheapestCuts):
+    """The DP's partition where it is predicted to save at least `MIN_DP_GAIN` of FIFO's seconds, else FIFO's.
+
+    The DP gains on engines that pad and on uneven cost tables. While it gains nothing it is asked ever more seldom, so
+    that plans cost what FIFO's do.
+    """
+
+    name = "auto"
+    _min_gain = MIN_DP_GAIN
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rest = self._next_rest = 0  # plans by FIFO, until the DP is asked again
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]  # depends on the plans before
+        return self._rest == 0
+
+    def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
+        if self._rest > 0:
+            self._rest -= 1
+            return _fill(lengths, cost, caps, most)
+        found = super().partition(lengths, cost, caps, most=most)
+        if found.dp_gain > 0:
+            self._next_rest = 0
+            return found
+        self._rest = self._next_rest = min(_MAX_REST, 2 * self._next_rest + 1)
+        return Partition(found.batches[:most], found.seconds[:most])
 
 
 def partition_policy(name: str) -> PartitionPolicy:
     """The policy of that name. ValueError when there is none."""
     policies: dict[str, type[PartitionPolicy]] = {
+        "auto": Auto,
         "dp": CheapestCuts,
         "fifo": Fifo,
         "sorted": Sorted,
@@ -159,20 +200,6 @@ def share_out(
     if not ends_sooner or len(shared.batches) > num_lanes:
         return partition
     return Partition(tuple(tuple(order[place] for place in batch) for batch in shared.batches), shared.seconds)
-
-
-def full_batches_end(lengths: Sequence[int], caps: Caps, *, padded: bool) -> int:
-    """How many of the first sequences FIFO puts into batches that can take no more: all but an underfull last batch.
-
-    Full by count or tokens, whatever the seconds.
-    """
-    before = list(accumulate(lengths, initial=0))
-    start = stop = 0
-    while stop < len(lengths):
-        start, stop = stop, _full_at(lengths, before, stop, caps, padded=padded)
-    last = lengths[start:stop]
-    used = max(last, default=0) * len(last) if padded else sum(last)
-    return stop if len(last) >= caps.max_sequences or used >= caps.max_tokens else start
 
 
 def _fill(

@@ -1,4 +1,4 @@
-"""When to run: the two strategies of TurboTransformers section 5. Each rule is a moment; it fires once that is past."""
+"""Trigger policies: when to run (TurboTransformers section 5). A rule is a moment, and fires once that is past."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,29 +7,23 @@ from penstock.scheduler.types import Trigger
 
 
 class Outlook(Protocol):
-    """What a trigger may know of the online jobs that wait, of which there is one at least."""
+    """The figures of the online queue, which holds at least one job."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether they fill a batch, by count, tokens or predicted seconds."""
-        ...
+    def is_full(self) -> bool: ...  # the jobs fill a batch, by count, tokens or predicted seconds
 
     @property
     def oldest_arrival(self) -> float: ...
 
     @property
-    def half_slo_at(self) -> float:
-        """Earliest moment at which a job has used half of its SLO, deadline - arrival; inf: none has a deadline."""
-        ...
+    def half_slo_at(self) -> float: ...  # earliest moment at which a job has used half of its SLO; inf: no deadline
 
     @property
-    def run_s(self) -> float:
-        """Predicted run time of all of them as one batch."""
-        ...
+    def run_s(self) -> float: ...  # predicted seconds of all jobs as one batch
 
 
 class TriggerPolicy(Protocol):
-    """Asked by the scheduler when a lane is idle and at least one online job waits."""
+    """Asked by the scheduler when a lane is idle and at least one online job is queued."""
 
     def decide(self, outlook: Outlook, now: float) -> Trigger | float:
         """The rule that fires now, or the moment (> now) at which one will, if no job comes or leaves before."""
@@ -37,7 +31,7 @@ class TriggerPolicy(Protocol):
 
 
 class Hungry:
-    """Never let the engine wait."""
+    """Runs queued jobs whenever a lane is idle."""
 
     def decide(self, outlook: Outlook, now: float) -> Trigger | float:
         return Trigger.HUNGRY
@@ -45,7 +39,7 @@ class Hungry:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Wait for batch mates, but no longer than `max_wait_s`, than a full batch takes to gather, or than an SLO allows.
+    """Runs a full batch at once, and an underfull one after `max_wait_s` or when an SLO allows no longer wait.
 
     Half-SLO: a batch starts when a job's age plus the predicted run reach half of its SLO.
     """
@@ -55,7 +49,7 @@ class Lazy:
     def decide(self, outlook: Outlook, now: float) -> Trigger | float:
         if outlook.is_full:
             return Trigger.MAX_BATCH
-        # Compared as moments, not as ages: the very number given out as the wake time must fire when it comes.
+        # Compared as moments, not as ages: the rule must fire at the very number given out as the wake time.
         timeout_at = outlook.oldest_arrival + self.max_wait_s
         half_slo_at = outlook.half_slo_at - outlook.run_s
         if now >= min(timeout_at, half_slo_at):

@@ -1,55 +1,47 @@
-"""How much later batches end than was predicted: what the host adds to the device, and what predictions miss."""
+"""How much later batches end than predicted: host time beyond the device's, and prediction errors."""
 
 import math
 from collections import deque
 
 _NUM_RECENT = 64  # batches that are remembered
-_HIGH = 0.9  # quantile that promises are made with
-_MOST = 0.5  # of predicted time, beyond it: more is a standstill, against which no promise is proof
-_LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0
+_HIGH = 0.9  # quantile that a single batch's margin is
+_MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
+_LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than the SLO, within these bounds
 
 
-class Lag:
-    """Margins, from batches as they ended. Not thread-safe.
+class LatenessTracker:
+    """Margins of admission and planning, from recent batches. Not thread-safe.
 
-    One batch is late by chance: results wait for the event loop, or the loop for them. Over the batches that a request
-    waits for chances cancel, and what remains is time for which lanes were without work, or slower than predicted.
+    A single batch is late by chance: its margin is a high quantile. Over the batches that a request waits for, chances
+    cancel, and the mean remains.
     """
 
-    def __init__(self, horizon_s: float) -> None:
-        """`horizon_s`: how long promises are for."""
-        self._horizon_s = max(_LEAST_HORIZON_S, min(horizon_s, _MOST_HORIZON_S))
-        self._window: deque[tuple[float, float]] = deque()  # (end, seconds late) within the horizon
+    def __init__(self, slo_s: float) -> None:
+        """`slo_s`: of online jobs; inf if they have none."""
+        self._horizon_s = max(_LEAST_HORIZON_S, min(slo_s, _MOST_HORIZON_S))
         self._late_s: deque[float] = deque(maxlen=_NUM_RECENT)
         self._predicted_s: deque[float] = deque(maxlen=_NUM_RECENT)
-        self._means_s: deque[float] = deque(maxlen=_NUM_RECENT)  # over the horizon, as each batch ended
-        self._mean_s = 0.0  # of those, a high quantile
-        self.batch_s = 0.0  # by which a batch may end later
-        self.usual_s = 0.0  # by which half of the batches do
-        self.slower = 1.0  # times as long as predicted, that batches usually take
+        self._mean_s = 0.0
+        self.batch_s = 0.0  # high quantile of a batch's lateness
+        self.usual_s = 0.0  # its median
 
-    def observe(self, predicted_s: float, late_s: float, now: float) -> None:
-        """A batch ended now, so much later than was predicted when a lane took it up; below 0: sooner."""
+    def observe(self, predicted_s: float, late_s: float) -> None:
+        """A batch ended `late_s` later than predicted; below 0: sooner. Times that are no numbers are ignored."""
         if not (-math.inf < late_s < math.inf and 0 <= predicted_s < math.inf):
             return
-        late_s = max(-self._horizon_s, min(self._horizon_s, late_s))
-        self._window.append((now, late_s))
-        while self._window[0][0] < now - self._horizon_s:
-            self._window.popleft()
-        self._late_s.append(late_s)
+        self._late_s.append(max(-self._horizon_s, min(self._horizon_s, late_s)))
         self._predicted_s.append(predicted_s)
-        self._means_s.append(sum([late for _, late in self._window]) / len(self._window))
-        (self._mean_s,) = _quantiles(self._means_s, _HIGH)
-        self.usual_s, self.batch_s = _quantiles(self._late_s, 0.5, _HIGH)
-        (usual_predicted_s,) = _quantiles(self._predicted_s, 0.5)
-        self.slower = 1 + (self.usual_s / usual_predicted_s if usual_predicted_s > 0 else 0.0)
+        ordered = sorted(self._late_s)
+        self._mean_s = max(0.0, sum(ordered) / len(ordered))
+        self.usual_s = max(0.0, ordered[len(ordered) // 2])
+        self.batch_s = max(0.0, ordered[min(len(ordered) - 1, int(_HIGH * len(ordered)))])
+
+    @property
+    def slowdown(self) -> float:
+        """Duration of a usual batch over its predicted duration."""
+        predicted_s = sum(self._predicted_s)
+        return 1 + (self.usual_s * len(self._predicted_s) / predicted_s if predicted_s > 0 else 0.0)
 
     def share(self, full_s: float) -> float:
-        """Of predicted time, by which work that waits takes longer if it runs in batches of `full_s`."""
-        return min(_MOST, self._mean_s / full_s) if full_s > 0 else 0.0
-
-
-def _quantiles(values: deque[float], *shares: float) -> list[float]:
-    """Each at least 0."""
-    ordered = sorted(values)
-    return [max(0.0, ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in shares]
+        """Share of predicted time that queued work takes longer if it runs in batches of `full_s`."""
+        return min(_MAX_SHARE, self._mean_s / full_s) if full_s > 0 else 0.0

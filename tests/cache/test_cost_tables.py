@@ -1,4 +1,4 @@
-"""Cost tables on real files: what is kept for whom, and what a damaged or unwritable file costs."""
+"""Cost tables on real files: tables by key, and damaged or unwritable files."""
 
 import os
 import sqlite3
@@ -70,9 +70,9 @@ async def assert_one_warning_and_no_table(path: Path) -> None:
 
 async def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "costs"
-    path.write_bytes(b"somebody's diary\n" * 100)
+    path.write_bytes(b"another program's file\n" * 100)
     await assert_one_warning_and_no_table(path)
-    assert path.read_bytes() == b"somebody's diary\n" * 100
+    assert path.read_bytes() == b"another program's file\n" * 100
 
 
 async def test_a_directory_in_its_place_is_a_warning(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 
@@ -105,6 +106,43 @@ def save_tagger(directory: Path, family: str, **config: Any) -> Any:
     randomise(model)
     model.save_pretrained(directory)
     return model
+
+
+def save_sentence_transformer(
+    directory: Path, words: Sequence[str], *, normalize: bool = False, include_prompt: bool = True, **config: Any
+) -> None:
+    """A random BERT with a tokenizer of these words, saved by sentence-transformers in directory / "model".
+
+    `config` goes to the constructor of SentenceTransformer: prompts, default_prompt_name, truncate_dim.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    plain = directory / "plain"
+    save_encoder(plain, "bert", pad_token_id=0)
+    _save_tokenizer(plain, words)
+    transformer = SentenceTransformer(str(plain), device="cpu")[0]
+    modules = [transformer, Pooling(48, "mean", include_prompt=include_prompt), *([Normalize()] if normalize else [])]
+    SentenceTransformer(modules=modules, device="cpu", **config).save(str(directory / "model"))
+
+
+def _save_tokenizer(directory: Path, words: Sequence[str]) -> None:
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    make: Any = transformers.PreTrainedTokenizerFast  # transformers leaves it untyped
+    make(
+        tokenizer_object=tokenizer,
+        model_max_length=MAX_TOKENS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(directory)
 
 
 def cpu_engine(directory: Path, dtype: str = "float32", **more: Any) -> CpuEngine:

@@ -137,7 +137,7 @@ def test_deberta_variants(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_a_convolution_takes_the_cpu_unless_a_gpu_is_insisted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda: None)  # as where a GPU is
+    monkeypatch.setattr("penstock.engine.device.missing_for_gpu", lambda padded: None)  # as where a GPU is
     model = save_encoder(tmp_path, "deberta-v2", conv_kernel_size=3)
     with capture_logs() as logs:
         engine = load_engine(str(tmp_path), device="auto", dtype="float32")

@@ -11,7 +11,7 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
-from penstock.engine.gpu.attention import AttentionTables, Turns, attend, rotated
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend, rotated
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import prepare_for_gpu
@@ -48,7 +48,7 @@ def test_queries_and_keys_are_turned_as_transformers_does(
     weights: EncoderWeights, inputs: Inputs, dtype: torch.dtype
 ) -> None:
     encoder = prepare_for_gpu(weights, dtype, CPU)
-    cosines, sines = Turns(inputs.positions).of(rotary(encoder)[0])
+    cosines, sines = Rotations(inputs.positions).of(rotary(encoder)[0])
     x = torch.randn(inputs.shape.rows, 2, 4, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = _exact(x, rotary(weights)[0], inputs)
     whole = [torch.cat((angles, angles), dim=-1)[:, 0, 0] for angles in (cosines, sines)]
@@ -72,8 +72,8 @@ def _exact(x: Tensor, attention: RotaryAttention, inputs: Inputs) -> Tensor:
 
 def test_angles_are_gathered_once_a_batch_for_each_table(weights: EncoderWeights, inputs: Inputs) -> None:
     layers = rotary(prepare_for_gpu(weights, torch.float16, CPU))
-    turns = Turns(inputs.positions)
-    addresses = [turns.of(layer)[0].data_ptr() for layer in layers]
+    rotations = Rotations(inputs.positions)
+    addresses = [rotations.of(layer)[0].data_ptr() for layer in layers]
     assert len(layers) == 4
     assert len(set(addresses)) == len({id(layer.cosines) for layer in layers}) == 2
 
@@ -90,10 +90,10 @@ def test_each_layer_attends_with_its_own_angles_and_window(
 
     monkeypatch.setattr(module, "flash_attention", flash)
     encoder = prepare_for_gpu(weights, torch.float16, CPU)
-    tables, turns = AttentionTables.of(encoder, CPU), Turns(inputs.positions)
+    tables, rotations = AttentionTables.of(encoder, CPU), Rotations(inputs.positions)
     qkv = torch.randn(inputs.shape.rows, 384, generator=torch.Generator().manual_seed(1)).half()
     for layer in encoder.layers:
-        attend(qkv[:, :128].clone(), qkv, layer.attention, inputs, tables, turns)
+        attend(qkv[:, :128].clone(), qkv, layer.attention, inputs, tables, rotations)
     view = qkv.view(-1, 3, 4, 32)
     for (query, key, value, window), own in zip(seen, rotary(weights), strict=True):
         exact = _exact(view[:, :2], own, inputs)
@@ -107,4 +107,6 @@ def test_a_kernel_that_does_not_fit_the_attention_is_a_bug(weights: EncoderWeigh
     wrong = replace(inputs, shape=replace(inputs.shape, kernel=AttentionKernel.DISENTANGLED))
     out, qkv = torch.zeros(inputs.shape.rows, 128), torch.zeros(inputs.shape.rows, 384)
     with pytest.raises(RuntimeError, match="This is a bug"):
-        attend(out, qkv, encoder.layers[0].attention, wrong, AttentionTables.of(encoder, CPU), Turns(inputs.positions))
+        attend(
+            out, qkv, encoder.layers[0].attention, wrong, AttentionTables.of(encoder, CPU), Rotations(inputs.positions)
+        )

@@ -65,7 +65,7 @@ def test_a_batch_with_or_without_token_types_equals_transformers(saved: Any, tmp
             np.testing.assert_allclose(hidden[start:end].numpy(), expected, atol=2e-5)
         for workspace in (encoder._graph_workspace, encoder._workspace):
             for chunk in workspace.arena.buffers:
-                chunk.bytes.fill_(0xFF)
+                chunk.fill_(0xFF)
 
 
 @pytest.mark.parametrize("graphs", [True, False])

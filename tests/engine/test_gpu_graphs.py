@@ -122,8 +122,9 @@ def test_nothing_is_captured_on_the_way_of_a_batch(cuda: Cuda, graphs: Graphs) -
     assert (work.num_launched, len(cuda.graphs)) == (10, 0)
 
 
-def test_the_most_frequent_shape_is_captured_first_and_one_at_a_time(cuda: Cuda, graphs: Graphs) -> None:
-    for rows in (32, 64, 64, 96, 96, 96):
+def test_shapes_are_captured_one_at_a_time_in_the_order_in_which_they_came_twice(cuda: Cuda, graphs: Graphs) -> None:
+    assert not graphs.is_due
+    for rows in (32, 64, 96, 96, 64, 96):
         graphs.run(shape(rows), Work())
     captured: list[Shape] = []
 
@@ -133,6 +134,7 @@ def test_the_most_frequent_shape_is_captured_first_and_one_at_a_time(cuda: Cuda,
 
     assert [graphs.capture_next(work_of) for _ in range(3)] == [True, True, False]
     assert captured == [shape(96), shape(64)]
+    assert not graphs.is_due
 
 
 def test_a_shape_that_was_captured_ahead_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs) -> None:

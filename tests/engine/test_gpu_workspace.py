@@ -78,7 +78,7 @@ def test_a_burst_is_given_back_to_the_device_though_no_batch_follows(cuda: FakeC
     workspace.trim()
     assert cuda.num_emptied == 0  # it came since the last time
     reference: Any = StorageWeakRef  # torch leaves it untyped
-    (chunk,) = (reference(chunk.bytes.untyped_storage()) for chunk in workspace.arena.buffers)
+    (chunk,) = (reference(chunk.untyped_storage()) for chunk in workspace.arena.buffers)
     was_free: list[bool] = []
     cuda.on_emptied = lambda: was_free.append(chunk.expired())
     workspace.trim()

@@ -1,4 +1,4 @@
-"""The padded engine: beside the packed one and transformers, among batch mates, and what it refuses."""
+"""The padded engine: against the packed one and transformers, in batches, and the checkpoints it refuses."""
 
 import json
 from collections.abc import Callable
@@ -166,7 +166,7 @@ class TestBesideThePackedEngine:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=6), data=st.data())
-def test_batch_mates_change_nothing_but_rounding(engine: PaddedEngine, lengths: list[int], data: st.DataObject) -> None:
+def test_the_batch_changes_nothing_but_rounding(engine: PaddedEngine, lengths: list[int], data: st.DataObject) -> None:
     sequences = random_sequences(lengths, seed=len(lengths))
     asked = [TaskOptions("classify"), *(TaskOptions("embed", pooling) for pooling in POOLINGS)]
     options = [data.draw(st.sampled_from(asked)) for _ in lengths]
@@ -231,7 +231,7 @@ class TestRefusals:
             with pytest.raises(UnsupportedCheckpoint, match=r"auto_map.*never run"):
                 padded_engine(tmp_path)
 
-    def test_an_architecture_that_nobody_knows(self, tmp_path: Path) -> None:
+    def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, "bert")
         edit_config(tmp_path, model_type="ownbert")
         with pytest.raises(UnsupportedCheckpoint, match="transformers cannot load it") as refused:

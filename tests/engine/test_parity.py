@@ -113,7 +113,7 @@ def test_headed_checkpoints_embed_too(tmp_path: Path) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=12), data=st.data())
-def test_a_row_does_not_depend_on_its_batch_mates(
+def test_a_row_does_not_depend_on_the_rest_of_its_batch(
     pair: tuple[Any, CpuEngine], lengths: list[int], data: st.DataObject
 ) -> None:
     engine, sequences = pair[1], random_sequences(lengths, seed=len(lengths))

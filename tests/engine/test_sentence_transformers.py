@@ -8,12 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import Tokenizer as PlainTokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
@@ -22,40 +16,16 @@ from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.producer.wire.messages import Options, Request, Text
-from tests.engine.helpers import MAX_TOKENS, pack, save_classifier, save_encoder, write_json
+from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, write_json
 
 PROMPTS = {"query": "search query : ", "document": "passage : ", "topic": "cluster : "}
 TEXTS = ["a river in spring", "where is the river", "snow", "the snow is in spring where a river is the query"]
 WORDS = sorted({word for text in (*TEXTS, *PROMPTS.values(), "instruct : first") for word in text.split()})
 
 
-def save_tokenizer(directory: Path) -> None:
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    plain = PlainTokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    plain.pre_tokenizer = Whitespace()
-    plain.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    make: Any = PreTrainedTokenizerFast  # transformers leaves it untyped
-    make(
-        tokenizer_object=plain,
-        model_max_length=MAX_TOKENS,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    ).save_pretrained(directory)
-
-
-def save_model(directory: Path, *, normalize: bool = False, include_prompt: bool = True, **config: Any) -> Any:
-    """A random BERT that sentence-transformers saved; `config` goes to its constructor. Returns it, loaded again."""
-    plain = directory / "plain"
-    save_encoder(plain, "bert", pad_token_id=0)
-    save_tokenizer(plain)
-    transformer = SentenceTransformer(str(plain), device="cpu")[0]
-    modules = [transformer, Pooling(48, "mean", include_prompt=include_prompt), *([Normalize()] if normalize else [])]
-    SentenceTransformer(modules=modules, device="cpu", **config).save(str(directory / "model"))
+def save_model(directory: Path, **config: Any) -> Any:
+    """The saved model, loaded again by sentence-transformers."""
+    save_sentence_transformer(directory, WORDS, **config)
     return SentenceTransformer(str(directory / "model"), device="cpu")
 
 

@@ -80,7 +80,7 @@ def test_products_of_many_rows_in_a_forward(tmp_path: Path, dtype: torch.dtype) 
     for _ in range(3):  # captured and replayed, in memory that holds NaN
         for workspace in (encoder._graph_workspace, encoder._workspace):
             for chunk in workspace.arena.buffers:
-                chunk.bytes.fill_(0xFF)
+                chunk.fill_(0xFF)
         for got, want in zip(hidden(encoder, sequences), first, strict=True):
             np.testing.assert_array_equal(got, want)
 
@@ -135,7 +135,7 @@ def test_poison_in_every_buffer_reaches_no_result(tmp_path: Path, family: str, d
         clean = [hidden(encoder, sequences) for _ in range(3)][-1]
         for workspace in (encoder._graph_workspace, encoder._workspace):
             for chunk in workspace.arena.buffers:
-                chunk.bytes.fill_(0xFF)  # NaN in float16, bfloat16 and float32
+                chunk.fill_(0xFF)  # NaN in float16, bfloat16 and float32
         if encoder._graphs is not None:
             assert len(encoder._graphs) == 1
             # ModernBERT's attention allocates, and so its graphs have memory of their own.

@@ -156,7 +156,8 @@ async def test_memory_is_flat_over_100_000_requests(both: tuple[Any, Any]) -> No
     gpu, _ = both
     rng = np.random.default_rng(1)
     batches = [pack(random_sequences(rng.integers(1, 60, 100).tolist(), seed)) for seed in range(50)]
-    await through_lanes(gpu, batches, 3)
+    for _ in range(2):  # captures empty torch's cache, which is then filled again
+        await through_lanes(gpu, batches, 3)
     before, free_bytes = allocator_bytes(), torch.cuda.mem_get_info()[0]
     await through_lanes(gpu, batches, 20)
     assert allocator_bytes() == before

@@ -1,4 +1,4 @@
-"""Everything in this folder runs against a real Kafka broker, one for the whole session."""
+"""The shared broker, worker processes and clients of the integration tests."""
 
 import asyncio
 import contextlib
@@ -58,28 +58,28 @@ class WorkerProcess:
             self.process.wait()
 
     def events(self, name: str | None = None) -> list[Event]:
-        """What it has logged so far, or what of it is called `name`."""
+        """The events logged so far, or those called `name`."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [event for event in events if name is None or event["event"] == name]
 
     async def event(self, name: str, timeout_s: float = 60.0, **values: Any) -> Event:
-        """Its first event called `name` that holds `values`, as soon as it is logged."""
+        """Wait for the first event called `name` that holds `values`."""
         return await self.until(
             lambda: next((e for e in self.events(name) if values.items() <= e.items()), None), name, timeout_s
         )
 
     async def ready(self) -> Self:
-        """Once it has its partitions."""
+        """Wait until the worker has its partitions."""
         await self.event("partitions_assigned")
         return self
 
     async def exit_code(self, timeout_s: float = 30.0) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end of the process. Returns the exit code."""
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
     async def until(self, look: Callable[[], Event | None], what: str, timeout_s: float) -> Event:
-        """What `look` finds, as soon as it finds something; an error with the log's end if the process ends first."""
+        """Wait until `look` finds something. Fails with the end of the log if the process ends first."""
         deadline = time.monotonic() + timeout_s
         while (found := look()) is None:
             if self.process.poll() is not None and look() is None:
@@ -94,7 +94,7 @@ class WorkerProcess:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time it has used, user and system, seconds."""
+        """Processor time used so far, user and system, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -127,7 +127,7 @@ def kafka() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """Names that nothing else on the shared broker has: `unique("requests")` is a topic or group of this test alone."""
+    """Names that are unique on the shared broker: `unique("requests")` is a topic or group of this test alone."""
     return lambda purpose: f"{purpose}-{uuid.uuid4().hex[:12]}"
 
 

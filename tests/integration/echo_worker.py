@@ -1,4 +1,4 @@
-"""`penstock worker --model null` with an engine whose answers tell what was asked, so that a mix-up cannot hide.
+"""`penstock worker --model null` with an engine whose results identify their sequences, so that a mix-up shows.
 
 Run as a program by the tests; settings come from the environment.
 """
@@ -35,7 +35,7 @@ class EchoEngine(NullEngine):
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         if BATCH_S and len(batch.token_ids) > 1:
-            time.sleep(BATCH_S)  # this is the work that it does
+            time.sleep(BATCH_S)  # stands for the work of a model
         if self.broken or POISON in batch.token_ids:
             raise ValueError("cannot compute this")
         sequences = np.split(batch.token_ids, batch.cu_seqlens[1:-1])
@@ -44,7 +44,7 @@ class EchoEngine(NullEngine):
 
 
 class LateOutbox(Outbox):
-    """Sends at once, and hears of acknowledgements from topics called "….late" only when the file RELEASE is there."""
+    """Delays acknowledgements from topics called "….late" until the file RELEASE exists. Sends at once."""
 
     def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
         def when_released(error: KafkaError | None) -> None:
@@ -66,6 +66,6 @@ if __name__ == "__main__":
         engine.broken = BREAKS
         return cost
 
-    process._cost = measure_then_break  # type: ignore[assignment]  # only ever called with an EchoEngine
+    process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

@@ -1,4 +1,4 @@
-"""Online and bulk beside each other: bulk fills what is left, and keeps nobody waiting who is online."""
+"""Online and bulk requests together: bulk fills the remaining room and does not delay online requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ NUM_BULK, NUM_ONLINE = 600, 12
 
 
 def ids(number: int) -> list[int]:
-    """No two sequences are alike, or they would be computed once."""
+    """No two sequences are equal, or they would be computed once."""
     return [1 + number // 1000, 1 + number % 1000]
 
 
@@ -26,7 +26,7 @@ def ids(number: int) -> list[int]:
 async def both(broker: KafkaBroker, model: str) -> AsyncIterator[tuple[Client, Client]]:
     """An online client and a bulk one, of one sequence a record."""
     chosen: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "model": model}
-    chosen |= {"timeout_s": 100, "sequences_per_record": 1, "gather": False, "max_in_flight": 1000}
+    chosen |= {"timeout_s": 100, "sequences_per_record": 1, "batch_calls": False, "max_in_flight": 1000}
     async with Client(**chosen) as online, Client(**chosen, bulk=True) as bulk:
         yield online, bulk
 
@@ -47,14 +47,14 @@ async def test_online_requests_are_answered_while_bulk_saturates_the_worker(
             assert vectors[0, 1:3].tolist() == ids(10_000 + number)
             done_before.append(sum(task.done() for task in waiting))
         assert done_before[-1] < NUM_BULK / 2
-        # At most what runs, what is prepared behind it and what fills up come before an online request, each time.
+        # An online request waits at most for the running batch, the prepared one and the bulk that fills its own.
         assert done_before[-1] - done_before[0] <= 4 * NUM_ONLINE
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_bulk_goes_on_beside_online_and_in_the_gaps_and_everyone_is_answered(
+async def test_bulk_runs_beside_online_and_in_the_gaps_and_every_request_is_answered(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
     model = unique("classes")
@@ -70,7 +70,7 @@ async def test_bulk_goes_on_beside_online_and_in_the_gaps_and_everyone_is_answer
     assert "bulk" in triggers
 
 
-async def test_an_online_request_for_what_waits_in_bulk_does_not_wait_as_long(
+async def test_an_online_request_equal_to_a_queued_bulk_request_does_not_wait_as_long(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
     model = unique("classes")
@@ -108,7 +108,7 @@ async def test_a_job_works_both_topics_to_their_ends(
     assert taken == {topic: 20, topic + ".bulk": 20}
 
 
-async def test_the_header_alone_makes_a_request_bulk_and_a_class_that_is_none_is_refused(
+async def test_the_header_alone_makes_a_request_bulk_and_an_unknown_class_is_rejected(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], post: Callable[..., Any]
 ) -> None:
     model = unique("classes")

@@ -19,7 +19,7 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
     committed: Callable[[KafkaBroker, str], Any],
     tmp_path: Path,
 ) -> None:
-    """Replies to one topic are sent, and seen here, but the worker hears of the acknowledgement only later."""
+    """Replies to one topic are sent, and received here, but the worker gets the acknowledgement only later."""
     model, late, free = unique("order"), f"penstock.replies.{unique('')}.late", unique("penstock.replies.")
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
     release = tmp_path / "release"
@@ -53,16 +53,16 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
         await worker.event("batch_done")
 
         async def offsets(want: dict[int, int]) -> None:
-            """Until these are committed."""
+            """Wait until these are committed."""
             async with asyncio.timeout(20):
-                while await found() != want:  # noqa: ASYNC110 — the broker tells nobody of a commit
+                while await found() != want:  # noqa: ASYNC110 — the broker announces no commit
                     await asyncio.sleep(0.1)
 
         async def found() -> dict[int, int]:
             return {source.partition: offset for source, offset in (await committed(kafka, group)).items() if offset}
 
         await offsets({0: 1, 1: 1})
-        # More of partition 0 is done and acknowledged, and committed in partition 1 after it; 0 must not move.
+        # More of partition 0 is acknowledged, and partition 1 is committed after that; partition 0 must not move.
         await send(b"eeeee", 0, free)
         assert b"eeeee" in await receive(free, 4)
         await send(b"ffffff", 1, free)

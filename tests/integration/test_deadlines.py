@@ -1,4 +1,4 @@
-"""Deadlines through a real broker: what cannot meet its own is refused at once, and every miss is counted by cause."""
+"""Deadlines through a real broker: requests that would be late are rejected at once; misses are counted by cause."""
 
 import asyncio
 import urllib.request
@@ -10,21 +10,21 @@ import pytest
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, Overloaded, PenstockError
 
-BATCH_S = 0.2  # how long the engine takes, whatever it is given
+BATCH_S = 0.2  # how long every batch takes
 
 
 def ids(number: int) -> list[int]:
-    """As long as what such a slow engine is measured with at the start: its one timing is then a good prediction."""
+    """Ids of the length with which so slow an engine is calibrated: its one timing is then a good prediction."""
     return [1, number] * 4
 
 
 def client_of(broker: KafkaBroker, model: str) -> Client:
-    """One sequence a record, so that each call stands for itself."""
-    return Client(bootstrap_servers=broker.bootstrap_servers, model=model, sequences_per_record=1, gather=False)
+    """A client that sends one sequence in a record."""
+    return Client(bootstrap_servers=broker.bootstrap_servers, model=model, sequences_per_record=1, batch_calls=False)
 
 
 async def metric(worker: Any, line: str) -> float:
-    """The value of one line of the worker's metrics; 0 while there is none."""
+    """The value of one of the worker's metrics; 0 if it is absent."""
     port = (await worker.event("metrics_served"))["port"]
     with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics") as page:
         lines = page.read().decode().splitlines()
@@ -43,7 +43,7 @@ async def outcome(call: Awaitable[Any]) -> type[PenstockError] | None:
     return None
 
 
-async def test_what_cannot_be_in_time_is_refused_before_what_was_let_in_is_late(
+async def test_requests_that_would_be_late_are_rejected_and_admitted_ones_are_in_time(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
     """40 requests of 0.2 s each, one at a time, all with two seconds: there is time for nine or ten."""
@@ -65,7 +65,7 @@ async def test_what_cannot_be_in_time_is_refused_before_what_was_let_in_is_late(
     assert codes == {"overloaded"}
     assert await metric(worker, "penstock_overload_refusals_total") >= refused
     assert await metric(worker, 'penstock_deadline_misses_total{cause="predicted_wrong"}') == 0
-    assert len(worker.events("batch_done")) == 5 + answered  # what was refused was not run
+    assert len(worker.events("batch_done")) == 5 + answered  # rejected requests were not run
 
 
 @pytest.mark.parametrize(("slo", "codes"), [({}, {"ok"}), ({"slo_ms": 1000}, {"ok", "overloaded"})])
@@ -87,7 +87,7 @@ async def test_a_plain_request_without_a_deadline_is_refused_only_if_the_worker_
 async def test_misses_are_counted_by_cause(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], post: Callable[..., Any]
 ) -> None:
-    """By a worker that accepts everything."""
+    """In a worker that admits everything."""
     model = unique("deadlines")
     settings = {"max_batch_sequences": 1, "lanes": 1, "admission": "accept", "metrics_port": 0}
     worker = start_worker(kafka, served_name=model, echo_batch_s=4 * BATCH_S, **settings)
@@ -99,8 +99,8 @@ async def test_misses_are_counted_by_cause(
 
     assert await codes(1, timeout_s=60.0) == ["ok"]
     assert await codes(2, timeout_s=-1.0) == ["expired"]
-    assert await codes(3, timeout_s=2 * BATCH_S) == ["ok"]  # it was run, and came too late
-    assert await codes(4, 5, timeout_s=2 * BATCH_S) == ["expired", "ok"]  # one ran, the other waited
+    assert await codes(3, timeout_s=2 * BATCH_S) == ["ok"]  # it ran, and its answer was late
+    assert await codes(4, 5, timeout_s=2 * BATCH_S) == ["expired", "ok"]  # one ran, the other expired in the queue
     for cause, count in {"arrived_late": 1, "queued": 1, "predicted_wrong": 2}.items():
         assert await metric(worker, f'penstock_deadline_misses_total{{cause="{cause}"}}') == count
     assert len(worker.events("batch_done")) == 3

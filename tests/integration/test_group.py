@@ -1,4 +1,4 @@
-"""Workers that come, go and die while requests stream: every request answered, none lost."""
+"""Workers join, leave and die while requests stream: every request is answered."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ Committed = Callable[[KafkaBroker, str], Any]
 
 
 class Stream:
-    """Callers that send one request after another until told to stop; each answer is checked as it comes."""
+    """Callers that send one request after another until stopped. Each answer is checked."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Stream:
             self._progress.set()
 
     async def more(self, count: int) -> None:
-        """Until `count` further requests are answered."""
+        """Wait until `count` further requests are answered."""
         goal = self.answered + count
         async with asyncio.timeout(60):
             while self.answered < goal:
@@ -48,8 +48,8 @@ class Stream:
 
 @asynccontextmanager
 async def streaming(kafka: KafkaBroker, model: str) -> AsyncIterator[Stream]:
-    """Requests to `model` all the while; on leaving, every one of them must be answered."""
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    """Send requests to `model` inside. On leaving, every one of them must be answered."""
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         stream = Stream(client)
         async with asyncio.TaskGroup() as group:
             for _ in range(32):
@@ -73,7 +73,7 @@ async def test_a_worker_joins_and_another_leaves_mid_stream(
         await stream.more(200)
     second.process.terminate()
     assert await second.exit_code() == 0
-    # In an orderly change of hands nothing is even answered twice.
+    # In an orderly rebalance no request is even answered twice.
     assert sum(worker.events("stopped")[0]["answered"] for worker in (first, second)) == stream.answered
     assert [drained["unfinished"] for worker in (first, second) for drained in worker.events("drained")].count(0) >= 3
 
@@ -96,10 +96,10 @@ async def test_a_worker_killed_mid_stream_loses_nothing(
 
 
 @pytest.mark.timeout(180)
-async def test_a_restart_takes_up_the_unfinished_offsets(
+async def test_a_restart_resumes_at_the_unfinished_offsets(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
-    """Killed while some answers are out, some are computed and most are waiting; its successor finishes."""
+    """Killed when some answers are out, some are computed and most are queued; the next worker finishes."""
     model, inbox = unique("restarted"), TopicPartition(unique("penstock.replies."), 0)
     topic, group = f"penstock.requests.{model}", f"penstock.{model}"
     settings = {"served_name": model, "max_batch_sequences": 4, "lanes": 1}
@@ -132,7 +132,7 @@ async def test_a_restart_takes_up_the_unfinished_offsets(
 
         await receive(40)
         async with asyncio.timeout(20):
-            while not await done():  # noqa: ASYNC110 — nobody tells
+            while not await done():  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.05)
         first.process.kill()
         await first.exit_code()
@@ -143,7 +143,9 @@ async def test_a_restart_takes_up_the_unfinished_offsets(
         second.process.terminate()
         assert await second.exit_code() == 0
         assert 0 < done_by_first < 200
-        assert second.events("stopped")[0]["answered"] == 200 - done_by_first  # what was committed is not done again
+        assert (
+            second.events("stopped")[0]["answered"] == 200 - done_by_first
+        )  # committed records are not processed again
         ends = {
             source: end
             for source, end in (await consumer.end_offsets([TopicPartition(topic, p) for p in range(8)])).items()
@@ -152,15 +154,15 @@ async def test_a_restart_takes_up_the_unfinished_offsets(
     assert {source: offset for source, offset in (await committed(kafka, group)).items() if offset} == ends
 
 
-async def test_once_works_up_to_the_end_and_exits(
+async def test_once_processes_up_to_the_end_and_exits(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("once")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(100)]
         await asyncio.sleep(0)
-        await client._exchange._outbox.flush()  # all of them lie in the topic
-        # Slower than the drain's bound: a job ends when its last answer is given, not when its last record is read.
+        await client._exchange._outbox.flush()  # all of them are in the topic
+        # Slower than the drain's bound: the run ends with its last answer, not with its last record.
         worker = start_worker(
             kafka, served_name=model, once=True, drain_s=0.5, echo_batch_s=0.05, max_batch_sequences=2, lanes=1
         )
@@ -174,11 +176,11 @@ async def test_once_works_up_to_the_end_and_exits(
     assert again.events("stopped")[0]["answered"] == 0
 
 
-async def test_once_stays_while_a_job_sends_more_only_after_the_answers(
+async def test_once_waits_for_a_job_that_sends_more_after_each_answer(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("waves")
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False, bulk=True) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False, bulk=True) as client:
         waves = [[client.embed(ids=[[wave, n + 1]], timeout_s=60) for n in range(20)] for wave in range(3)]
         first = asyncio.gather(*waves[0])
         await asyncio.sleep(0)
@@ -190,14 +192,14 @@ async def test_once_stays_while_a_job_sends_more_only_after_the_answers(
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == 60
 
 
-async def test_a_drain_that_takes_too_long_is_given_up_and_its_records_left_to_others(
+async def test_a_drain_that_takes_too_long_ends_and_leaves_its_records_to_other_workers(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, committed: Committed
 ) -> None:
     model = unique("slow")
     settings = {"served_name": model, "max_batch_sequences": 1, "lanes": 1}
     slow = start_worker(kafka, drain_s=0.5, echo_batch_s=0.1, **settings)
     await slow.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]])) for n in range(100)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         slow.process.terminate()
@@ -212,13 +214,13 @@ async def test_a_drain_that_takes_too_long_is_given_up_and_its_records_left_to_o
     assert quick.events("stopped")[0]["answered"] == left
 
 
-async def test_an_engine_beyond_use_ends_the_worker_and_another_answers(
+async def test_a_broken_engine_ends_the_worker_and_another_answers(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
     model = unique("broken")
     broken = start_worker(kafka, served_name=model, echo_breaks=True)
     await broken.ready()
-    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, gather=False) as client:
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1]])) for n in range(20)]
         assert await broken.exit_code() == 1
         assert broken.events("engine_unhealthy")

@@ -26,7 +26,7 @@ def reference(model: Path, texts: list[str]) -> Float32Array:
 
 
 def computed(worker: Any) -> int:
-    """Sequences that the engine has run."""
+    """Number of sequences that the engine has run."""
     return sum(batch["sequences"] for batch in worker.events("batch_done"))
 
 
@@ -50,7 +50,7 @@ async def test_all_banking77_messages_agree_with_sentence_transformers_in_fp32(
 
 
 @pytest.mark.timeout(180)
-async def test_what_was_computed_once_comes_from_the_cache_and_is_the_same(
+async def test_a_repeated_request_is_answered_from_the_cache_with_equal_results(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any], minilm: Path, tmp_path: Path
 ) -> None:
     model = unique("cached")
@@ -69,18 +69,18 @@ async def test_what_was_computed_once_comes_from_the_cache_and_is_the_same(
         _, first = await embed_all()
         async with asyncio.timeout(30):
             while (await embed_all())[0] < len(messages):
-                pass  # answers do not wait until the cache has written them
+                pass  # replies do not wait for the cache
         once_computed = computed(worker)
         num_cached, second = await embed_all()
         assert num_cached == len(messages)
         assert computed(worker) == once_computed
         np.testing.assert_array_equal(second, first)
 
-        alike = await asyncio.gather(*[client.embed("a text that nobody has sent yet") for _ in range(50)])
+        vectors = await asyncio.gather(*[client.embed("a text that is not in the cache yet") for _ in range(50)])
         assert computed(worker) == once_computed + 1
-        assert all(np.array_equal(vector, alike[0]) for vector in alike)
+        assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
 
-        # Another task on the same texts is another answer: nothing of it is in the cache.
+        # Another task on the same texts has other results: none of them is in the cache.
         answers = await client.classify([message.text for message in messages], top_k=2)
         assert computed(worker) == once_computed + 1 + len({message.text for message in messages})
         right = [answer.label == message.category for answer, message in zip(answers, messages, strict=True)]

@@ -1,4 +1,4 @@
-"""No broker at the start, none in mid-run: wait, say so, resume; never spin."""
+"""Without a broker, at the start or in mid-run, workers and clients wait, log it, resume, and use no processor."""
 
 import asyncio
 import time
@@ -14,12 +14,12 @@ from penstock.producer import Client, Expired
 
 StartWorker = Callable[..., Any]
 MODEL = "m"
-MOST_BUSY = 0.25  # of one processor, while there is nothing to do but wait for the broker
+MOST_BUSY = 0.25  # share of one processor while waiting for the broker
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaBroker]:
-    """A broker of the test's own, not started yet."""
+    """A broker for one test, not started."""
     own = KafkaBroker(num_partitions=4)
     try:
         yield own
@@ -29,7 +29,7 @@ def broker() -> Iterator[KafkaBroker]:
 
 @asynccontextmanager
 async def measured(worker: Any) -> AsyncIterator[None]:
-    """The worker must be all but idle inside."""
+    """Assert that the worker is nearly idle inside."""
     cpu_s, started = worker.cpu_s, time.monotonic()
     yield
     busy = (worker.cpu_s - cpu_s) / (time.monotonic() - started)
@@ -73,12 +73,12 @@ async def test_a_broker_killed_in_mid_run_costs_no_answer(broker: KafkaBroker, s
     assert [vector[0, 1] for vector in vectors] == list(range(1, 1401))
     worker.process.terminate()
     assert await worker.exit_code() == 0
-    # Waiting is said, and not over and over.
+    # The wait is logged, but not again and again.
     assert len(worker.events()) < 200 + len(worker.events("batch_done"))
 
 
 @pytest.mark.timeout(180)
-async def test_a_broker_lost_in_mid_run_is_told_by_idle_workers_and_clients(
+async def test_idle_workers_and_clients_log_a_broker_lost_in_mid_run(
     broker: KafkaBroker, start_worker: StartWorker
 ) -> None:
     await asyncio.to_thread(broker.start)

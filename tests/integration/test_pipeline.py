@@ -1,4 +1,4 @@
-"""Requests through a real broker and a real worker process: every one answered, each with its own answer or error."""
+"""Requests through a real broker and a real worker process: each gets its own answer or error."""
 
 import asyncio
 import random
@@ -26,10 +26,10 @@ def echo(ids: list[int]) -> list[float]:
 
 
 def mixed(rng: random.Random) -> tuple[Request, type[PenstockError] | None, list[list[int]]]:
-    """A request, the error that it deserves if any, and the sequences that its answer must echo."""
+    """A request, the error that it must get or None, and the sequences that its answer must echo."""
     kind = rng.choices(["one", "many", "truncated", "too long", "bad id", "poison"], [60, 25, 5, 5, 5, 0.1])[0]
     num_sequences = rng.randint(2, 32) if kind == "many" else 1
-    # Half of the sequences are short and common, so that equal ones meet.
+    # Half of the sequences are short, so that equal ones occur.
     sequences = [[rng.randrange(1, 9) for _ in range(rng.choice([1, 2, 30]))] for _ in range(num_sequences)]
     expected: type[PenstockError] | None = None
     options = Options(dtype=rng.choice(["float32", "float16"]))
@@ -85,7 +85,7 @@ def good(model: str) -> dict[str, Any]:
 
 
 def bad_records(model: str) -> dict[str, tuple[bytes | None, list[tuple[str, bytes | None]] | None, str]]:
-    """What is wrong -> (value, further headers or None for no reply topic at all, code)."""
+    """Bad records by fault: (value, further headers or None for no reply topic, code)."""
 
     def body(**changes: Any) -> bytes:
         fields = good(model) | changes
@@ -202,7 +202,7 @@ async def test_a_bulk_call_names_the_rows_at_fault_and_answers_the_others(
         if index not in errors:
             assert isinstance(row, np.ndarray)
             assert row.tolist() == echo(ids[index])
-    # One trip a record for ids outside the vocabulary, one more for what is too long; none for what is empty.
+    # One trip for ids outside the vocabulary, one more for what is too long; none for what is empty.
     assert [event["code"] for event in worker.events("request_refused")].count("too_long") == 1
     assert [event["code"] for event in worker.events("request_refused")].count("bad_token_id") == 2
 
@@ -225,7 +225,7 @@ async def test_back_pressure_holds_few_records_and_loses_none(
 async def test_identical_requests_at_once_are_computed_once(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
 ) -> None:
-    model = unique("alike")
+    model = unique("equal")
     worker = start_worker(kafka, served_name=model, echo_batch_s=0.3)
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
         await worker.ready()

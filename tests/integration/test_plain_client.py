@@ -1,4 +1,4 @@
-"""A client that knows only WIRE.md: the page's own program, and one in other words. Nothing of penstock here."""
+"""Clients that know only WIRE.md: the program on that page, and another. Neither imports penstock."""
 
 import asyncio
 import re
@@ -61,7 +61,7 @@ async def test_token_ids_float16_and_errors_as_the_page_describes_them(
     }
     async with producer, consumer:
         for name, value in requests.items():
-            # No reply partition: the reply's key chooses.
+            # Without a reply partition, the reply's key decides.
             headers = [("kafka_correlationId", name), ("kafka_replyTopic", replies.encode()), ("traceparent", b"00-ab")]
             await producer.send_and_wait(f"penstock.requests.{model}", msgpack.packb(value), headers=headers)
         consumer.assign([TopicPartition(replies, p) for p in await producer.partitions_for(replies)])

@@ -14,7 +14,14 @@ import pytest
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
 from penstock.producer.wire.messages import Options, Request
-from tests.engine.helpers import MAX_TOKENS, VOCAB, save_classifier, save_tagger, write_json
+from tests.engine.helpers import (
+    MAX_TOKENS,
+    VOCAB,
+    save_classifier,
+    save_sentence_transformer,
+    save_tagger,
+    write_json,
+)
 
 Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
@@ -25,7 +32,7 @@ TEXTS = ["w1 w7 w30", "  w2,  w2 ", "Ünknown 🙂 w9 漢字 w1", "w5", "e\u0301
 
 
 def add_tokenizer(directory: Path) -> None:
-    """Words w0, w1, ..., and nothing else."""
+    """A tokenizer that knows the words w0, w1, ... alone."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 5))]
     (directory / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     settings = {"tokenizer_class": "BertTokenizer", "model_max_length": MAX_TOKENS}
@@ -49,7 +56,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_tokens(directory: Path, texts: list[str]) -> list[list[dict[str, Any]]]:
-    """What transformers' own pipeline says of each token."""
+    """The output of transformers' pipeline for each token."""
     from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
     model = AutoModelForTokenClassification.from_pretrained(directory)
@@ -64,6 +71,39 @@ def assert_same_tokens(rows: list[list[TokenClass]], expected: list[list[dict[st
         assert shown == [(token["entity"], token["start"], token["end"]) for token in theirs]
         scores = [token.score for token in tokens]
         np.testing.assert_allclose(scores, [token["score"] for token in theirs], atol=1e-5)
+
+
+@pytest.mark.timeout(180)
+async def test_prompts_and_cut_vectors_are_those_of_sentence_transformers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    prompts = {"query": "search : ", "document": "passage : "}
+    words = ["search", "passage", ":", "other", *(f"w{i}" for i in range(30))]
+    save_sentence_transformer(tmp_path, words, prompts=prompts, default_prompt_name="query", truncate_dim=16)
+    reference: Any = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    model, texts = unique("prompted"), ["w1 w2", "w3", "w1 w2 w3 w4"]
+    worker = start_worker(
+        kafka, model=tmp_path / "model", served_name=model, dtype="float32", cache_path=tmp_path / "cache.sqlite"
+    )
+    servers = kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model, timeout_s=60) as client,
+        Client(bootstrap_servers=servers, model=model, timeout_s=60, tokenizer=tmp_path / "model") as tokenizing,
+    ):
+        await worker.ready()
+        ways: list[dict[str, Any]] = [{}, {"prompt_name": "document"}, {"prompt": "other : "}, {"prompt": ""}]
+        for asked in ways:
+            expected = reference.encode(texts, **asked)
+            for one in (client, tokenizing):
+                np.testing.assert_allclose(await one.embed(texts, **asked), expected, atol=1e-5)
+        whole = await client.embed(texts, dimensions=48)  # after the same ids were cached at 16
+        np.testing.assert_allclose(whole, reference.encode(texts, truncate_dim=48), atol=1e-5)
+        wrongs: list[dict[str, Any]] = [{"dimensions": 8}, {"prompt_name": "topic"}]
+        for wrong in wrongs:
+            with pytest.raises(InvalidRequest):
+                await client.embed(texts, **wrong)
 
 
 async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
@@ -90,7 +130,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         in_order = [row for row in await client.map("rerank", pairs) if isinstance(row, float)]
         np.testing.assert_allclose(in_order, reference.predict(pairs), atol=1e-5)
 
-        # The logit itself: the same pairs in another task are another answer, whatever the cache holds of them.
+        # The logit itself: equal pairs in another task have other results, also with a cache.
         rows = await client.classify(pairs)
         logits = np.array([row.score for row in rows])
         np.testing.assert_allclose(1 / (1 + np.exp(-logits)), in_order, atol=1e-5)
@@ -105,7 +145,7 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
             await client.token_classify("w1")
 
 
-async def test_each_token_has_the_label_and_the_place_that_transformers_gives_it(
+async def test_each_token_has_the_label_and_the_span_that_transformers_gives_it(
     kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tagger: Path, tmp_path: Path
 ) -> None:
     model = unique("tagger")
@@ -124,7 +164,7 @@ async def test_each_token_has_the_label_and_the_place_that_transformers_gives_it
         request = Request(model, "token_classify", text=tuple(TEXTS), options=Options(top_k=0, dtype="float16"))
         async with asyncio.timeout(30):
             while (reply := await client.request(request)).cached < len(TEXTS):
-                pass  # answers do not wait until the cache has written them
+                pass  # replies do not wait for the cache
         assert reply.tokens is not None
         assert reply.tokens.scores.dtype == np.float16
         rows = reply.tokens.rows()

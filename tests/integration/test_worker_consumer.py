@@ -18,7 +18,7 @@ BROKEN = b"broken"
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """While this list holds something, a batch with a BROKEN record fails its check, and takes one of it away."""
+    """While this list has items, a batch with a BROKEN record fails its check and removes one of them."""
     faults: list[str] = []
     read = header_names._Batch.__iter__
 
@@ -37,7 +37,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_an_error_of_one_partition_loses_no_record_of_any(
     kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str], has_committed: bool
 ) -> None:
-    """Also of partitions that nothing had been taken of, whose position only the group knows."""
+    """Also of partitions without records so far, whose position only the group knows."""
     topic = unique("requests")
     producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
     taken: list[tuple[int, int]] = []
@@ -90,7 +90,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
     assert sorted(taken) == [(partition, offset) for partition in range(4) for offset in range(3 + has_committed)]
 
 
-async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
+async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
     kafka: KafkaBroker, unique: Callable[[str], str], faults: list[str]
 ) -> None:
     topic = unique("requests")
@@ -111,7 +111,7 @@ async def test_a_partition_that_stays_unreadable_does_not_hold_up_the_others(
     async with producer:
         for partition in range(4):
             await producer.send_and_wait(topic, BROKEN if partition == 1 else b"fine", partition=partition)
-        faults += ["for ever"] * 1000
+        faults += ["lasting"] * 1000
         await reader.start()
         async with asyncio.timeout(30):
             while len(taken) < 3:

@@ -1,4 +1,4 @@
-"""Records that no honest client sends, through a real broker: the worker lives, and their neighbours are answered."""
+"""Malicious records through a real broker: the worker survives them, and answers their neighbours."""
 
 import asyncio
 import struct
@@ -16,7 +16,7 @@ from penstock.ops.kafka import KafkaBroker
 
 
 class RawName(str):
-    """A header name that goes out as these bytes."""
+    """A header name that is encoded as these bytes."""
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         return super().encode("latin-1")
@@ -29,7 +29,7 @@ def python_builder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("python_builder")
-async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(
+async def test_a_header_name_that_is_not_utf8_fails_its_own_record_alone(
     kafka: KafkaBroker,
     unique: Callable[[str], str],
     start_worker: Callable[..., Any],
@@ -73,12 +73,12 @@ async def test_a_header_name_that_is_not_utf8_costs_its_own_record_alone(
             assert letter.key == b"key"
             assert b"headers could not be read" in dict(letter.headers)["penstock-error-message"]
         async with asyncio.timeout(20):
-            while await committed(kafka, group) != {TopicPartition(topic, 2): 6}:  # noqa: ASYNC110 — nobody tells
+            while await committed(kafka, group) != {TopicPartition(topic, 2): 6}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
     assert worker.process.poll() is None
 
 
-async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_hold_nothing_up(
+async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_block_nothing(
     kafka: KafkaBroker,
     unique: Callable[[str], str],
     start_worker: Callable[..., Any],
@@ -136,6 +136,6 @@ async def test_letters_and_replies_that_no_broker_takes_end_with_an_error_and_ho
         assert int(dict(header.headers)["penstock-headers-left-out-bytes"]) > 20 * 1024 * 1024
         assert (reply.key, reply.value) == (b"key", values[b"reply"])
         async with asyncio.timeout(20):
-            while await committed(kafka, group) != {TopicPartition(topic, 1): 4}:  # noqa: ASYNC110 — nobody tells
+            while await committed(kafka, group) != {TopicPartition(topic, 1): 4}:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0.1)
     assert worker.process.poll() is None

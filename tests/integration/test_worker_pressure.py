@@ -1,4 +1,4 @@
-"""Back-pressure by sequences: a few records of many rows fill a worker as many records of one do."""
+"""Back-pressure by sequences: a few records of many sequences fill a worker like many records of one."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.messages import Request, join_tokens
 
-RECORDS, ROWS = 24, 1000  # eight bytes a row: eight or nine records are one slice of the admission
+RECORDS, ROWS = 24, 1000  # eight bytes a sequence: eight or nine records are one slice of the fetch buffer
 
 
-async def test_records_of_many_rows_are_begun_a_few_at_a_time_and_none_is_lost(
+async def test_records_of_many_sequences_are_admitted_a_few_at_a_time_and_none_is_lost(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
     model = unique("rows")

@@ -1,4 +1,4 @@
-"""SIGTERM ends a worker within one bound, `drain_s` and 5 s, whatever its broker does meanwhile."""
+"""SIGTERM ends a worker within `drain_s` and 5 s, whatever the broker does meanwhile."""
 
 import asyncio
 import os
@@ -14,12 +14,12 @@ from penstock.producer import Client
 from penstock.producer.wire.messages import Request, join_tokens
 
 DRAIN_S, LEAVE_S = 1.0, 5.0
-EXIT_S = 2.0  # of the process: the batch that is running, the interpreter's end, on a busy machine
+EXIT_S = 2.0  # for the running batch and the interpreter's end, on a busy machine
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaBroker]:
-    """A broker of the test's own."""
+    """A broker for one test."""
     own = KafkaBroker(num_partitions=4)
     own.start()
     try:
@@ -30,7 +30,7 @@ def broker() -> Iterator[KafkaBroker]:
 
 
 def freeze(broker: KafkaBroker) -> None:
-    """Connections stand, and nothing is ever answered: the worst that a broker can do."""
+    """Suspend the broker's process: connections stay open, and nothing is answered."""
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGSTOP)
 
@@ -39,7 +39,7 @@ def freeze(broker: KafkaBroker) -> None:
 async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
     broker: KafkaBroker, start_worker: Callable[..., Any], lose: Callable[[KafkaBroker], None]
 ) -> None:
-    slow = {"echo_batch_s": 0.2, "max_batch_sequences": 1, "lanes": 1}  # never through with 100 rows in DRAIN_S
+    slow = {"echo_batch_s": 0.2, "max_batch_sequences": 1, "lanes": 1}  # too slow for 100 sequences in DRAIN_S
     worker = start_worker(broker, served_name="m", drain_s=DRAIN_S, **slow)
     await worker.ready()
     async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:

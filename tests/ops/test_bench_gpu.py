@@ -1,4 +1,4 @@
-"""What the GPU benchmarks compute without a GPU: lengths, batches, ratios, the report, and the plain torch forward."""
+"""The GPU benchmarks without a GPU: lengths, batches, ratios, rounds, the report, and the plain torch forward."""
 
 import json
 import math

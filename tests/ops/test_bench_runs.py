@@ -9,6 +9,7 @@ import pytest
 
 from penstock.ops.bench import figures
 from penstock.ops.bench.common import kept_tables
+from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import RESULTS, begin, current_runs, keep, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread, Target, spread, targets
 from penstock.ops.bench.gpu import measures as gpu
@@ -138,3 +139,8 @@ def test_every_file_in_the_results_is_of_its_place() -> None:
         record = json.loads(path.read_text(encoding="utf-8"))
         assert record["suite"] == path.parent.parent.name
         assert {"command", "started", "commit", "dirty", "load", "machine", "parts"} <= record.keys()
+
+
+def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
+    rows = [["a", 1.5, "FastStream: 3", "≥ 2"], ["b", "2.0 (1 to 3)", "none", ""]]
+    assert table(["work", "ours", "beside", "must"], rows).splitlines()[1] == "| --- | ---: | --- | ---: |"

@@ -1,4 +1,4 @@
-"""The benchmark from plan to tables, on a stand whose engines are costs and whose real runs are simulated."""
+"""The benchmark from plan to tables, on a harness whose engines are costs and whose real runs are simulated."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.serving.command import measure, record_of
 from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.drive import packed_batch, random_ids
-from penstock.ops.bench.serving.harness import Known, Load, Stand
+from penstock.ops.bench.serving.harness import BenchHarness, Known, Load
 from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.measures import measures
 from penstock.ops.bench.serving.noise import Noise, noisy
@@ -52,7 +52,7 @@ COSTS: dict[EngineKind, PackedCost | PaddedCost] = {
 }
 
 
-class OnPaper(Stand):
+class OnPaper(BenchHarness):
     """Nothing is loaded, and no time passes."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class OnPaper(Stand):
 
 @pytest.fixture(scope="module")
 def record() -> Row:
-    stand = OnPaper()
+    bench = OnPaper()
     plan = RunPlan(seconds=1.0, slo_s=0.2, lengths=("2-100",), most_trials=1, simulated=(300, 500))
-    parts = measure(stand, plan, lambda line: None)
-    return record_of(stand, plan, parts, "on paper", "today", 1.0)
+    parts = measure(bench, plan, lambda line: None)
+    return record_of(bench, plan, parts, "on paper", "today", 1.0)
 
 
 def test_every_part_of_the_plan_is_measured(record: Row) -> None:
@@ -111,13 +111,13 @@ class Learning(SlowerThanItsTable):
     """And the simulator learns it."""
 
     def noise(self, kind: EngineKind) -> Noise:
-        return Stand.noise(self, kind)
+        return BenchHarness.noise(self, kind)
 
 
-@pytest.mark.parametrize(("stand", "is_right"), [(SlowerThanItsTable, False), (Learning, True)])
-def test_the_simulator_is_right_about_real_runs_that_it_has_learned_from(stand: type[OnPaper], is_right: bool) -> None:
+@pytest.mark.parametrize(("bench", "is_right"), [(SlowerThanItsTable, False), (Learning, True)])
+def test_the_simulator_is_right_about_real_runs_that_it_has_learned_from(bench: type[OnPaper], is_right: bool) -> None:
     plan = RunPlan(parts=("validation",), seconds=2.0, slo_s=0.2, lengths=("2-100",), most_trials=1)
-    parts = measure(stand(), plan, lambda line: None)
+    parts = measure(bench(), plan, lambda line: None)
     off = measures({"parts": parts, "is_gpu": False, "engines": {}})
     assert len(off) == 2
     assert (max(off.values()) <= 0.1) == is_right
@@ -125,12 +125,12 @@ def test_the_simulator_is_right_about_real_runs_that_it_has_learned_from(stand: 
 
 def test_a_cost_that_moves_after_a_run_is_no_scatter_of_that_run() -> None:
     """The table follows the device; what batches scattered about is what was predicted of them then."""
-    stand = Learning()
-    system = on_packed(stand.limits(0.2))[0]
-    outcome = OnPaper.driven(stand, system, Load("2-100", 50.0, 4.0), grace_s=0.0)
-    stand.known("packed").cost.scale = 1.3
-    stand.learn("packed", [outcome])
-    np.testing.assert_allclose(stand.noise("packed").ratios, 1.0)
+    bench = Learning()
+    system = on_packed(bench.limits(0.2))[0]
+    outcome = OnPaper.driven(bench, system, Load("2-100", 50.0, 4.0), grace_s=0.0)
+    bench.known("packed").cost.scale = 1.3
+    bench.learn("packed", [outcome])
+    np.testing.assert_allclose(bench.noise("packed").ratios, 1.0)
 
 
 Doctor = Callable[[Row, float], None]

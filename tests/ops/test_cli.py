@@ -16,6 +16,7 @@ from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
+from penstock.ops.cli import embed as embed_module
 from penstock.ops.cli import screen
 from penstock.ops.cli.broker import BrokerSettings
 from penstock.ops.cli.classify import ClassifySettings
@@ -26,6 +27,7 @@ from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.transport import connection as kafka
+from penstock.producer.wire.messages import Options
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
 
@@ -80,8 +82,8 @@ class TestHelp:
         assert "the model comes with the `demo` extra" in penstock("demo", "--help")[1]
 
     def test_what_is_on_can_be_turned_off(self) -> None:
-        assert "--gather --no-gather" in penstock("embed", "--help")[1]
-        code, text = penstock("embed", "--no-gather", "--model", "m", "--text", "")
+        assert "--batch-calls --no-batch-calls" in penstock("embed", "--help")[1]
+        code, text = penstock("embed", "--no-batch-calls", "--model", "m", "--text", "")
         assert (code, text) == (2, "Error: empty: Text 0 is empty.")
 
     def test_overview_loads_nothing_heavy(self) -> None:
@@ -96,6 +98,29 @@ class TestHelp:
     def test_version(self) -> None:
         code, text = penstock("--version")
         assert (code, text) == (0, "penstock 0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ((), Options()),
+        (("--prompt-name", "query", "--dimensions", "256"), Options(prompt_name="query", dimensions=256)),
+        (("--prompt", "q: "), Options(prompt="q: ")),
+        (("--prompt", ""), Options(prompt="")),
+    ],
+)
+def test_options_of_the_request_are_those_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], options: Options
+) -> None:
+    asked: list[Options] = []
+
+    def run_job(task: str, settings: EmbedSettings, options: Options, *rest: object) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr(embed_module, "run_job", run_job)
+    assert penstock("embed", "--model", "m", "--text", "x", *args)[0] == 0
+    assert asked == [options]
 
 
 class TestBadUsage:
@@ -137,6 +162,12 @@ class TestBadUsage:
             (["classify", "--model", "m", "in.csv"], {}, "Give a file to read and a file to write"),
             (["embed", "--model", "m", "in.csv", "out.csv", "--text", "x"], {}, "Give a file to read and a file"),
             (["embed", "--model", "m", "--pooling", "median", "--text", "x"], {}, "--pooling (or PENSTOCK_POOLING)"),
+            (["embed", "--model", "m", "--dimensions", "0", "--text", "x"], {}, "--dimensions (or PENSTOCK_DIM"),
+            (
+                ["embed", "--model", "m", "--prompt", "q: ", "--prompt-name", "query", "--text", "x"],
+                {},
+                "give at most one of --prompt-name and --prompt",
+            ),
         ],
     )
     def test_one_sentence_and_exit_code_2(self, args: list[str], env: Mapping[str, str], says: str) -> None:

@@ -156,7 +156,7 @@ async def test_a_duplicate_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         assert (await client.embed(ids=[[6]])).tolist() == [[6, 1, 0]]
 
 
-async def test_a_request_says_who_asks_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_has_a_reply_address_and_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
         before = time.time()
         await client.embed(ids=[[1]], timeout_s=7)
@@ -250,7 +250,7 @@ async def test_overload_is_met_by_few_tries_and_growing_random_pauses(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(module, "random", random.Random(seed))
-    async with connected(monkeypatch, lambda request: Overloaded("later"), gather=False) as (client, loop):
+    async with connected(monkeypatch, lambda request: Overloaded("later"), batch_calls=False) as (client, loop):
         pauses = Pauses(monkeypatch, client)
         calls = [client.embed(ids=[[n]], timeout_s=3600) for n in range(100)]
         results = await within(5, asyncio.gather(*calls, return_exceptions=True))
@@ -275,7 +275,7 @@ async def test_bulk_waits_overload_out_with_few_records(monkeypatch: pytest.Monk
         assert max(pauses.seconds) <= 60
 
 
-async def test_who_is_refused_keeps_his_place_while_he_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_record_keeps_its_permit_in_its_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, lambda request: Overloaded("later"), bulk=True, max_in_flight=1) as (
         client,
         loop,
@@ -308,7 +308,7 @@ async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPa
 
 
 async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(monkeypatch, lambda request: None, max_in_flight=3, gather=False) as (client, loop):
+    async with connected(monkeypatch, lambda request: None, max_in_flight=3, batch_calls=False) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
         for _ in range(10):
             await asyncio.sleep(0)
@@ -319,7 +319,7 @@ async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert loop.waiting == 3
 
 
-async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
+async def test_a_deadline_holds_while_waiting_for_a_permit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected(monkeypatch, lambda request: None, max_in_flight=1) as (client, loop):
@@ -333,11 +333,11 @@ async def test_a_deadline_holds_while_waiting_for_a_place_among_those_in_flight(
             await first
 
 
-@pytest.mark.parametrize(("gather", "records"), [(True, 1), (False, 5)])
+@pytest.mark.parametrize(("batch_calls", "records"), [(True, 1), (False, 5)])
 async def test_closing_fails_what_is_pending_and_what_comes_later(
-    monkeypatch: pytest.MonkeyPatch, gather: bool, records: int
+    monkeypatch: pytest.MonkeyPatch, batch_calls: bool, records: int
 ) -> None:
-    async with connected(monkeypatch, lambda request: None, gather=gather) as (client, loop):
+    async with connected(monkeypatch, lambda request: None, batch_calls=batch_calls) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]])) for n in range(5)]
         await loop.until_waiting(records)
         await client.close()
@@ -348,10 +348,10 @@ async def test_closing_fails_what_is_pending_and_what_comes_later(
             await client.embed(ids=[[1]])
 
 
-async def test_closing_wakes_those_who_wait_behind_records_that_were_never_sent(
+async def test_closing_wakes_calls_that_wait_behind_unsent_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with connected(monkeypatch, first_ids, max_in_flight=2, gather=False) as (client, loop):
+    async with connected(monkeypatch, first_ids, max_in_flight=2, batch_calls=False) as (client, loop):
         monkeypatch.setattr(loop, "put", lambda *record: None)  # the broker is away: nothing is ever done
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=60)) for n in range(4)]
         for _ in range(10):
@@ -502,7 +502,7 @@ async def test_a_top_k_that_is_no_count_is_refused(monkeypatch: pytest.MonkeyPat
     assert loop.requests == []
 
 
-async def test_one_callers_mistake_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_one_call_does_not_fail_another(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, first_ids) as (client, loop):
         wrong = client.embed(ids=[[1]], truncate=1)  # type: ignore[arg-type]  # the mistake
         others = [client.embed(ids=[[n]], truncate=truncate) for n, truncate in ((2, True), (3, np.True_))]  # type: ignore[arg-type]  # taken too
@@ -732,7 +732,7 @@ async def test_tokens_that_were_not_asked_about_are_no_answer(monkeypatch: pytes
         monkeypatch, lambda request: tokens_of(request, has_spans=False, longer=longer), tokenizer=CHECKPOINT
     ) as (client, _):
         if longer > 0:
-            with pytest.raises(BackendError, match="other tokens than it was asked about"):
+            with pytest.raises(BackendError, match="other tokens than were sent"):
                 await client.token_classify(["How are you?"])
         else:
             [tokens] = await client.token_classify(["How are you?"])

@@ -74,10 +74,8 @@ def number(answer: Any) -> float:
     return float(answer.vectors[0, 0])
 
 
-async def test_answers_reach_those_who_wait_for_them_in_any_order() -> None:
-    inbox = inbox_over(
-        StandIn([reply_to(b"b", 2.0), reply_to(b"stranger")], [reply_to(b"a", 1.0), reply_to(b"a", 9.0)])
-    )
+async def test_replies_reach_their_calls_in_any_order() -> None:
+    inbox = inbox_over(StandIn([reply_to(b"b", 2.0), reply_to(b"unknown")], [reply_to(b"a", 1.0), reply_to(b"a", 9.0)]))
     a, b = inbox.expect(b"a", 1e12), inbox.expect(b"b", 1e12)
     await inbox.start(4)
     assert (number(await a), number(await b)) == (1.0, 2.0)
@@ -123,9 +121,7 @@ async def test_only_what_is_late_expires() -> None:
 
 
 @pytest.mark.parametrize("error", [UnicodeError("what is this"), AssertionError(), ValueError("unexpected")])
-async def test_an_error_that_nobody_expected_does_not_end_the_reading(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_an_unexpected_error_does_not_end_the_reading(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
     inbox = inbox_over(StandIn(error, [reply_to(b"a", 1.0)]))
     answer = inbox.expect(b"a", 1e12)

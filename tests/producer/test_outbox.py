@@ -107,7 +107,7 @@ async def accept(values: list[bytes]) -> None: ...
 
 
 class Results:
-    """Outcome of each record, in the order of their becoming known."""
+    """Outcome of each record, in the order of completion."""
 
     def __init__(self) -> None:
         self.of: list[tuple[bytes, KafkaError | None]] = []
@@ -220,7 +220,7 @@ async def test_a_destination_that_is_not_there_refuses_its_own_records_only(topi
     assert producer.sent["t", 0] == [[b"fine"]]
 
 
-async def test_a_topic_that_nobody_could_be_asked_about_is_not_taken_for_missing() -> None:
+async def test_a_topic_is_not_missing_while_no_broker_answers() -> None:
     producer, results = StandIn(accept), Results()
     producer.brokers_away = 3
     async with outbox_over(producer) as outbox:
@@ -289,7 +289,7 @@ async def test_batches_shrink_by_halves_and_grow_back_slowly_where_the_broker_re
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), AssertionError(), AttributeError("no such thing")])
-async def test_an_error_that_nobody_expected_completes_its_batch_and_the_next_one_is_sent(error: Exception) -> None:
+async def test_an_unexpected_error_completes_its_batch_and_the_next_one_is_sent(error: Exception) -> None:
     failures = [error]
 
     async def fail_first(values: list[bytes]) -> None:
@@ -368,7 +368,7 @@ async def test_a_surprise_before_the_sending_completes_what_waits() -> None:
     assert producer.sent["t", 0] == [[b"2"]]
 
 
-async def test_an_owner_that_fails_on_the_news_keeps_it_from_nobody_else() -> None:
+async def test_a_failing_callback_does_not_block_the_others() -> None:
     def fails(error: KafkaError | None) -> None:
         raise ValueError("the owner is broken")
 

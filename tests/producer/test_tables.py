@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BackendError, PenstockError
+from penstock.producer.files import TableError, count_rows, open_reader, open_writer
 from penstock.producer.files.table_reader import BLOCK_ROWS, MAX_LINE_BYTES
 from penstock.producer.files.table_writer import Result
-from penstock.producer.files.tables import TableError, count_rows, open_reader, open_writer
 from penstock.producer.wire.messages import Classification
 
 
@@ -165,7 +165,7 @@ def test_an_open_quote_is_given_up_in_bounded_memory(tmp_path: Path) -> None:
     texts = read_texts(source, "id")
     assert shown(texts[:2]) == [
         "! Line 2 is not CSV: field larger than field limit (131072). A quote that it opens is not closed as it should "
-        "be; the lines after it are read as rows of their own.",
+        "be; the lines after it are read as separate rows.",
         "2",
     ]
     assert texts[1:] == [str(number) for number in range(2, 50_000)]
@@ -319,7 +319,7 @@ NO_PYTHON_VALUE = {  # of Parquet, with what is written for it
         [["at", "00:00:00.000000001"]],
     ),
     "a dictionary": (pa.array([1, None], pa.timestamp("ns")).dictionary_encode(), "1970-01-01 00:00:00.000000001"),
-    "a time zone nobody knows": (pa.array([1, None], pa.timestamp("ns", "Nowhere/At_all")), None),
+    "an unknown time zone": (pa.array([1, None], pa.timestamp("ns", "Nowhere/At_all")), None),
 }
 
 

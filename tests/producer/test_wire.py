@@ -426,7 +426,7 @@ LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 tha
 
 @pytest.mark.slow
 class TestMemory:
-    """A stranger's record takes at most a small multiple of its own size, whatever it declares."""
+    """Decoding an untrusted record takes at most a small multiple of its size, whatever it declares."""
 
     @pytest.mark.parametrize(
         "value",

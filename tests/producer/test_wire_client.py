@@ -43,7 +43,7 @@ async def answer_one(servers: str, answer: bytes) -> tuple[Request, dict[str, An
         consumer.assign([TopicPartition("penstock.requests.m", partition) for partition in range(4)])
         record = await consumer.getone()
         address = parse_address(record.headers)
-        stray = [("kafka_correlationId", b"somebody else's")]
+        stray = [("kafka_correlationId", b"of another client")]
         await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=stray)
         await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=address.headers())
         return decode_request(record.value), {"address": address, "deadline_ms": parse_deadline_ms(record.headers)}

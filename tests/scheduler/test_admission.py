@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
 from penstock.scheduler.policies.admission import InTime
-from penstock.scheduler.queueing.block import Waiting
 from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
@@ -163,8 +163,8 @@ def test_the_work_before_a_job_decides() -> None:
 def test_nobody_may_be_put_before_a_job_whose_long_batch_must_begin_first() -> None:
     """Due later, but to begin sooner: though all that waits is done long before the newcomer's deadline."""
     queue = JobQueue()
-    queue.add(Waiting(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))
-    newcomer = Waiting(1, 1, False, 0.0, 9.9, (9.9, 1), 0.25, 9.8)
+    queue.add(QueuedJob(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))
+    newcomer = QueuedJob(1, 1, False, 0.0, 9.9, (9.9, 1), 0.25, 9.8)
     assert InTime().lateness(queue, newcomer, 4.875) == pytest.approx(0.125)
     assert InTime().lateness(queue, newcomer, 4.75) <= 0.0
 

@@ -43,7 +43,7 @@ def test_a_cost_that_is_right_stays(noise: float) -> None:
         learn(cost, rng, 100, noise=noise)
         assert prices(cost) == pytest.approx(prices(TABLE), rel=max(1e-9, noise))
     if noise <= 0.03:
-        assert cost.table is TABLE  # so nothing derived from it was derived anew
+        assert cost.scale == pytest.approx(1.0, rel=0.03)
 
 
 @pytest.mark.parametrize("times", [2.0, 0.5, 10.0])
@@ -72,18 +72,6 @@ def test_seven_slow_batches_in_a_row_are_no_change_yet() -> None:
     assert prices(cost) == pytest.approx(prices(TABLE), rel=0.02)
 
 
-def test_what_is_wrong_for_long_batches_only_is_learned_for_them_only() -> None:
-    cost, rng = LearnedCost(TABLE), random.Random(5)
-    for _ in range(4000):
-        batch = random_batch(rng)
-        slower = 1.3 if batch[2] >= 200 else 1.0
-        cost.observe(*batch, float(TABLE.seconds(*batch)) * slower)
-    short, long = (640, 12_800, 20, 32), (3000, 600_000, 250, 15)
-    assert float(cost.seconds(*short)) == pytest.approx(float(TABLE.seconds(*short)), rel=0.06)
-    assert float(cost.seconds(*long)) == pytest.approx(1.3 * float(TABLE.seconds(*long)), rel=0.06)
-    assert cost.errors()[1] < 0.15
-
-
 def test_errors_are_those_of_predictions_made_before_the_batch_ran() -> None:
     cost = LearnedCost(TABLE)
     assert all(math.isnan(error) for error in cost.errors())
@@ -110,24 +98,18 @@ def test_what_is_no_measurement_is_ignored(measured_s: float) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(PROBES), st.floats(0.01, 100.0)), max_size=60))
 def test_predictions_stay_within_what_was_seen(observed: Sequence[tuple[Batch, float]]) -> None:
-    """Whatever comes, a price is off the table's by no more than the batches were, and the regions' bound."""
+    """Whatever comes, a price is off the table's by no more than the batches were."""
     cost = LearnedCost(TABLE)
     for batch, times in observed:
         cost.observe(*batch, float(TABLE.seconds(*batch)) * times)
     ratios = [1.0, *(times for _, times in observed)]
     for learned, first in zip(prices(cost), prices(TABLE), strict=True):
-        assert min(ratios) / 4 <= learned / first <= max(ratios) * 4
+        assert min(ratios) * (1 - 1e-9) <= learned / first <= max(ratios) * (1 + 1e-9)
 
 
-def test_a_padded_table_learns_by_count() -> None:
+def test_a_padded_table_stays_padded() -> None:
     table = CostTable(PaddedCost(0.0, 0.0, 1e-5, 0.0), (1.0, 64.0), (10.0, 100.0), ((1.0, 1.0), (1.0, 1.0)))
-    cost, rng = LearnedCost(table), random.Random(7)
-    for _ in range(4000):
-        count, longest = rng.choice((1, 64)), rng.randint(10, 100)
-        batch = (count * longest, count * longest * longest, longest, count)
-        cost.observe(*batch, float(table.seconds(*batch)) * (1.0 if count == 1 else 1.4))
-    small, large = (50, 2500, 50, 1), (3200, 160_000, 50, 64)
+    cost = LearnedCost(table)
+    cost.observe(50, 2500, 50, 1, 2 * float(table.seconds(50, 2500, 50, 1)))
     assert cost.padded
-    ratio = float(cost.seconds(*large)) / float(cost.seconds(*small)) / 64
-    assert ratio == pytest.approx(1.4, rel=0.05)
-    assert cost.lower_bound(100, 1000, 3) == pytest.approx(cost.scale * cost.table.lower_bound(100, 1000, 3))
+    assert cost.lower_bound(100, 1000, 3) == pytest.approx(cost.scale * table.lower_bound(100, 1000, 3))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettings
 from penstock.scheduler.policies.order import Draft, order_policy
-from penstock.scheduler.queueing.block import Waiting
+from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.settings import OrderName
 
 ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # whatever is in the batch
@@ -16,7 +16,7 @@ ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # whatever is in the batch
 
 def draft(first_id: int, count: int, seconds: float) -> Draft:
     return Draft(
-        [Waiting(first_id + i, 1, False, 0.0, 9.0, (0.0, first_id + i), 1.0, 8.0) for i in range(count)], seconds
+        [QueuedJob(first_id + i, 1, False, 0.0, 9.0, (0.0, first_id + i), 1.0, 8.0) for i in range(count)], seconds
     )
 
 

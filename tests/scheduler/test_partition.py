@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Caps, CostFunction, CostTable, PackedCost, PaddedCost, Partition, partition_policy
-from penstock.scheduler.policies.partition import full_batches_end, share_out
+from penstock.scheduler.policies.partition import MIN_DP_GAIN, share_out
 
-NAMES = ["dp", "fifo", "sorted", "naive", "none"]
+NAMES = ["auto", "dp", "fifo", "sorted", "naive", "none"]
 NO_CAP = 10**9
 WIDE = Caps(NO_CAP, NO_CAP)
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
@@ -130,6 +130,43 @@ def test_where_nothing_is_gained_the_dp_overtakes_nobody() -> None:
     assert divide("dp", [9, 1, 8, 2], one_batch).batches == ((0, 1, 2, 3),)
 
 
+PADDED = PaddedCost(0.0, 0.001, 1e-4, 0.0)
+UNEVEN = [10, 100] * 8  # FIFO pads nearly half of it
+
+
+def test_auto_takes_the_dp_where_it_gains_and_says_how_much() -> None:
+    auto = partition_policy("auto")
+    found = auto.partition(UNEVEN, PADDED, Caps(8, NO_CAP), most=1)
+    fifo, dp = divide("fifo", UNEVEN, PADDED, Caps(8, NO_CAP)), divide("dp", UNEVEN, PADDED, Caps(8, NO_CAP))
+    assert found.batches == dp.batches
+    assert found.dp_gain == pytest.approx(1 - dp.total_s / fifo.total_s)
+    assert auto.reorders
+
+
+def test_auto_takes_fifo_where_the_dp_gains_nothing_or_less_than_a_percent() -> None:
+    flat = PackedCost(0.0, 0.001, 1e-4, 0.0)
+    assert divide("auto", UNEVEN, flat, Caps(8, NO_CAP), most=1) == divide(
+        "fifo", UNEVEN, flat, Caps(8, NO_CAP), most=1
+    )
+    little = PaddedCost(0.0, 100.0, 1e-4, 0.0)  # launches are nearly all of the cost
+    assert 0 < divide("dp", UNEVEN, little, Caps(8, NO_CAP)).dp_gain < MIN_DP_GAIN
+    assert divide("auto", UNEVEN, little, Caps(8, NO_CAP), most=1).batches == (tuple(range(8)),)
+
+
+def test_auto_asks_the_dp_ever_more_seldom_while_it_gains_nothing_and_again_in_time() -> None:
+    auto, flat = partition_policy("auto"), PackedCost(0.0, 0.001, 1e-4, 0.0)
+    asked = []
+    for _ in range(300):
+        asked.append(auto.reorders)
+        auto.partition(UNEVEN, flat, Caps(8, NO_CAP), most=1)
+    assert sum(asked) < 12
+    plans = itertools.takewhile(
+        lambda gain: gain == 0, iter(lambda: auto.partition(UNEVEN, PADDED, Caps(8, 999), most=1).dp_gain, -1)
+    )
+    assert sum(1 for _ in plans) <= 64
+    assert auto.reorders
+
+
 def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
     """TurboTransformers Figure 8: lengths 17, 18, 52, 63, 77. The text prints no timings, so the launch cost is chosen:
     20.44 tokens' worth is the one linear padded cost with which the 35 % is met; all its other statements then follow.
@@ -153,7 +190,7 @@ def test_a_policy_knows_its_name(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"dp, fifo, sorted, naive, none\. Given: 'best'"):
+    with pytest.raises(ValueError, match=r"auto, dp, fifo, sorted, naive, none\. Given: 'best'"):
         partition_policy("best")
 
 
@@ -205,22 +242,3 @@ def test_work_below_the_floor_stays_together() -> None:
     cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0), Caps(256, 2048)
     one = divide("fifo", [15, 15], cost, caps)
     assert share_out(one, [15, 15], cost, caps, num_lanes=2) is one
-
-
-@pytest.mark.parametrize(
-    ("lengths", "padded", "end"),
-    [
-        ([], False, 0),
-        ([4, 3], False, 0),
-        ([4, 4], False, 2),
-        ([4, 4, 1], False, 2),
-        ([4, 5], False, 1),
-        ([1, 1, 1, 1], False, 3),
-        ([1, 20], False, 2),
-        ([1, 4], True, 2),
-        ([1, 3], True, 0),
-        ([1, 4, 1], True, 2),
-    ],
-)
-def test_full_batches_end_leaves_the_underfull_tail(lengths: list[int], padded: bool, end: int) -> None:
-    assert full_batches_end(lengths, Caps(3, 8), padded=padded) == end

@@ -1,28 +1,31 @@
-"""The queue beside a sorted list: the same jobs in the same order, and every sum and extreme of them."""
+"""The queue beside a sorted list: the same jobs in the same order, and every sum and bound of them."""
 
 import itertools
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.scheduler.queueing.block import MAX_BLOCK, Waiting
 from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.queueing.steady_clock import SteadyClock
 
+MANY = 128
 
-def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> Waiting:
-    return Waiting(job_id, tokens, False, due - 1, due, (due, job_id), work_s, due - batch_s)
+
+def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> QueuedJob:
+    return QueuedJob(job_id, tokens, False, due - 1, due, (due, job_id), work_s, due - batch_s)
 
 
 class Queues(RuleBasedStateMachine):
-    """Whole blocks come and go at a time, so that blocks are split, emptied and joined to the order of others."""
+    """Many jobs come and leave at a time, at either end and in between."""
 
-    @initialize(num=st.integers(0, 3 * MAX_BLOCK), seed=st.randoms(use_true_random=False))
+    @initialize(num=st.integers(0, 3 * MANY), seed=st.randoms(use_true_random=False))
     def start(self, num: int, seed: "st.random.Random") -> None:  # type: ignore[name-defined]  # hypothesis's own
         self.queue = JobQueue()
-        self.jobs: list[Waiting] = []
+        self.jobs: list[QueuedJob] = []
         self.next_id = 0
         self.add([(seed.uniform(0, 9), seed.randint(1, 99), seed.uniform(0, 1)) for _ in range(num)])
 
@@ -34,20 +37,20 @@ class Queues(RuleBasedStateMachine):
             self.queue.add(job)
             self.jobs = sorted([*self.jobs, job], key=lambda job: job.key)
 
-    @rule(num=st.integers(0, 2 * MAX_BLOCK))
+    @rule(num=st.integers(0, 2 * MANY))
     def take(self, num: int) -> None:
         assert self.queue.first(num) == self.jobs[:num]
         assert self.queue.remove([job.id for job in self.jobs[:num]]) == len(self.jobs[:num])
         del self.jobs[:num]
 
-    @rule(ids=st.lists(st.integers(0, 3 * MAX_BLOCK), max_size=20))
+    @rule(ids=st.lists(st.integers(0, 3 * MANY), max_size=20))
     def remove(self, ids: list[int]) -> None:
         left = [job for job in self.jobs if job.id not in ids]
         assert self.queue.remove(ids) == len(self.jobs) - len(left)
         self.jobs = left
 
-    @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1), enough=st.floats(-200, 10))
-    def look_ahead(self, due: float, work_s: float, enough: float) -> None:
+    @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1))
+    def look_ahead(self, due: float, work_s: float) -> None:
         """By when the lanes must begin for a newcomer to be in time, and everybody behind it."""
         job = waiting(self.next_id, due, work_s=work_s)
         latest, before_s = math.inf, 0.0
@@ -55,8 +58,7 @@ class Queues(RuleBasedStateMachine):
             if one.key >= job.key:
                 latest = min(latest, one.latest_begin - before_s)
             before_s += one.work_s
-        found = self.queue.latest_begin_with(job, enough)
-        assert min(enough, latest) - 1e-9 <= found <= max(enough, latest) + 1e-9
+        assert self.queue.latest_begin_with(job) == pytest.approx(latest, abs=1e-9)
 
     @invariant()
     def equals_the_list(self) -> None:
@@ -67,9 +69,9 @@ class Queues(RuleBasedStateMachine):
         assert len(self.queue) == len(self.jobs)
         assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
         assert self.queue.squares == sum(job.num_tokens**2 for job in self.jobs)
-        extremes = self.queue.extremes()
-        assert extremes.longest == max((job.num_tokens for job in self.jobs), default=0)
-        assert extremes.oldest_arrival == min((job.arrival for job in self.jobs), default=math.inf)
+        bounds = self.queue.bounds()
+        assert bounds.longest == max((job.num_tokens for job in self.jobs), default=0)
+        assert bounds.oldest_arrival == min((job.arrival for job in self.jobs), default=math.inf)
 
 
 Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)

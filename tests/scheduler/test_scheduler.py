@@ -63,7 +63,7 @@ def test_an_empty_queue_waits_for_arrivals() -> None:
     assert empty.poll(10.0, idle_lanes=1) == Wait(None)
     assert empty.drain(10.0) is None
     assert empty.add([], 10.0) == []
-    assert (empty.num_queued, empty.queued_tokens, empty.backlog_s, empty.oldest_arrival) == (0, 0, 0.0, None)
+    assert (empty.num_queued, empty.queued_tokens, empty.backlog_s) == (0, 0, 0.0)
     assert not empty.is_full
 
 
@@ -71,7 +71,7 @@ def test_lazy_gathers_until_the_timeout() -> None:
     lazy = scheduler()
     assert lazy.add(jobs(5, 6), 10.0) == []
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.25)
-    assert (lazy.num_queued, lazy.queued_tokens, lazy.oldest_arrival) == (2, 11, 10.0)
+    assert (lazy.num_queued, lazy.queued_tokens) == (2, 11)
     assert lazy.poll(10.25, idle_lanes=1) == Plan((Batch((0, 1), 0.0),), Trigger.TIMEOUT, "fifo")
     assert lazy.num_queued == 0
 
@@ -195,7 +195,7 @@ def test_drain_empties_the_queue_in_plans_online_first() -> None:
 
 
 def test_a_drain_of_what_has_expired_is_a_plan_of_refusals() -> None:
-    lazy = scheduler()
+    lazy = scheduler(partition="fifo")
     lazy.add(jobs(1), 10.0)
     assert lazy.drain(11.0) == Plan((), Trigger.DRAIN, "fifo", (Refusal(0, Cause.QUEUED, 0.0),))
     assert lazy.drain(11.0) is None
@@ -262,7 +262,7 @@ def test_a_time_that_is_no_number_is_refused(now: float) -> None:
         ({"bulk_slice_s": 0.0}, "bulk_slice_s must be"),
         ({"bulk_quiet_s": math.nan}, "bulk_quiet_s must be"),
         ({"trigger": "eager"}, "trigger must be one of lazy, hungry. Given: 'eager'"),
-        ({"partition": "lifo"}, "partition must be one of dp, fifo, sorted, naive, none. Given: 'lifo'"),
+        ({"partition": "lifo"}, "partition must be one of auto, dp, fifo, sorted, naive, none. Given: 'lifo'"),
         ({"order": "fifo"}, "order must be one of edf, cost-first, arrival. Given: 'fifo'"),
         ({"admission": "all"}, "admission must be one of accept, deadline. Given: 'all'"),
     ],
@@ -294,7 +294,6 @@ def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     lazy.add([*jobs(1), Job(1, 1, 10.0, deadline=10.25), Job(9, 1, 10.0, deadline=12.0)], 10.0)
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
     assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.875)  # the allowance of a quarter second is still whole
-    assert lazy.oldest_arrival == -3600.0
     assert lazy.remove([1]) == 1
     assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.75)
     lazy.add(jobs(1, first_id=2, arrival=-3599.875), -3599.875)

@@ -68,10 +68,11 @@ def make_sequences() -> MakeSequences:
         bulk: bool = False,
         task: str = "embed",
         options: Options | None = None,
+        record: PendingRecord | None = None,
     ) -> list[PendingSequence]:
         message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
         n = len(sequences)
-        record = PendingRecord(FakeRecord(offset=next(offsets)), bulk_topic=False)
+        record = record or PendingRecord(FakeRecord(offset=next(offsets)), bulk_topic=False)
         address = ReplyAddress("penstock.replies", 0, b"id", None)
         request = PendingRequest(record, address, message, deadline, bulk, 0.0, [None] * n, n)
         arrays = [np.array(ids, np.int32) for ids in sequences]

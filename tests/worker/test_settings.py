@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -78,19 +78,12 @@ def test_without_an_objective_the_scheduler_knows_no_deadline() -> None:
     assert scheduler_settings(resolve(make(model="m"), CPU)).slo_s is None
 
 
-@pytest.mark.parametrize(
-    ("padded", "given", "expected"),
-    [
-        (False, {}, "fifo"),
-        (True, {}, "dp"),
-        (True, {"partition": "auto"}, "dp"),
-        (True, {"partition": "fifo"}, "fifo"),
-        (False, {"partition": "dp"}, "dp"),
-    ],
-)
-def test_the_partition_follows_the_engine_unless_given(padded: bool, given: dict[str, str], expected: str) -> None:
-    settings = resolve(make(model="m", **given), replace(CPU, padded=padded))
-    assert scheduler_settings(settings).partition == expected
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("partition", get_args(WorkerSettings.model_fields["partition"].annotation))
+def test_the_partition_is_the_schedulers_to_choose_unless_given(partition: str, padded: bool) -> None:
+    info = replace(CPU, padded=padded)
+    assert scheduler_settings(resolve(make(model="m"), info)).partition == "auto"
+    assert scheduler_settings(resolve(make(model="m", partition=partition), info)).partition == partition
 
 
 def test_reading_settings_loads_no_model_library() -> None:
@@ -135,7 +128,6 @@ def test_every_resolved_setting_has_one_reason() -> None:
     assert sorted(name for names in reasons.values() for name in names) == sorted(WorkerSettings.model_fields)
     assert reasons["given"] == ["device", "lanes", "model"]
     assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens"]
-    assert reasons["default for a packed engine"] == ["partition"]
     assert reasons["default for model tiny"] == ["group_id", "served_name", "topic"]
     assert reasons["found for this model and machine"] == ["dtype", "engine"]
     assert "max_wait_ms" in reasons["default"]
@@ -143,6 +135,6 @@ def test_every_resolved_setting_has_one_reason() -> None:
 
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
-    may_be_open = {"head", "slo_ms", "cache_path", "metrics_port", "log_format"}
+    may_be_open = {"head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition"}
     open_settings = {name for name, value in settings if value in (None, "auto")}
     assert open_settings <= may_be_open

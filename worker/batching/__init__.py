@@ -1,1 +1,1 @@
-"""From sequences to results: single flight, the lane driver, failures isolated."""
+"""From sequences to results: single flight, batches on the engine's lanes, isolation of failures."""

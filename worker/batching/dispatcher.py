@@ -7,18 +7,16 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from penstock.engine import EngineLanes
-from penstock.engine.types import BatchOutput, Float32Array
+from penstock.engine.types import BatchOutput
 from penstock.producer.errors import BackendError
 from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
 from penstock.worker.batching.batch import BatchStats, health_probe, pack, sums_of
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
-from penstock.worker.requests.request import PendingSequence, Rejection
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
 
 log = structlog.get_logger("penstock.dispatcher")
-
-Results = Sequence[tuple[PendingSequence, Float32Array]]
 
 
 class Dispatcher:

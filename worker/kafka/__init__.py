@@ -1,1 +1,1 @@
-"""The worker's side of Kafka: records fetched, held back when memory is full, and their offsets committed."""
+"""The worker's side of Kafka: fetching, back-pressure and commits."""

@@ -12,7 +12,7 @@ _ROOM = 0.75  # fetching goes on when a quarter of each bound is free, so that i
 
 @dataclass(slots=True)
 class _Counts:
-    """What is held of one topic's records."""
+    """Counts of one topic's records."""
 
     records: int = 0  # polled and not finished
     request_bytes: int = 0  # values of those records

@@ -44,12 +44,14 @@ class Consumer:
         received: Received,
         revoked: Rebalanced,
     ) -> None:
-        """Args:
-        received: gets the records of one partition, in their order, before the assignment can change.
-        revoked: finishes or abandons the records of the given partitions, within `drain_s`.
+        """Both callbacks run on the event loop.
+
+        Args:
+            received: gets the records of one partition, in their order, before the assignment can change.
+            revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
+        self.topics = topics
         self._bootstrap_servers = bootstrap_servers
-        self._topics = topics
         self._group_id = group_id
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
@@ -59,13 +61,14 @@ class Consumer:
         self._watching: asyncio.Task[None] | None = None
         self._paused: set[str] = set()  # topics
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
+        self._ends: dict[TopicPartition, int] = {}  # offsets after the last records, when `is_at_end` last asked
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
 
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         header_names.install()
         self._consumer = await connect(self._make_consumer)
-        self._consumer.subscribe(list(self._topics), listener=_Listener(self._on_revoked, self._on_assigned))
+        self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
     async def stop(self, timeout_s: float) -> None:
@@ -147,8 +150,13 @@ class Consumer:
             return False
         return True
 
-    async def end_offsets(self) -> dict[TopicPartition, int]:
-        """The present ends of the assigned partitions. Waits for a broker that is away."""
+    async def is_at_end(self) -> bool:
+        """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker."""
+        if await self._has_reached(self._ends):
+            self._ends = await self._end_offsets()
+        return self.assigned.is_set() and await self._has_reached(self._ends)
+
+    async def _end_offsets(self) -> dict[TopicPartition, int]:
         while True:
             try:
                 return dict(await self._joined.end_offsets(list(self._joined.assignment())))
@@ -156,13 +164,17 @@ class Consumer:
                 log.warning("end_offsets_failed", error=repr(error), retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
 
-    async def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether every partition that is still assigned has been handed out up to its end."""
+    async def _has_reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         try:
             mine = self._joined.assignment()
             return all([await self._joined.position(source) >= end for source, end in ends.items() if source in mine])
         except (IllegalStateError, KafkaError):
             return False  # a rebalance came in between: ask again
+
+    @property
+    def num_partitions(self) -> int:
+        """How many partitions are assigned."""
+        return len(self._joined.assignment())
 
     @property
     def is_paused(self) -> bool:
@@ -200,7 +212,7 @@ class Consumer:
         if not sources:
             return
         log.info("partitions_revoked", partitions=_names(sources))
-        for topic in self._topics:
+        for topic in self.topics:
             self.pause(topic)
         await self._revoked(sources)
 

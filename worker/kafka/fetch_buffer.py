@@ -1,9 +1,11 @@
-"""Records between the poll and validation: a queue for each topic, so that online records never wait behind bulk."""
+"""The fetch stage: a queue for each topic, filled by polls, so that online records never wait behind bulk."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import KafkaRecord, PendingRecord
 
@@ -16,6 +18,8 @@ class _Bounds:
     max_bytes: int  # of values; a larger record is a slice of its own
 
 
+_POLL_MS = 200
+_PAUSED_POLL_MS = 10  # soon enough to notice that there is room again
 # The engine starts on the first records while the last are still being decoded: 256 small ones, or as few as hold some
 # 32,000 texts of one letter. Bulk slices are so small that an online record hardly waits for one.
 _ONLINE = _Bounds(256, 64 * 1024)
@@ -23,13 +27,14 @@ _BULK = _Bounds(32, 16 * 1024)
 
 
 class FetchBuffer:
-    """What was polled from the two topics, each in its order. Records enter it received and leave admitted or released.
+    """Polled records of the two topics, each in its order. They enter received and leave admitted or released.
 
     A revocation releases all of it, so every record here is of a partition that this worker has.
     """
 
-    def __init__(self, ledger: RecordLedger) -> None:
+    def __init__(self, ledger: RecordLedger, backpressure: Backpressure) -> None:
         self._ledger = ledger
+        self._backpressure = backpressure
         self._records: dict[bool, deque[PendingRecord]] = {False: deque(), True: deque()}  # by whether bulk
 
     def put(self, originals: Sequence[KafkaRecord]) -> None:
@@ -37,9 +42,19 @@ class FetchBuffer:
         records = self._ledger.receive(originals)
         self._records[records[0].bulk_topic].extend(records)
 
-    def has_records(self, *, bulk: bool) -> bool:
-        """Whether records of the bulk topic, or of the other, are here."""
-        return bool(self._records[bulk])
+    async def fill(self, consumer: Consumer) -> None:
+        """Pause or resume each topic by back-pressure, then poll once: the consumer calls `put` with what it has."""
+        held = self._backpressure
+        for bulk, topic in enumerate(consumer.topics):
+            if held.is_full(bulk=bool(bulk)) or (self._records[False] and not bulk):
+                consumer.pause(topic)
+            elif held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
+                consumer.resume(topic)
+        await consumer.poll(_PAUSED_POLL_MS if consumer.is_paused else _POLL_MS)
+
+    def can_take(self, *, bulk: bool) -> bool:
+        """Whether records of the bulk topic, or of the other, are here, and there is room to process them."""
+        return bool(self._records[bulk]) and self._backpressure.can_admit(bulk=bulk)
 
     def take_slice(self, *, bulk: bool) -> list[PendingRecord]:
         """Admit some of the oldest records of one topic: at least one, if there are any."""

@@ -1,6 +1,5 @@
 """The reply to a complete request: vectors and scores of pairs as they are, other scores as labels."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy.typing as npt
 from penstock.engine.types import Float32Array, ModelInfo
 from penstock.producer.wire.messages import Classification, Reply, TokenTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest, Results
 
 
 def make_reply(request: PendingRequest, info: ModelInfo) -> Reply:
@@ -77,7 +76,7 @@ def _best(scores: Float32Array, top_k: int) -> tuple[npt.NDArray[np.intp], Float
     return best_first, np.take_along_axis(scores, best_first, axis=1)
 
 
-def note_batch(stats: BatchStats, results: Iterable[tuple[PendingSequence, Float32Array]], now: float) -> None:
+def note_batch(stats: BatchStats, results: Results, now: float) -> None:
     """Note in the requests of these results, for their replies, which batch computed them and how long it took."""
     batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
     compute_ms = round(stats.device_s * 1e3, 3)

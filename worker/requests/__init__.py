@@ -1,1 +1,1 @@
-"""From Kafka records to validated, tokenized sequences."""
+"""From Kafka records to valid, tokenized sequences, and the life of each record."""

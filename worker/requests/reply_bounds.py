@@ -54,7 +54,7 @@ class ReplyBounds:
     def _sequence_bytes(self, request: Request) -> int:
         match request.task:
             case "embed":
-                return self._info.dim * _ITEM_BYTES[request.options.dtype]
+                return (request.options.dimensions or self._info.dim) * _ITEM_BYTES[request.options.dtype]
             case "classify":
                 return self._num_labels_sent(request) * (_FLOAT_BYTES + self._longest_label_bytes)
             case "rerank":

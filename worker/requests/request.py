@@ -1,5 +1,6 @@
 """A valid request and its sequences, between validation and the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,12 +41,14 @@ class PendingRequest:
     batch: dict[str, int | str] = field(default_factory=dict)  # the last batch with one of its sequences, for the reply
     spans: list[Uint32Array] = field(default_factory=list)  # token_classify of texts: [n, 2] a sequence
 
-    def fail(self, index: int, error: PenstockError) -> Rejection | None:
-        """End with the error of sequence `index`. Returns None when an earlier error has already ended it."""
-        if self.is_failed:
-            return None
+    def reject(self, error: PenstockError) -> Rejection:
+        """End with an error."""
         self.is_failed = True
-        return Rejection(self.record, self.address, type(error)(error.message, {index: error}))
+        return Rejection(self.record, self.address, error)
+
+    def fail(self, index: int, error: PenstockError) -> Rejection | None:
+        """End with the error of sequence `index`. Returns None if an earlier error has ended the request."""
+        return None if self.is_failed else self.reject(type(error)(error.message, {index: error}))
 
 
 @dataclass(slots=True, eq=False)
@@ -69,3 +72,6 @@ class PendingSequence:
         request.results[self.index] = result
         request.num_missing -= 1
         return request.num_missing == 0 and not request.is_failed
+
+
+Results = Sequence[tuple[PendingSequence, Float32Array]]  # from the cache or from a batch

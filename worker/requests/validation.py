@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
+from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
@@ -26,11 +27,19 @@ class RequestValidator:
     """Finds everything that can be wrong with a request before its text is tokenized."""
 
     def __init__(
-        self, info: ModelInfo, bounds: ReplyBounds, *, reply_topics: str, slo_s: float | None, max_sequences: int
+        self,
+        info: ModelInfo,
+        bounds: ReplyBounds,
+        prompts: Prompts,
+        *,
+        reply_topics: str,
+        slo_s: float | None,
+        max_sequences: int,
     ) -> None:
         """`reply_topics` is the allow-list, a regular expression. `slo_s` gives online requests a default deadline."""
         self._info = info
         self._bounds = bounds
+        self._prompts = prompts
         self._slo_s = slo_s
         pattern = re.compile(reply_topics)
         self._is_allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
@@ -72,7 +81,7 @@ class RequestValidator:
         deadline = self._deadline(original, bulk, now, unix_now)
         message = decode_request(original.value)
         self._check(message)
-        message = self._bound_texts(message)
+        message = self._bound_texts(self._prompts.apply(message))
         n = message.num_sequences
         timing_ms = {"queue": round(max(0.0, unix_now * 1000 - original.timestamp), 3)}
         return PendingRequest(record, address, message, deadline, bulk, now, [None] * n, n, timing_ms=timing_ms)
@@ -95,6 +104,9 @@ class RequestValidator:
             raise UnsupportedTask(f"{info.name!r} can {' or '.join(sorted(info.tasks))}. Asked for: {request.task!r}")
         if n > self._max_sequences:
             raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences. Given: {n}")
+        if request.options.dimensions not in (None, *info.dimensions):
+            lengths = ", ".join(map(str, info.dimensions)) or "left out, as this model is not trained to be cut"
+            raise InvalidRequest(f"`opts.dimensions` must be {lengths}. Given: {request.options.dimensions}")
         self._bounds.check_sequences(request)
 
     def _bound_texts(self, request: Request) -> Request:

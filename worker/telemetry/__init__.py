@@ -1,1 +1,1 @@
-"""Logs, metrics and the load monitor of one worker."""
+"""Logs, metrics and the load monitor of a worker."""

@@ -1,1 +1,1 @@
-"""What all benchmarks share: machine facts, child processes, targets and reports."""
+"""Shared by all benchmarks: machine facts, child processes, kept runs, targets and tables."""

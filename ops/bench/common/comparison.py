@@ -1,4 +1,4 @@
-"""What a part of a benchmark hands over: comparisons within the run, tables, and every raw figure."""
+"""Result of a part of a benchmark: comparisons within the run, tables, and every raw figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -16,10 +16,24 @@ Measures = Mapping[str, float]  # name -> figure, of one run
 def of_each_machine(
     suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
 ) -> str:
-    """`section` of every machine's current runs, each with its caption. `parts` are those that it takes figures of."""
+    """`section` of every machine's current runs, each with its caption; the machine measured last comes first.
+
+    `parts` are those that `section` takes figures of.
+    """
+    return "\n\n".join(_sections(suite, parts, section, root)) or "No run has been kept."
+
+
+def of_newest_machine(
+    suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
+) -> str:
+    """As `of_each_machine`, for the machine measured last alone."""
+    return next(iter(_sections(suite, parts, section, root)), "No run has been kept.")
+
+
+def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
     runs = [current_runs(suite, machine, root) for machine in machines(suite, root)]
-    sections = [f"{text}\n\n{caption(found, parts)}" for found in runs if (text := section(found))]
-    return "\n\n".join(sections) or "No run has been kept."
+    runs.sort(key=lambda found: str(found[-1].record["started"]), reverse=True)
+    return [f"{text}\n\n{caption(found, parts)}" for found in runs if (text := section(found))]
 
 
 def caption(runs: Sequence[Run], parts: Sequence[str]) -> str:

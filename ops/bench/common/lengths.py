@@ -1,4 +1,4 @@
-"""The lengths that the workloads draw. The same seed gives the same lengths everywhere."""
+"""Sequence lengths of the workloads. The same seed gives the same lengths on every machine."""
 
 from importlib.resources import files
 
@@ -18,7 +18,7 @@ def uniform(low: int, high: int, count: int, seed: int) -> Lengths:
 def around_mean(max_tokens: int, ratio: float, count: int, seed: int) -> Lengths:
     """Uniform lengths with a mean of `ratio` * max_tokens and as wide a range as [1, max_tokens] allows.
 
-    At 0.6 that is [0.2 max, max], as ByteTransformer's own harness draws (its paper says from 1).
+    At 0.6 that is [0.2 max, max], as ByteTransformer's own harness draws; its paper says from 1.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}, and must lie in (0, 1].")

@@ -1,4 +1,4 @@
-"""Where and with what a run took place."""
+"""Description of the machine of a run: processor, versions, commit."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ _PACKAGES = (
 
 
 def use_cores(count: int) -> list[int]:
-    """Keep this process, and every one it starts, on `count` cores; returns them. Fewer where there are fewer."""
+    """Pin this process, and every process it starts, to `count` cores or as many as there are. Returns them."""
     cores = sorted(os.sched_getaffinity(0))[:count]
     os.sched_setaffinity(0, cores)
     return cores
@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
     flags = set(cpu.get("flags", "").split())
     return {
         "cpu": cpu.get("model name", platform.processor() or platform.machine()),
-        # A virtual machine's "model name" may not tell one generation from the next; these do.
+        # The "model name" of a virtual machine may hide the generation; these show it.
         "cpu_family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
         "cores_used": sorted(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count(),

@@ -6,14 +6,19 @@ from typing import Any
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """First column to the left, the others to the right."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
-    lines += [[cell(value) for value in row] for row in rows]
+    """Columns of figures to the right; the first column and those of words to the left."""
+    cells = [[cell(value) for value in row] for row in rows]
+    others = ["---:" if all(map(_is_figure, column)) else "---" for column in list(zip(*cells, strict=True))[1:]]
+    lines = [columns, ["---", *(others or ["---:"] * (len(columns) - 1))], *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _is_figure(text: str) -> bool:
+    return not text or text[0].isdigit() or text[0] in "-≤≥∞"
+
+
 def cell(value: Any) -> str:
-    """Three digits or so; nothing where there is nothing."""
+    """About three digits; empty for None and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, str):

@@ -17,7 +17,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessFailed(Exception):
-    """A process of the benchmark ended with an error; the message holds the end of its log."""
+    """A process of the benchmark ended with an error. The message holds the end of its log."""
 
 
 def cpu_s(pid: int) -> tuple[float, float]:
@@ -27,12 +27,12 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 def rss_bytes(pid: int) -> int:
-    """Memory that a process holds now."""
+    """Resident memory of a process now."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE_BYTES
 
 
 def calm_garbage_collection() -> None:
-    """What a worker does for itself; here for every load generator, ours and the baselines'. See NOTES.md."""
+    """Set the garbage collector as a worker does. Every load generator calls it, ours and the baselines'."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)

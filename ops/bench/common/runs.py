@@ -60,7 +60,7 @@ def begin(suite: str, machine: Mapping[str, Any], *, commit: str | None = None) 
     found = commit or machine.get("commit")
     return {
         "suite": suite,
-        "command": shlex.join([_program(), *sys.argv[1:]]),
+        "command": " ".join([_program(), *map(shlex.quote, sys.argv[1:])]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": found and found.removesuffix("+"),
         "dirty": found and found.endswith("+"),

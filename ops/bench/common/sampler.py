@@ -1,9 +1,9 @@
-"""Where a process spends its processor time: its own stack, looked at every few milliseconds of processor time.
+"""Sampling profiler of the own process: the stack of the main thread every few milliseconds of processor time.
 
-The kernel's profiling timer counts the processor time of all threads and sends SIGPROF; Python runs the handler in the
-main thread, between two bytecodes. So time inside a C function counts for the Python function that called it, and the
-event loop's own C code, system calls with it, for the function that runs the loop. Idle time is not seen at all.
-Garbage collections run longer than the timer's period, which would hide them: they are timed one by one instead.
+The kernel's profiling timer counts the processor time of all threads and sends SIGPROF. Python runs the handler in the
+main thread, between two bytecodes. Time inside a C function therefore counts for the Python function that called it,
+and the C code of the event loop, with its system calls, for the function that runs the loop. Idle time is not sampled.
+Garbage collections run longer than the timer's period and would be missed, so each is timed instead.
 """
 
 import gc
@@ -23,14 +23,14 @@ Stack = tuple[str, ...]  # "module:function", innermost first
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What one process's sampler saw."""
+    """Samples of one process."""
 
-    stacks: Counter[Stack]  # each with how often it was seen
-    gc_s: float  # processor seconds in garbage collections, which the stacks do not show
+    stacks: Counter[Stack]  # with the number of samples
+    gc_s: float  # processor seconds in garbage collections, which are not in the stacks
 
 
 class Sampler:
-    """Samples this process from `start` to `stop`. One a process; made in its main thread."""
+    """Samples this process from `start` to `stop`. One per process; constructed in the main thread."""
 
     def __init__(self) -> None:
         self._stacks: Counter[Stack] = Counter()
@@ -43,20 +43,20 @@ class Sampler:
         signal.setitimer(signal.ITIMER_PROF, _INTERVAL_S, _INTERVAL_S)
 
     def stop(self) -> None:
-        """Must be called before the interpreter ends, which would take the handler away and die of the next signal."""
+        """Call it before the interpreter ends: without the handler, the next signal would kill the process."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
 
     def write(self, path: Path) -> None:
-        """As JSON, for `read_samples`."""
+        """Write the samples as JSON, for `read_samples`."""
         stacks = [[stack, count] for stack, count in self._stacks.items()]
         path.write_text(json.dumps({"gc_s": self._gc_s, "stacks": stacks}), encoding="utf-8")
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         stack: list[str] = []
         if frame is not None and frame.f_back is not None and frame.f_lineno == frame.f_code.co_firstlineno:
-            frame = frame.f_back  # not a line of it has run: the time was its caller's
+            frame = frame.f_back  # no line of it has run: the time belongs to the caller
         while frame is not None and len(stack) < _DEPTH:
             stack.append(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name}")
             frame = frame.f_back
@@ -71,6 +71,6 @@ class Sampler:
 
 
 def read_samples(path: Path) -> Samples:
-    """What `Sampler.write` wrote."""
+    """Read a file of `Sampler.write`."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return Samples(Counter({tuple(stack): count for stack, count in data["stacks"]}), data["gc_s"])

@@ -1,4 +1,4 @@
-"""What every part of a benchmark is given."""
+"""Arguments of every part of the pipeline benchmark, and its texts."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.ops.demo.banking77 import read_messages
 
-ROUNDS = 3  # of everything that is compared; the median counts
+ROUNDS = 3  # of every comparison; its median is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +16,15 @@ class Setup:
     model: Path  # checkpoint directory of all-MiniLM-L6-v2
     logs: Path  # of the processes that are started
     cores: int
-    scale: float  # of the number of requests and of the duration; below 1 the figures are for trying out only
+    scale: float  # of the number of requests and of the duration
 
     def count(self, full: int) -> int:
-        """`full`, scaled; never below 64, so that percentiles and batches exist."""
+        """`full`, scaled; at least 64, so that there are batches and percentiles."""
         return max(64, int(full * self.scale))
 
 
 def shuffled_texts(count: int) -> list[str]:
-    """Banking77's test texts, shuffled (the file is sorted by intent), from the start again when they run out."""
+    """Banking77's test texts, shuffled because the file is sorted by intent, and repeated when there are too few."""
     texts = [message.text for message in read_messages()]
     random.Random(0).shuffle(texts)
     return [texts[index % len(texts)] for index in range(count)]

@@ -1,11 +1,11 @@
-"""From stacks to stages: which part of the pipeline each sample belongs to."""
+"""Stages of the pipeline by module, for the samples of the profiler."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from penstock.ops.bench.common.sampler import Samples, Stack
 
-# (module or package, stage), first match; the innermost frame that matches anything decides.
+# (module or package, stage); the first match of the innermost frame that matches any.
 STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.wire.codec", "encode and decode values"),
     ("penstock.producer.wire.messages", "encode and decode values"),
@@ -16,7 +16,7 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.transport.inbox", "inbox"),
     ("penstock.producer.client", "client calls"),
     ("penstock.producer.transport.exchange", "client calls"),
-    ("penstock.producer.transport.gather", "gathering and rows"),
+    ("penstock.producer.transport.call_batcher", "batching of calls and rows"),
     ("penstock.producer.wire.sequences", "gathering and rows"),
     ("penstock.producer", "other producer code"),
     ("penstock.worker.requests.preparation", "admission"),
@@ -75,7 +75,7 @@ def function_of(stack: Stack) -> str:
 def split_cost(
     samples: Samples, total_us: float, num_requests: int, name_of: Callable[[Stack], str] = stage_of
 ) -> list[tuple[str, float]]:
-    """`total_us` processor microseconds a request, divided by samples: names with their share, largest first."""
+    """`total_us` processor microseconds a request, split in proportion to the samples; largest first."""
     gc_us = min(total_us, samples.gc_s / num_requests * 1e6)
     counts: Counter[str] = Counter()
     for stack, count in samples.stacks.items():

@@ -1,1 +1,1 @@
-"""Benchmarks of the GPU engine beside its baselines and its floor, in one process and one run. Imports no torch."""
+"""Benchmarks of the GPU engine beside its alternatives and its floor, in one run. Imports no torch."""

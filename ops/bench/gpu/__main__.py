@@ -74,7 +74,7 @@ def collect(parts: Sequence[str], folder: Path, header: Record) -> Record:
 
 
 def _keep_parts(parts: Sequence[str], folder: Path, header: Record, output: Path) -> None:
-    """What is there so far, once the GPU is known: its name is part of the file's place."""
+    """Keep the parts that are done, once the GPU is known: its name is part of the path."""
     if (folder / "machine.json").exists():
         keep(collect(parts, folder, header), output)
 

@@ -1,4 +1,4 @@
-"""Requests of random tokens, and the ways to batch them: packed by a budget of tokens, or padded by a count."""
+"""Requests of random tokens, and their batches: packed by a budget of tokens, or padded by a count."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from penstock.ops.bench.common.lengths import Lengths
 
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
-_PAD_MULTIPLE = 8  # what tensor cores like, and transformers recommends
+_PAD_MULTIPLE = 8  # fast on tensor cores; transformers recommends it
 
 
 def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32Array]:
@@ -20,7 +20,7 @@ def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32A
 
 
 def pack(requests: Sequence[Int32Array]) -> PackedBatch:
-    """The engine's view of some requests."""
+    """A packed batch of requests."""
     lengths = [len(request) for request in requests]
     cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])

@@ -1,4 +1,4 @@
-"""What the parts share: models, the floor, and a list of what failed. Everything is made on first use."""
+"""Models, the floor and the list of failures, shared by the parts. Each is made on first use."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ MAX_FLOOR_TOKENS = 32_768
 
 
 class Bench:
-    """One process's models and failures. All parts run in inference mode, one after another."""
+    """Models and failures of one process. All parts run in inference mode, one after another."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -65,7 +65,7 @@ class Bench:
 
     @contextmanager
     def guarded(self, name: str, where: str) -> Iterator[None]:
-        """One contestant's failure is kept and named; the others go on."""
+        """Record the failure of one contestant; the others go on."""
         try:
             yield
         except DeadlinePassed:
@@ -77,7 +77,7 @@ class Bench:
     def compare(
         self, where: str, contestants: Mapping[str, Callable[[], Work]], repeats: int = REPEATS
     ) -> dict[str, float]:
-        """Median milliseconds of each contestant, taking turns. Each value makes the work that is timed."""
+        """Median milliseconds of each contestant, in turn. The values of `contestants` make the work that is timed."""
         ready: dict[str, Work] = {}
         for name, make in contestants.items():
             with self.guarded(name, where):

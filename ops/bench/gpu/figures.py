@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table, versions
+from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_machine, spreads, target_table, versions
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run, current_runs, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
@@ -27,7 +27,7 @@ def headline() -> str:
 
 def short_headline() -> str:
     """Second half of table `headline`: backlogs beside the best alternative."""
-    return of_each_machine("gpu", ("backlog", "compile"), _short_headline)
+    return of_newest_machine("gpu", ("backlog", "compile"), _short_headline)
 
 
 def backlogs() -> str:

@@ -1,4 +1,4 @@
-"""Which GPU, driver and libraries a run had. Needs the GPU."""
+"""Description of the GPU, driver and libraries of a run. Needs the GPU."""
 
 import platform
 import subprocess
@@ -21,7 +21,7 @@ _PACKAGES = (
 
 
 def describe_gpu() -> dict[str, Any]:
-    """As the result file carries it. Clocks are those of the moment."""
+    """Fields of a kept run. Clocks are those of the moment."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,

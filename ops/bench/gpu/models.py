@@ -22,7 +22,7 @@ from penstock.ops.bench.gpu.torch_ops import Choices, TorchOps
 
 DTYPE = torch.float16
 MAX_POSITIONS = 1024  # ByteTransformer's grid goes up to it
-# Twice the usual: at 0.02 attention is nearly uniform, and no comparison of results would notice a wrong one.
+# Twice the usual. At 0.02 attention is nearly uniform, and a comparison of results would not notice a wrong one.
 INITIALIZER_RANGE = 0.04
 DEBERTA_V3_BASE: dict[str, Any] = {
     "hidden_size": 768,
@@ -93,7 +93,7 @@ def _ordinary_tensors() -> AbstractContextManager[None]:
 
 
 def padded_inputs(requests: Sequence[Int32Array]) -> dict[str, Tensor]:
-    """What a transformers model is called with, on the device."""
+    """Arguments of a transformers model, on the device."""
     ids, mask = pad(requests)
     inputs = {"input_ids": torch.from_numpy(ids).long().cuda(non_blocking=True)}
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Ceilings of the device, measured: bytes copied, and fp16 products, large and in the floor's shapes."""
+"""Measured ceilings of the device: bytes copied, and fp16 products, large and in the shapes of the floor."""
 
 import statistics
 from typing import Any
@@ -16,7 +16,7 @@ FLOOR_TOKENS = (64, 256, 1024, 4096, 16_384)
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 10 s, most of them for making the floor's weights and graphs."""
+    """About 5 s."""
     hidden, intermediate = bench.bert.weights.hidden_size, bench.bert.intermediate_size
     layers = len(bench.bert.weights.layers)
     graphs = {str(tokens): bench.floor.graph(tokens) for tokens in FLOOR_TOKENS}

@@ -1,4 +1,4 @@
-"""Every family at the size of its usual checkpoint, random weights: `penstock parity`, on the device."""
+"""`penstock parity` for every family on the device, at the size of its usual checkpoint, with random weights."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from penstock.ops.bench.gpu.models import DEBERTA_V3_BASE, INITIALIZER_RANGE
 from penstock.ops.parity.compare import Comparison
 from penstock.ops.parity.sides import Runtime, Transformers
 
-PACKS = 60  # random ones, of most families
+PACKS = 60  # random ones
 PACKS_OF_FIRST = 300
 
 _BASE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}

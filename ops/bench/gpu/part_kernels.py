@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Turns, attend
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.pool import pool
@@ -32,7 +32,7 @@ WorkOn = Callable[[int], object]  # one launch on the i-th set of buffers
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel and what torch has in its place. `num_bytes`: each input read once, each output written once."""
+    """One kernel and its counterpart in torch. `num_bytes`: each input read once, each output written once."""
 
     num_bytes: int
     ours: WorkOn
@@ -41,7 +41,7 @@ class Launch:
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 20 s."""
+    """About 5 s."""
     ceiling = copy_bytes_per_s()
     rows = []
     for name, make in KERNELS.items():
@@ -150,10 +150,10 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
     requests = [np.zeros(length, np.int32) for length in lengths]
     inputs = uploaded(pack(requests), torch.device("cuda"))
-    tables, turns = AttentionTables(HEADS, None, None), Turns(inputs.positions)
+    tables, rotations = AttentionTables(HEADS, None, None), Rotations(inputs.positions)
     return Launch(
         num_bytes,
-        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables, turns),
+        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables, rotations),
         lambda i: flash_varlen(qkv[i], inputs.cu_seqlens, inputs.shape.max_seqlen, HEADS),
         sets,
     )

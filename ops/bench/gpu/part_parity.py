@@ -1,4 +1,4 @@
-"""How far our fp16 is from transformers in float32 on the same device, beside transformers' own fp16."""
+"""Distance of our fp16 from transformers in float32 on the same device, beside that of transformers' own fp16."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def workloads(seed: int) -> dict[str, Lengths]:
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Some 25 s, most of them for making models. A batch runs three times: the second captures, the third replays."""
+    """About 8 s. A batch runs three times: the second captures its graph, the third replays it."""
     exact = bench.bert.on_device("sdpa", torch.float32)
     rows = []
     for name, lengths in workloads(bench.seed).items():
@@ -39,7 +39,7 @@ def run(bench: Bench) -> dict[str, Any]:
 
 
 def errors(ours: GpuEncoder, theirs: nn.Module, exact: nn.Module, requests: list[Int32Array]) -> dict[str, Any]:
-    """Of our fp16 and of transformers', both to transformers in float32."""
+    """Distances of our fp16 and of transformers' to transformers in float32."""
     reference = _valid_rows(exact, requests)
     batch = pack(requests)
     for _ in range(3):

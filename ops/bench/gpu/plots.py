@@ -84,7 +84,7 @@ def _ablation(axes: Axes, results: Results) -> None:
         [place + 0.4 - width / 2 for place in range(len(sizes))], [f"{part['batch']} x {size}" for size in sizes]
     )
     axes.set(ylabel="times as fast as the plain forward")
-    axes.set_title("What each step adds")
+    axes.set_title("Gain of each step")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

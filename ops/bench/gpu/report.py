@@ -1,4 +1,4 @@
-"""`python -m penstock.ops.bench.gpu report FILE --output-dir DIR`: a result file as tables and plots."""
+"""`python -m penstock.ops.bench.gpu report FILE --output-dir DIR`: a run as tables and plots."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from penstock.ops.bench.gpu.tables import render
 def main(arguments: Sequence[str]) -> int:
     """Writes report.md and the plots; prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.gpu report")
-    parser.add_argument("result", type=Path, help="result file (JSON)")
+    parser.add_argument("result", type=Path, help="file of a kept run (JSON)")
     parser.add_argument("--output-dir", type=Path, required=True)
     chosen = parser.parse_args(arguments)
     record = json.loads(chosen.result.read_text(encoding="utf-8"))

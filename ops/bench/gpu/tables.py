@@ -1,4 +1,4 @@
-"""A result file as one Markdown document."""
+"""A GPU run as one Markdown document."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from penstock.ops.bench.gpu.sections import SECTIONS
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """A whole result file as one Markdown document."""
+    """All tables of a run."""
     results = results_of(record["parts"])
     sections = [SECTIONS[name](results[name]) for name in SECTIONS if name in results]
     return "\n\n".join([_header(record), *sections, _failures(record)]) + "\n"

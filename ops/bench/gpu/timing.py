@@ -1,4 +1,4 @@
-"""Time on the device: events, medians, and contestants that take turns."""
+"""Timing on the device: events, medians, and contestants in turn."""
 
 import signal
 import statistics
@@ -20,7 +20,7 @@ Work = Callable[[], object]
 
 
 class DeadlinePassed(Exception):
-    """A part used more than its share of the run's time."""
+    """A part exceeded its share of the run's time."""
 
 
 @contextmanager
@@ -141,6 +141,6 @@ def _event() -> torch.cuda.Event:
 
 
 def num_sets(bytes_per_set: int) -> int:
-    """How many sets of buffers exceed the L2 cache four times; at least 4."""
+    """Number of sets of buffers that together exceed the L2 cache four times; at least 4."""
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     return min(128, max(4, -(-4 * l2_bytes // bytes_per_set)))

@@ -1,4 +1,4 @@
-"""A forward pass in plain torch that can be told, step by step, to do what the engine does: the ablation's subject."""
+"""A forward pass in plain torch that takes over the engine's steps one by one, for the ablation."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, Turns, attend
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, GpuOps
@@ -26,7 +26,7 @@ from penstock.ops.bench.gpu.batches import padded_width
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Which of the engine's ideas are in."""
+    """Steps of the engine that a forward takes over."""
 
     fused_norm: bool = False
     fused_activation: bool = False
@@ -46,7 +46,7 @@ STEPS: dict[str, Choices] = {
         fused_norm=True, fused_activation=True, packed=True, attention="fused", products=True
     ),
 }
-PACKED_TORCH = Choices(packed=True, attention="flash")  # the best that torch's own operators do
+PACKED_TORCH = Choices(packed=True, attention="flash")  # the fastest with torch's own operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Packed:
 
     @staticmethod
     def upload(batch: PackedBatch, device: torch.device) -> "Packed":
-        """One copy, not waited for."""
+        """Upload in one asynchronous copy."""
         tokens, ends = len(batch.token_ids), len(batch.cu_seqlens)
         host = torch.empty(2 * tokens + ends, dtype=torch.int32, pin_memory=device.type == "cuda")
         parts = (batch.token_ids, _positions(batch), batch.cu_seqlens)
@@ -181,8 +181,8 @@ class TorchOps:
                 return self._unfused(spread, scale).index_select(0, padded.rows)
             case "fused":
                 out = qkv.new_empty(len(qkv), hidden)
-                tables, turns = AttentionTables(self._num_heads, None, None), Turns(self._inputs.positions)
-                return attend(out, qkv, attention, self._inputs, tables, turns)
+                tables, rotations = AttentionTables(self._num_heads, None, None), Rotations(self._inputs.positions)
+                return attend(out, qkv, attention, self._inputs, tables, rotations)
             case "flash":
                 return flash_varlen(qkv, self._packed.cu_seqlens, self._packed.max_seqlen, self._num_heads)
             case other:

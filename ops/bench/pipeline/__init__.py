@@ -1,1 +1,1 @@
-"""The pipeline through a real Kafka broker, beside the engine alone, a bare echo and FastStream."""
+"""Benchmarks of the pipeline through a real Kafka broker, beside the engine alone, a bare echo and FastStream."""

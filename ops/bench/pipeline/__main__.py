@@ -23,6 +23,7 @@ from penstock.ops.demo.model import ModelUnavailable, model_directory
 from penstock.ops.kafka import BrokerError
 
 CORES = 2
+MIN_SCALE = 0.5  # of a run that is kept by default
 # part -> module:function of this package, imported when it runs: torch takes seconds
 PARTS: Mapping[str, str] = {
     "engine": "part_engine:run_float32",
@@ -57,9 +58,9 @@ def main() -> int:
     if len(results) > 1:
         console.rule("all")
         show_comparisons(console, [row for result in results.values() for row in result.comparisons])
-    root = arguments.output or (RESULTS if arguments.scale >= 1 and not arguments.parts else None)
+    root = arguments.output or (RESULTS if arguments.scale >= MIN_SCALE and not arguments.parts else None)
     if root is None:
-        console.print("Not kept: this is not a whole run at full scale. --output DIR keeps any run.")
+        console.print(f"Not kept: this is no whole run of scale {MIN_SCALE:g} or more. --output DIR keeps any run.")
         return 0
     kept = {part: dataclasses.asdict(result) for part, result in results.items()}
     console.print(f"Written to {keep({**header, 'scale': arguments.scale, 'parts': kept}, root)}")
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale",
         type=float,
         default=1.0,
-        help="number of requests, as a share of a whole run's; 1 takes under four minutes on two cores",
+        help="number of requests, as a share of the usual; 1 takes some four minutes on two idle cores",
     )
     parser.add_argument(
         "--output",

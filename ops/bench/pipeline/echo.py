@@ -1,8 +1,8 @@
-"""The bare aiokafka echo: what Kafka and Python cost when nobody does anything, the baseline of the null engine.
+"""A bare aiokafka echo: the cost of Kafka and Python alone, and the baseline of the null engine.
 
 client → request topic → worker → reply topic → client, 200-byte records, a fixed number in flight. The client only
-counts: no ids, no futures. The worker sends back what it reads, record by record with `send`, or (`batched`) with whole
-`create_batch` batches, the most that aiokafka can do. `python -m penstock.ops.bench.pipeline.echo <spec as JSON>`.
+counts: no ids, no futures. The worker returns each record with `send`, or (`batched`) whole batches with
+`create_batch`, which is the fastest way of aiokafka. `python -m penstock.ops.bench.pipeline.echo <spec as JSON>`.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def _send_batches(producer: AIOKafkaProducer, topic: str, records: list[An
 async def drive(
     bootstrap_servers: str, topic: str, num_requests: int, warm_up: int, in_flight: int, watch: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Send and count; rate and processor seconds of the measured part."""
+    """Send and count. Returns the rate and the processor time a request of the measured part."""
     await ensure_topics(bootstrap_servers, [topic, f"{topic}.replies"], 1)
     consumer = await _consumer_at_end(bootstrap_servers, f"{topic}.replies")
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, **_PRODUCER)

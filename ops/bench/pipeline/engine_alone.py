@@ -1,4 +1,4 @@
-"""The engine without Kafka: text in, vectors out, in the batches and on the lanes that a worker has by default."""
+"""The engine without Kafka, from texts to vectors, with the default batches and lanes of a worker."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import WorkerSettings
 
-_POLL_TEXTS = 512  # tokenized at once, as a poll's records are: the lanes start while the rest is tokenized
+_POLL_TEXTS = 512  # tokenized at once, as the records of a fetch: the lanes start while the rest is tokenized
 _OPTIONS = TaskOptions("embed")
 
 
@@ -31,11 +31,11 @@ class EngineAlone:
         self._tokenizer.close()
 
     def embed(self, texts: Sequence[str]) -> tuple[Float32Array, float]:
-        """Vectors [n, dim] in the texts' order, and the seconds from the first text in to the last vector out."""
+        """Vectors [n, dim] in the order of the texts, and the seconds from the first text to the last vector."""
         return uvloop.run(self._embed(texts))
 
     def tokenize_s(self, texts: Sequence[str]) -> float:
-        """Seconds for the tokenization alone."""
+        """Seconds of tokenization alone."""
         started = time.perf_counter()
         self._tokenizer.encode(texts, truncate=False)
         return time.perf_counter() - started
@@ -63,7 +63,7 @@ class EngineAlone:
 
 
 def fifo_batches(encoded: Sequence[Encoded], settings: ResolvedSettings) -> list[list[Encoded]]:
-    """Batches in the order of arrival, of mixed lengths, each but the last filled up to the settings' caps."""
+    """Batches in order of arrival, each but the last as large as the caps of the settings allow."""
     batches: list[list[Encoded]] = []
     tokens = 0
     for sequence in encoded:
@@ -76,7 +76,7 @@ def fifo_batches(encoded: Sequence[Encoded], settings: ResolvedSettings) -> list
 
 
 def pack(sequences: Sequence[Encoded]) -> PackedBatch:
-    """The engine's view of tokenized texts."""
+    """A packed batch of tokenized texts."""
     lengths = [len(sequence.ids) for sequence in sequences]
     cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])

@@ -1,7 +1,7 @@
-"""The alternative end to end: a FastStream batch subscriber around sentence-transformers, an afternoon's honest work.
+"""The alternative end to end: a FastStream batch subscriber around sentence-transformers.
 
-It takes up to 64 records at a time, encodes them in a thread (so that the consumer's heartbeats go on), answers with
-one batch of records and acknowledges after that.
+It takes up to 64 records at a time and encodes them in a thread, so that the consumer's heartbeats continue. It answers
+with one batch of records and acknowledges after that.
 `python -m penstock.ops.bench.pipeline.faststream_service <spec as JSON>`.
 """
 
@@ -19,7 +19,7 @@ _MAX_RECORDS = 64
 
 async def serve(bootstrap_servers: str, model: str, dtype: str, cores: int) -> None:
     """Runs until SIGTERM."""
-    import torch  # these three take seconds to import, and only this process needs them
+    import torch  # these take seconds to import, and only this process needs them
     from faststream import AckPolicy, FastStream
     from faststream.kafka import KafkaBroker
     from pydantic import BaseModel

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, target_table
+from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_machine, spreads, target_table
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
@@ -19,7 +19,7 @@ def headline() -> str:
 
 def short_headline() -> str:
     """First half of table `headline`: through Kafka in the precision that a worker chooses."""
-    return of_each_machine("pipeline", ("end-to-end",), _short_headline)
+    return of_newest_machine("pipeline", ("end-to-end",), _short_headline)
 
 
 def against_targets() -> str:

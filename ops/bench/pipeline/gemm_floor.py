@@ -1,8 +1,8 @@
 """The GEMM floor: the four linear layers of each encoder layer on the same tokens, and nothing else.
 
-No forward of this model on this processor can be faster than its matrix multiplications. The floor is the fastest of
-several ways to do them, tried in the same run: plain torch and oneDNN with reordered weights, one single-threaded lane
-a core and all cores on one multiplication, in the engine's own batches and in chunks of 4,096 tokens.
+A forward of this model cannot be faster than its matrix multiplications. The floor is the fastest of several ways to do
+them in the same run: plain torch or oneDNN with reordered weights; one single-threaded lane a core or all cores on one
+multiplication; the batches of the engine or chunks of 4,096 tokens.
 """
 
 import itertools
@@ -91,6 +91,6 @@ class GemmFloor:
 
 
 def large_chunks(tokens: int, cores: int) -> list[int]:
-    """Even chunks of at most LARGE_CHUNK_TOKENS, as many for each core."""
+    """Even chunks of at most LARGE_CHUNK_TOKENS, the same number for each core."""
     count = -(-tokens // (LARGE_CHUNK_TOKENS * cores)) * cores
     return [tokens // count + (index < tokens % count) for index in range(count)]

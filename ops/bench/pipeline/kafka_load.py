@@ -1,4 +1,4 @@
-"""A real broker, a service behind it and a load in front of it: what the parts through Kafka share."""
+"""A real broker, a service behind it and a load in front of it, for the parts through Kafka."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ SERVED_NAME = "minilm"
 
 
 def worker(setup: Setup, broker: KafkaBroker, settings: Mapping[str, Any], *, profile: Path | None = None) -> Service:
-    """A worker process with these settings beside the defaults; `profile`: where its samples go."""
+    """A worker process with these settings beside the defaults. `profile`: file of its samples."""
     settings = {"bootstrap_servers": broker.bootstrap_servers, "log_format": "json", **settings}
     spec = {"settings": settings, "profile": None if profile is None else str(profile)}
     return Service("pipeline.worker_process", spec, setup.logs / "worker.jsonl")
 
 
 def minilm_worker(setup: Setup, broker: KafkaBroker, dtype: str) -> Service:
-    """A worker with the model and no other setting than its dtype."""
+    """A worker with the model and its dtype; all other settings are defaults."""
     group = {"group_id": f"penstock.{SERVED_NAME}.{dtype}"}
     return worker(setup, broker, {"model": str(setup.model), "served_name": SERVED_NAME, "dtype": dtype, **group})
 

@@ -2,8 +2,8 @@
 
 `python -m penstock.ops.bench.pipeline.load_generator <LoadSpec as JSON>` prints a LoadResult.
 
-Latencies of Poisson arrivals count from the scheduled moment of a request, not from when it was sent: a stall of the
-pipeline, or of this process, is in every latency it delays (no coordinated omission).
+The latency of a Poisson arrival counts from the time at which the request was due. A stall of the pipeline, or of this
+process, is therefore part of every latency it delays (no coordinated omission).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Recorder:
         self.failures: Counter[str] = Counter()
 
     async def timed(self, call: Call, item: Any, since: float) -> None:
-        """One request; `since` is the moment (perf_counter) that its latency counts from."""
+        """Run one request. Its latency counts from `since` (perf_counter)."""
         try:
             await call(item)
         except Exception as error:  # any failure is a request without an answer
@@ -56,7 +56,7 @@ class Recorder:
 
 
 async def closed_loop(call: Call, items: Sequence[Any], callers: int, recorder: Recorder) -> None:
-    """`callers` at once, each sending its next item when its last one was answered."""
+    """`callers` at once, each sending its next item when the last one was answered."""
     waiting = iter(items)
 
     async def call_in_turn() -> None:
@@ -67,7 +67,7 @@ async def closed_loop(call: Call, items: Sequence[Any], callers: int, recorder: 
 
 
 async def poisson(call: Call, items: Sequence[Any], rate_per_s: float, recorder: Recorder) -> None:
-    """Open loop: exponential gaps, whatever has become of the requests before."""
+    """Open loop: exponential gaps, independent of the answers."""
     due = time.perf_counter() + np.cumsum(np.random.default_rng(0).exponential(1 / rate_per_s, len(items)))
     tasks = []
     for item, moment in zip(items, due.tolist(), strict=True):
@@ -92,7 +92,7 @@ async def offer(spec: LoadSpec, call: Call, items: Sequence[Any], recorder: Reco
 
 
 def bulk_calls(items: Sequence[Any], callers: int) -> list[Sequence[Any]]:
-    """Lists of at most 1/`callers` of the data, in turn, so that no text is in flight twice at once."""
+    """Lists of at most 1/`callers` of the data, in turn, so that no text is in flight twice."""
     size = -(-len(set(items)) // callers)
     return [items[start : start + size] for start in range(0, len(items), size)]
 
@@ -169,7 +169,7 @@ async def _connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
             bootstrap_servers=spec.bootstrap_servers,
             model=spec.model,
             timeout_s=_TIMEOUT_S,
-            gather=spec.gather,
+            batch_calls=spec.batch_calls,
             **bound,
         )
     )

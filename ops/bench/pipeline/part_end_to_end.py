@@ -1,4 +1,4 @@
-"""End to end through real Kafka, text in, vectors out, saturated: as a share of the engine alone, in turns with it."""
+"""From texts to vectors through a real Kafka at saturation, in turn with the engine alone and with FastStream."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""Engine alone, float32 or bfloat16: ours, sentence-transformers and the GEMM floor, taken in turns."""
+"""The engine alone, in float32 or bfloat16: ours, sentence-transformers and the GEMM floor, in turn."""
 
 import statistics
 from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,7 @@ def run_float32(setup: Setup) -> PartResult:
 
 
 def run_bfloat16(setup: Setup) -> PartResult:
-    """Part `engine-bf16`: nothing to claim where `--dtype auto` does not choose bfloat16."""
+    """Part `engine-bf16`: only where `--dtype auto` chooses bfloat16."""
     if not bfloat16_is_native(setup):
         return PartResult(details={"not_applicable": "this processor has neither AMX nor AVX512-BF16"})
     return _run(setup, "bfloat16")
@@ -70,7 +70,7 @@ def _run(setup: Setup, dtype: str) -> PartResult:
         comparisons=[_speed(dtype, rates, best_batch, best_floor), _agreement(dtype, cosines, their_cosines)],
         grids=[
             Grid(
-                f"{dtype}: the fastest of each kind, tried on {len(few)} texts, is compared with",
+                f"{dtype}: the fastest of each kind, tried on {len(few)} texts, is compared",
                 ("what", "req/s"),
                 [(f"sentence-transformers, batch {batch}", len(few) / s) for batch, s in tried_batches.items()]
                 + [(f"GEMM floor: {variant}", len(few) / s) for variant, s in tried_floors.items()]
@@ -96,7 +96,7 @@ def _run(setup: Setup, dtype: str) -> PartResult:
 
 
 def _float32_reference(setup: Setup, texts: Sequence[str]) -> Float32Array:
-    """sentence-transformers in float32: nothing of ours is in it."""
+    """Vectors of sentence-transformers in float32."""
     return SentenceTransformersAlone(setup.model, "float32", setup.cores).embed(texts, DEFAULT_BATCH)[0]
 
 

@@ -17,7 +17,7 @@ from penstock.ops.bench.pipeline.measures import WAYS, largest_change
 from penstock.ops.kafka import KafkaBroker
 
 IN_FLIGHT = 5000
-_GATHERS = dict(zip(WAYS, (True, False), strict=True))  # whether the client puts concurrent calls into one record
+_BATCHES_CALLS = dict(zip(WAYS, (True, False), strict=True))  # whether the client puts concurrent calls into one record
 # Large batches and one lane, because there is no computation. All other settings are defaults; a cache hit would skip
 # the pipeline, and by default there is no cache.
 NULL_WORKER = {"model": "null", "max_batch_tokens": 65_536, "max_batch_sequences": 1024, "lanes": 1}
@@ -39,8 +39,8 @@ def run_null(setup: Setup) -> PartResult:
         _echo_worker(setup, broker, "batched") as batched_echo,
     ):
         for _ in range(ROUNDS):
-            for name, gather in _GATHERS.items():
-                ours[name].append(_null_load(setup, broker, null_worker, _NUM_REQUESTS, gather=gather))
+            for name, batch_calls in _BATCHES_CALLS.items():
+                ours[name].append(_null_load(setup, broker, null_worker, _NUM_REQUESTS, batch_calls=batch_calls))
             echoes["send"].append(_echo_load(setup, broker, echo, "send"))
             echoes["batched"].append(_echo_load(setup, broker, batched_echo, "batched"))
     echo_rates = {name: statistics.median(r["requests_per_s"] for r in results) for name, results in echoes.items()}
@@ -86,17 +86,19 @@ def run_profile(setup: Setup) -> PartResult:
     """Part `profile`: the null engine's processor time by stage, for both ways; a run of its own for the sampling."""
     grids: list[Grid] = []
     details: dict[str, Any] = {"requests": setup.count(_PROFILED_REQUESTS)}
-    for way, gather in _GATHERS.items():
-        found, details[way] = _profile(setup, way, gather)
+    for way, batch_calls in _BATCHES_CALLS.items():
+        found, details[way] = _profile(setup, way, batch_calls)
         grids += found
     return PartResult((), grids, details)
 
 
-def _profile(setup: Setup, way: str, gather: bool) -> tuple[list[Grid], dict[str, Any]]:
-    samples = {name: setup.logs / f"{name}.{gather}.samples.json" for name in ("worker", "client")}
+def _profile(setup: Setup, way: str, batch_calls: bool) -> tuple[list[Grid], dict[str, Any]]:
+    samples = {name: setup.logs / f"{name}.{batch_calls}.samples.json" for name in ("worker", "client")}
     count = setup.count(_PROFILED_REQUESTS)
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER, profile=samples["worker"]) as null_worker:
-        result = _null_load(setup, broker, null_worker, _PROFILED_REQUESTS, gather=gather, profile=samples["client"])
+        result = _null_load(
+            setup, broker, null_worker, _PROFILED_REQUESTS, batch_calls=batch_calls, profile=samples["client"]
+        )
     grids = []
     details: dict[str, Any] = {"requests_per_s": result.requests_per_s}
     for name, path in samples.items():
@@ -125,7 +127,7 @@ def _profile(setup: Setup, way: str, gather: bool) -> tuple[list[Grid], dict[str
 def run_memory(setup: Setup) -> PartResult:
     """Part `memory`: resident memory of the worker while requests pass, after a warm-up."""
     with KafkaBroker() as broker, worker(setup, broker, NULL_WORKER) as null_worker:
-        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS, gather=False)
+        result = _null_load(setup, broker, null_worker, _MEMORY_REQUESTS, batch_calls=False)
     samples = result.rss_bytes["worker"]
     change = largest_change(samples)
     comparison = Comparison(
@@ -138,7 +140,13 @@ def run_memory(setup: Setup) -> PartResult:
 
 
 def _null_load(
-    setup: Setup, broker: KafkaBroker, null_worker: Service, count: int, *, gather: bool, profile: Path | None = None
+    setup: Setup,
+    broker: KafkaBroker,
+    null_worker: Service,
+    count: int,
+    *,
+    batch_calls: bool,
+    profile: Path | None = None,
 ) -> LoadResult:
     return offer_load(
         setup,
@@ -151,7 +159,7 @@ def _null_load(
         num_requests=setup.count(count),
         warm_up=setup.count(_WARM_UP),
         in_flight=IN_FLIGHT,
-        gather=gather,
+        batch_calls=batch_calls,
         profile=None if profile is None else str(profile),
     )
 

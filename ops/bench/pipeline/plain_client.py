@@ -1,4 +1,4 @@
-"""Bare aiokafka, as a service's caller writes it in an afternoon: the client side of the FastStream alternative."""
+"""A client with aiokafka alone: the client side of the FastStream alternative."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ ID_BYTES = 16
 
 
 class PlainClient:
-    """Requests as JSON with an id; replies are that id followed by the vector's float32 bytes."""
+    """Sends requests as JSON with an id. A reply is that id followed by the float32 bytes of the vector."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -46,7 +46,7 @@ class PlainClient:
         await self._producer.stop()
 
     async def call(self, text: str) -> bytes:
-        """The vector's bytes. Raises TimeoutError after a minute."""
+        """Bytes of the vector. Raises TimeoutError after a minute."""
         request_id = f"{next(self._ids):0{ID_BYTES}x}"
         answer = self._expected[request_id] = asyncio.get_running_loop().create_future()
         await self._producer.send(REQUESTS, json.dumps({"id": request_id, "text": text}).encode())

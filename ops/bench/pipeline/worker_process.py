@@ -1,4 +1,4 @@
-"""A worker as a benchmark runs it: `serve` with settings given as JSON, sampled from SIGUSR1 on where asked to."""
+"""A worker for a benchmark: `serve` with settings given as JSON, optionally sampled from SIGUSR1 on."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from penstock.worker import WorkerSettings, serve
 
 
 def main(spec_json: str) -> int:
-    """`spec_json`: {"settings": fields of WorkerSettings, "profile": where to write samples, or null}."""
+    """`spec_json`: {"settings": fields of WorkerSettings, "profile": file of the samples, or null}."""
     spec = json.loads(spec_json)
     settings = WorkerSettings(**spec["settings"])
     if spec["profile"] is None:

@@ -22,7 +22,7 @@ from penstock.ops.bench.serving import (
     part_validation,
 )
 from penstock.ops.bench.serving.document import render
-from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.record import finite, require_plots, write
@@ -47,10 +47,10 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     configure_logs("console", "warning")
     began, started = time.monotonic(), datetime.now(UTC)
     with tempfile.TemporaryDirectory() as folder:
-        stand = Stand.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
-        parts = measure(stand, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
-    name = _NAMES.get(model, stand.packed.info.name)
-    record = record_of(stand, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
+        bench = BenchHarness.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
+        parts = measure(bench, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
+    name = _NAMES.get(model, bench.packed.info.name)
+    record = record_of(bench, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
     for grid in grids(record):
         show_grid(console, grid)
     path = output or (RESULTS / f"serving-{_slug(record['machine'])}.json" if plan.is_whole else None)
@@ -62,41 +62,41 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     return 0
 
 
-def record_of(stand: Stand, plan: RunPlan, parts: Row, model: str, started: str, seconds: float) -> Row:
+def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, started: str, seconds: float) -> Row:
     """A result file's content."""
     record: Row = finite(
         {
             "command": shlex.join(["penstock", *sys.argv[1:]]),
             "started": started,
             "seconds": seconds,
-            "machine": _machine(stand),
-            "is_gpu": stand.is_gpu,
+            "machine": _machine(bench),
+            "is_gpu": bench.is_gpu,
             "model": model,
-            "dtype": stand.packed.info.dtype,
-            "num_lanes": stand.num_lanes,
-            "max_batch_sequences": stand.settings.max_batch_sequences,
-            "max_batch_tokens": stand.settings.max_batch_tokens,
+            "dtype": bench.packed.info.dtype,
+            "num_lanes": bench.num_lanes,
+            "max_batch_sequences": bench.settings.max_batch_sequences,
+            "max_batch_tokens": bench.settings.max_batch_tokens,
             "plan": asdict(plan),
-            "engines": stand.describe(),
+            "engines": bench.describe(),
             "parts": parts,
         }
     )
     return record
 
 
-def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
+def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
     """The parts of the plan; what is about objectives uses the first of its workloads."""
     parts: Row = {}
     workloads = []
     if _NEEDS_SATURATION & set(plan.parts):
         only_default = "saturation" not in plan.parts
         chosen = plan.lengths[:1] if only_default else plan.lengths
-        workloads = [part_saturation.run(stand, plan, lengths, say, only_default=only_default) for lengths in chosen]
+        workloads = [part_saturation.run(bench, plan, lengths, say, only_default=only_default) for lengths in chosen]
     if "saturation" in plan.parts:
         parts["saturation"] = workloads
         if "paper" in plan.parts:
-            parts["paper"] = [part_paper.run(stand, plan, workload, say) for workload in workloads]
-    on_first: dict[str, Callable[[Stand, RunPlan, Row, Say], Row]] = {
+            parts["paper"] = [part_paper.run(bench, plan, workload, say) for workload in workloads]
+    on_first: dict[str, Callable[[BenchHarness, RunPlan, Row, Say], Row]] = {
         "goodput": part_slo.run_goodput,
         "bursts": part_slo.run_bursts,
         "classes": part_slo.run_classes,
@@ -104,11 +104,11 @@ def measure(stand: Stand, plan: RunPlan, say: Say) -> Row:
     }
     for name, run in on_first.items():
         if name in plan.parts:
-            parts[name] = run(stand, plan, workloads[0], say)
+            parts[name] = run(bench, plan, workloads[0], say)
     if "scheduler" in plan.parts:
-        parts["scheduler"] = part_scheduler.run(stand)
+        parts["scheduler"] = part_scheduler.run(bench)
     if KAFKA in plan.parts:
-        parts[KAFKA] = part_kafka.run(stand, plan, say)
+        parts[KAFKA] = part_kafka.run(bench, plan, say)
     return parts
 
 
@@ -124,9 +124,9 @@ def _checkpoint(model: str | None, folder: Path) -> Path:
     return folder
 
 
-def _machine(stand: Stand) -> Row:
+def _machine(bench: BenchHarness) -> Row:
     machine = describe_machine()
-    if stand.is_gpu:
+    if bench.is_gpu:
         from penstock.ops.bench.gpu.gpu_machine import describe_gpu
 
         gpu = describe_gpu()

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.engine.gpu.buckets import GRAPH_ROWS  # above it every kernel is launched by the host
 from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBatch
 from penstock.ops.bench.common.processes import calm_garbage_collection
-from penstock.ops.bench.serving.harness import Load, Stand
+from penstock.ops.bench.serving.harness import BenchHarness, Load
 from penstock.ops.bench.serving.systems import default
 from penstock.scheduler import CostTable
 from penstock.worker.settings import WorkerSettings
@@ -42,7 +42,7 @@ class _Running:
         return BatchOutput(rows=list(self.rows.copy()), device_s=self.ended - self.started)
 
 
-class PlayedEngine:
+class EmulatedEngine:
     """Implements `PipelinedEngine`. Every `stall_every`-th batch is held up, as by the capture of a graph; 0: none."""
 
     def __init__(self, table: CostTable, stall_every: int) -> None:
@@ -89,20 +89,20 @@ def main() -> None:
     chosen = parser.parse_args()
     table = CostTable.from_dict(json.loads(chosen.result.read_text(encoding="utf-8"))["engines"]["packed"]["table"])
     settings = WorkerSettings.model_validate({"model": "null"})
-    stand = Stand(settings, PlayedEngine(table, chosen.stall_every))
+    bench = BenchHarness(settings, EmulatedEngine(table, chosen.stall_every))
     calm_garbage_collection()
     sys.setswitchinterval(0.0005)  # as a worker does
     slo_s, rate = 0.05, 48_600.0
     for load in (1.0, 1.5, 2.0):
         for objective_s in (slo_s / 2, slo_s):
-            _show(stand, Load("2-100", load * rate, chosen.seconds), objective_s)
+            _show(bench, Load("2-100", load * rate, chosen.seconds), objective_s)
     online = Load("2-100", rate / 2, chosen.seconds)
-    _show(stand, online, slo_s)
-    _show(stand, replace(online, num_bulk=round(rate * online.seconds)), slo_s)
+    _show(bench, online, slo_s)
+    _show(bench, replace(online, num_bulk=round(rate * online.seconds)), slo_s)
 
 
-def _show(stand: Stand, load: Load, slo_s: float) -> None:
-    outcome = stand.real(default(stand.limits(slo_s), slo_s), load, grace_s=2 * slo_s)
+def _show(bench: BenchHarness, load: Load, slo_s: float) -> None:
+    outcome = bench.real(default(bench.limits(slo_s), slo_s), load, grace_s=2 * slo_s)
     print(
         f"{load.rate_per_s:7,.0f} req/s, SLO {slo_s * 1e3:3.0f} ms: goodput {outcome.goodput_per_s(slo_s, 0.3):7,.0f}, "
         f"in time {outcome.in_time_of_accepted(slo_s):7.2%}, refused {dict(outcome.refused)}, "

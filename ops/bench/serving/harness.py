@@ -1,4 +1,4 @@
-"""The test stand: one model on this machine, its engines, what each costs, and runs of any system on them."""
+"""The benchmark harness: one model on this machine, its engines and their costs, and runs of any system on them."""
 
 import sys
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Known:
     check_errors: tuple[float, ...]  # |predicted / measured - 1| of batches that nothing was fitted to
 
 
-class Stand:
+class BenchHarness:
     """Engines are loaded and calibrated at their first use; what their costs learn stays, as in a worker."""
 
     def __init__(self, settings: WorkerSettings, packed: Engine, seed: int = 0) -> None:
@@ -78,7 +78,7 @@ class Stand:
         self._errors: dict[EngineKind, list[float]] = {}  # of every batch of every real run
 
     @classmethod
-    def load(cls, model: Path, *, device: str, dtype: str) -> "Stand":
+    def load(cls, model: Path, *, device: str, dtype: str) -> "BenchHarness":
         """The model on this machine, with a worker's defaults."""
         sys.setswitchinterval(0.0005)  # as a worker does
         packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")

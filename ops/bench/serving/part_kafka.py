@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.serving.critical import critical_point
-from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.kafka_client import ClientSpec
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import RunPlan
@@ -26,25 +26,25 @@ _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is u
 Connection = dict[str, Any]  # settings that the worker and the client share
 
 
-def run(stand: Stand, plan: RunPlan, say: Say) -> Row:
+def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
     """The first workload. In process and through Kafka take turns, system by system, on the same requests."""
     lengths = plan.lengths[0]
-    slo_s = plan.slo_of(stand, lengths)
+    slo_s = plan.slo_of(bench, lengths)
     rows: list[Row] = []
     with _broker(plan.bootstrap_servers) as (kind, connection), tempfile.TemporaryDirectory() as folder:
         say(f"through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
-        for system in systems(stand, slo_s):
-            in_process = _in_process(stand, plan, system, lengths, slo_s)
+        for system in systems(bench, slo_s):
+            in_process = _in_process(bench, plan, system, lengths, slo_s)
             rate = in_process["rate_per_s"]
-            through = _through_kafka(stand, plan, system, lengths, slo_s, rate, connection, Path(folder))
+            through = _through_kafka(bench, plan, system, lengths, slo_s, rate, connection, Path(folder))
             rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
             say(f"  {system.name}: {rate:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
     return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
 
 
-def systems(stand: Stand, slo_s: float) -> list[System]:
+def systems(bench: BenchHarness, slo_s: float) -> list[System]:
     """One at a time, first come first served, the DP, and the default."""
-    limits = stand.limits(slo_s)
+    limits = bench.limits(slo_s)
     by_name = {system.name: system for system in on_packed(limits)}
     return [no_batch(limits), tei(limits), by_name["packed, DP"], default(limits)]
 
@@ -63,17 +63,17 @@ def _broker(bootstrap_servers: str | None) -> Iterator[tuple[str, Connection]]:
             yield "librdkafka's mock broker", {"bootstrap_servers": mock.bootstrap_servers, **waits}
 
 
-def _in_process(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Row:
-    allowed = stand.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
+def _in_process(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Row:
+    allowed = bench.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
     return critical_point(
-        lambda rate, times: stand.real(system, plan.load(lengths, rate, slo_s, times=times), grace_s=2 * slo_s),
+        lambda rate, times: bench.real(system, plan.load(lengths, rate, slo_s, times=times), grace_s=2 * slo_s),
         _FIRST_SHARE * allowed,
         slo_s,
     )
 
 
 def _through_kafka(
-    stand: Stand,
+    bench: BenchHarness,
     plan: RunPlan,
     system: System,
     lengths: str,
@@ -86,14 +86,14 @@ def _through_kafka(
     name = f"bench-{uuid.uuid4().hex[:8]}"
     spec = ClientSpec(
         connection={**connection, "model": name},
-        lengths=stand.lengths(lengths, _NUM_LENGTHS).tolist(),
-        vocab_size=stand.packed.info.vocab_size,
+        lengths=bench.lengths(lengths, _NUM_LENGTHS).tolist(),
+        vocab_size=bench.packed.info.vocab_size,
         slo_s=slo_s,
         timeout_s=_PATIENCE_S if system.settings.slo_s is None else system.settings.slo_s,
         guess_per_s=_FIRST_SHARE * in_process_per_s,
         seconds=plan.load(lengths, in_process_per_s, slo_s).seconds,
     )
-    settings = {**connection, **worker_settings(stand, system), "served_name": name}
+    settings = {**connection, **worker_settings(bench, system), "served_name": name}
     settings["cost_path"] = str(folder / "costs.sqlite")
     worker = {"settings": settings, "profile": None}
     with Service("pipeline.worker_process", worker, folder / f"{name}.jsonl"):
@@ -102,9 +102,9 @@ def _through_kafka(
         )
 
 
-def worker_settings(stand: Stand, system: System) -> dict[str, Any]:
+def worker_settings(bench: BenchHarness, system: System) -> dict[str, Any]:
     """The system as a worker is told it. Its objective comes with the requests, as their deadlines."""
-    chosen, scheduler = stand.settings, system.settings
+    chosen, scheduler = bench.settings, system.settings
     return {
         "model": chosen.model,
         "device": chosen.device,

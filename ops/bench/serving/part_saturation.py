@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.search import confirm, highest
@@ -24,31 +24,31 @@ Row = dict[str, Any]
 Say = Callable[[str], None]
 
 
-def run(stand: Stand, plan: RunPlan, lengths: str, say: Say, *, only_default: bool = False) -> Row:
+def run(bench: BenchHarness, plan: RunPlan, lengths: str, say: Say, *, only_default: bool = False) -> Row:
     """One workload, every system; `only_default`: what the other parts need of it."""
-    slo_s = plan.slo_of(stand, lengths)
+    slo_s = plan.slo_of(bench, lengths)
     say(f"{lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
-    limits = stand.limits(slo_s)
+    limits = bench.limits(slo_s)
     systems = [default(limits)] if only_default else all_systems(limits)
-    rows = [_system(stand, plan, system, lengths, slo_s, say) for system in systems]
+    rows = [_system(bench, plan, system, lengths, slo_s, say) for system in systems]
     best = max(row["saturation_per_s"] for row in rows)
     for system, row in zip(systems, rows, strict=True):
-        row["curve"] = _curve(stand, plan, system, lengths, slo_s, best)
-    us_a_token = {kind: stand.lane_us_a_token(kind, lengths) for kind in {system.engine: None for system in systems}}
+        row["curve"] = _curve(bench, plan, system, lengths, slo_s, best)
+    us_a_token = {kind: bench.lane_us_a_token(kind, lengths) for kind in {system.engine: None for system in systems}}
     return {"lengths": lengths, "slo_s": slo_s, "rows": rows, "us_a_token": us_a_token}
 
 
-def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float, say: Say) -> Row:
-    overload = _overload(stand, plan, system, lengths, slo_s)
-    stand.learn(system.engine, [overload])
+def _system(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float, say: Say) -> Row:
+    overload = _overload(bench, plan, system, lengths, slo_s)
+    bench.learn(system.engine, [overload])
     saturation = overload.answered_per_s(_SINCE)
 
     def keeps_up(rate: float) -> bool:
-        return stand.simulated(system, plan.simulated_load(lengths, rate, slo_s)).keeps_up(slo_s)
+        return bench.simulated(system, plan.simulated_load(lengths, rate, slo_s)).keeps_up(slo_s)
 
     found = highest(keeps_up, 0.9 * saturation, precision=0.03)
     confirmed = confirm(
-        lambda rate: stand.real(system, plan.load(lengths, rate, slo_s), grace_s=2 * slo_s),
+        lambda rate: bench.real(system, plan.load(lengths, rate, slo_s), grace_s=2 * slo_s),
         lambda outcome: outcome.keeps_up(slo_s),
         min(found, saturation) or 0.1 * saturation,  # a short run may pass by chance what cannot last
         most=plan.most_trials,
@@ -67,26 +67,26 @@ def _system(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: fl
     return row
 
 
-def _overload(stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
+def _overload(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
     """A run in which more comes than can be answered."""
-    bound = stand.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
-    simulated = stand.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
+    bound = bench.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
+    simulated = bench.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
     expected = max(simulated, 0.05 * bound)
     rate = _OVERLOAD * expected
-    outcome = stand.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
+    outcome = bench.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
     while outcome.answered_per_s(_SINCE) > _SATURATED * outcome.offered_per_s(_SINCE):
         rate, expected = 2 * rate, 2 * expected
-        outcome = stand.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
+        outcome = bench.real(system, plan.overload(lengths, rate, slo_s, expected), grace_s=0.0)
     return outcome
 
 
 def _curve(
-    stand: Stand, plan: RunPlan, system: System, lengths: str, slo_s: float, best: float
+    bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float, best: float
 ) -> list[tuple[float, float]]:
     """Simulated (offered, answered), requests a second."""
     points = []
     for share in _CURVE:
-        outcome = stand.simulated(system, plan.simulated_load(lengths, share * best, slo_s))
+        outcome = bench.simulated(system, plan.simulated_load(lengths, share * best, slo_s))
         points.append((outcome.offered_per_s(_SINCE), outcome.answered_per_s(_SINCE)))
     return points
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row
 from penstock.ops.bench.serving.systems import EngineKind, Limits, default, on_packed
 from penstock.scheduler import Job, Plan, Scheduler, SchedulerSettings
@@ -22,18 +22,18 @@ _DP_KINDS: tuple[EngineKind, ...] = ("packed", "padded")
 _DP_TIMES = 51
 
 
-def run(stand: Stand) -> Row:
+def run(bench: BenchHarness) -> Row:
     """Some 6 s."""
-    limits = stand.limits(_SLO_S)
+    limits = bench.limits(_SLO_S)
     systems = {system.name: system for system in (default(limits), *on_packed(limits))}
     chosen = {name: systems[name].settings for name in _names(limits)}
     return {
         "queued": QUEUED,
-        "us": {name: _us(stand, settings, _ONE_SLO) for name, settings in chosen.items()},
-        "us_three_slos": {name: _us(stand, settings, _THREE_SLOS) for name, settings in chosen.items()},
+        "us": {name: _us(bench, settings, _ONE_SLO) for name, settings in chosen.items()},
+        "us_three_slos": {name: _us(bench, settings, _THREE_SLOS) for name, settings in chosen.items()},
         "dp_queued": DP_QUEUED,
         "dp_max_batch": DP_MAX_BATCH,
-        "dp_ms": {kind: _dp_ms(stand, kind) for kind in _DP_KINDS},
+        "dp_ms": {kind: _dp_ms(bench, kind) for kind in _DP_KINDS},
     }
 
 
@@ -41,9 +41,9 @@ def _names(limits: Limits) -> list[str]:
     return [default(limits).name, "packed, DP"]
 
 
-def _us(stand: Stand, settings: SchedulerSettings, slos_s: tuple[float, ...]) -> float:
+def _us(bench: BenchHarness, settings: SchedulerSettings, slos_s: tuple[float, ...]) -> float:
     """Of processor time, a request; objectives in turn."""
-    scheduler = Scheduler(settings, stand.known("packed").cost)
+    scheduler = Scheduler(settings, bench.known("packed").cost)
     lengths = np.random.default_rng(0).integers(2, 101, QUEUED + _REQUESTS).tolist()
     jobs = []
     for index, length in enumerate(lengths):
@@ -63,9 +63,9 @@ def _us(stand: Stand, settings: SchedulerSettings, slos_s: tuple[float, ...]) ->
     return (time.process_time() - began) / num_planned * 1e6
 
 
-def _dp_ms(stand: Stand, kind: EngineKind) -> float:
+def _dp_ms(bench: BenchHarness, kind: EngineKind) -> float:
     """Median of one cut of a queue, with what this engine's cost has learned."""
-    cost = stand.known(kind).cost
+    cost = bench.known(kind).cost
     ascending = np.sort(np.random.default_rng(0).integers(2, 513, DP_QUEUED)).astype(np.float64)
     seconds = []
     for _ in range(_DP_TIMES):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.ops.bench.serving.harness import Stand
+from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row, Say, described
 from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.systems import default, tei
@@ -15,46 +15,46 @@ _BURST_TIMES = 2.0  # the usual length of a run
 _ONLINE_LOAD = 0.5
 
 
-def run_goodput(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
+def run_goodput(bench: BenchHarness, plan: RunPlan, workload: Row, say: Say) -> Row:
     """Steady Poisson arrivals. What accepts everything does not know the objective, so one run serves them all."""
     lengths, slo_s, saturation = workload["lengths"], workload["slo_s"], saturation_of(workload)
     objectives = [share * slo_s for share in SLO_SHARES]
     rows: list[Row] = []
     for load in LOADS:
         offered = plan.load(lengths, load * saturation, slo_s)
-        accepting = stand.real(tei(stand.limits(slo_s)), offered, grace_s=2 * slo_s)
+        accepting = bench.real(tei(bench.limits(slo_s)), offered, grace_s=2 * slo_s)
         for objective in objectives:
-            system = default(stand.limits(slo_s), objective)
-            deciding = stand.real(system, offered, grace_s=2 * slo_s)
+            system = default(bench.limits(slo_s), objective)
+            deciding = bench.real(system, offered, grace_s=2 * slo_s)
             for name, outcome in ((system.name, deciding), ("TEI's rule", accepting)):
                 rows.append({"load": load, "slo_s": objective, "system": name, **described(outcome, objective)})
         say(f"  goodput at {load:g} of saturation")
     return {"lengths": lengths, "saturation_per_s": saturation, "rows": rows}
 
 
-def run_bursts(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
+def run_bursts(bench: BenchHarness, plan: RunPlan, workload: Row, say: Say) -> Row:
     """On/off arrivals of the same mean."""
     lengths, slo_s, saturation = workload["lengths"], workload["slo_s"], saturation_of(workload)
-    limits = stand.limits(slo_s)
+    limits = bench.limits(slo_s)
     rows = []
     for load in _BURST_LOADS:
         steady = plan.load(lengths, load * saturation, slo_s, times=_BURST_TIMES)
         for system in (default(limits), tei(limits)):
-            outcome = stand.real(system, replace(steady, is_bursty=True), grace_s=2 * slo_s)
+            outcome = bench.real(system, replace(steady, is_bursty=True), grace_s=2 * slo_s)
             figures = described(outcome, slo_s, since=0.0)  # whole periods
             rows.append({"load": load, "slo_s": slo_s, "system": system.name, **figures})
         say(f"  bursts at {load:g} of saturation")
     return {"lengths": lengths, "saturation_per_s": saturation, "rows": rows}
 
 
-def run_classes(stand: Stand, plan: RunPlan, workload: Row, say: Say) -> Row:
+def run_classes(bench: BenchHarness, plan: RunPlan, workload: Row, say: Say) -> Row:
     """Online requests at half of saturation, without any bulk and with more of it than can be worked off."""
     lengths, slo_s, saturation = workload["lengths"], workload["slo_s"], saturation_of(workload)
     online = plan.load(lengths, _ONLINE_LOAD * saturation, slo_s, times=_BURST_TIMES)
     backlog = round(saturation * online.seconds)
     rows: list[Row] = []
     for name, num_bulk in (("no bulk", 0), ("saturating bulk", backlog)):
-        outcome = stand.real(default(stand.limits(slo_s)), replace(online, num_bulk=num_bulk), grace_s=2 * slo_s)
+        outcome = bench.real(default(bench.limits(slo_s)), replace(online, num_bulk=num_bulk), grace_s=2 * slo_s)
         rows.append({"load": name, "bulk_per_s": outcome.bulk_per_s(), **described(outcome, slo_s)})
     say("  two classes")
     return {"lengths": lengths, "online_per_s": online.rate_per_s, "slo_s": slo_s, "rows": rows}

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from penstock.ops.bench.serving.harness import Load, Stand
+from penstock.ops.bench.serving.harness import BenchHarness, Load
 
 PARTS = ("saturation", "paper", "goodput", "bursts", "classes", "scheduler", "validation")
 LENGTHS = ("2-100", "5-500")
@@ -33,11 +33,11 @@ class RunPlan:
         """Whether it has every part that needs no broker, with the usual lengths."""
         return set(PARTS) <= set(self.parts) and self.lengths == LENGTHS
 
-    def slo_of(self, stand: Stand, lengths: str) -> float:
+    def slo_of(self, bench: BenchHarness, lengths: str) -> float:
         """The objective that systems are held to with these lengths."""
         if self.slo_s is not None:
             return self.slo_s
-        return max(_LEAST_SLO_S, _rounded_up(_SLO_OF_LONGEST * stand.longest_s(lengths)))
+        return max(_LEAST_SLO_S, _rounded_up(_SLO_OF_LONGEST * bench.longest_s(lengths)))
 
     def load(self, lengths: str, rate_per_s: float, slo_s: float, *, times: float = 1.0) -> Load:
         """A real run: `times` the usual length."""

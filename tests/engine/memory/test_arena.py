@@ -18,6 +18,9 @@ class Block:
     address: int
     num_bytes: int
 
+    def data_ptr(self) -> int:
+        return self.address
+
 
 class Device:
     """Hands out disjoint addresses and remembers what is out."""

@@ -18,9 +18,9 @@ from penstock.producer.errors import BackendError, Overloaded
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums, health_probe, pack
 from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
-from penstock.worker.batching.dispatcher import Dispatcher, Results
+from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingSequence, Rejection
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
 
 MakeSequences = Callable[..., list[PendingSequence]]
 POISON = 66

@@ -18,7 +18,8 @@ BULK = "requests.bulk"
 
 
 def make_buffer(held: Backpressure | None = None) -> FetchBuffer:
-    return FetchBuffer(RecordLedger(held or Backpressure(100), OffsetTracker(), BULK))
+    held = held or Backpressure(100)
+    return FetchBuffer(RecordLedger(held, OffsetTracker(), BULK), held)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_slices_are_bounded_and_keep_the_order(
     found = taken(buffer, bulk=bulk)
     assert found == records[:at_once]
     assert taken(buffer, bulk=not bulk) == []
-    while buffer.has_records(bulk=bulk):
+    while buffer.can_take(bulk=bulk):
         found += taken(buffer, bulk=bulk)
     assert found == records
 
@@ -64,7 +65,7 @@ def test_what_is_released_is_no_longer_held(make_record: MakeRecord) -> None:
     [begun, *_] = buffer.take_slice(bulk=True)
     assert held.num_records == 3
     buffer.release()
-    assert (buffer.has_records(bulk=False), buffer.has_records(bulk=True), held.num_records) == (False, False, 1)
+    assert (buffer.can_take(bulk=False), buffer.can_take(bulk=True), held.num_records) == (False, False, 1)
     assert begun.state is RecordState.ADMITTED
 
 
@@ -82,7 +83,7 @@ def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
     records: list[Any] = [Record(offset, size) for offset, size in enumerate(sizes)]
     buffer.put(records)
     found: list[KafkaRecord] = []
-    while buffer.has_records(bulk=False):
+    while buffer.can_take(bulk=False):
         one_slice = taken(buffer, bulk=False)
         assert one_slice
         assert sum(len(record.value or b"") for record in one_slice[:-1]) < 64 * 1024

@@ -1,4 +1,4 @@
-"""What may be committed is the contiguous finished prefix of each partition, whatever the order of finishing."""
+"""The contiguous finished prefix of each partition may be committed, whatever the order of finishing."""
 
 from aiokafka import TopicPartition
 from hypothesis import given
@@ -92,7 +92,7 @@ def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_y
 def test_a_partition_that_starts_over_is_tracked_from_its_new_start() -> None:
     tracker = started(4, 5, 6)
     tracker.finish(A, 4)
-    tracker.start(A, 0)  # the topic was made anew
+    tracker.start(A, 0)  # the topic was created again
     assert tracker.take_committable() == {}
     assert tracker.num_unfinished == 1
     tracker.finish(A, 0)

@@ -47,12 +47,13 @@ def test_a_record_is_counted_from_the_poll_to_the_acknowledgement(books: Books, 
     assert books.offsets.take_committable() == {SOURCE: 8}
 
 
-def test_sequences_are_counted_until_the_answer(books: Books, make_sequences: MakeSequences) -> None:
-    request = make_sequences(*[[n] for n in range(8)])[0].request
-    request.record.state = RecordState.ADMITTED
-    books.ledger.queue([request])
+def test_sequences_are_counted_until_the_answer(
+    books: Books, make_record: MakeRecord, make_sequences: MakeSequences
+) -> None:
+    [record] = books.admitted(make_record, 0)
+    books.ledger.queue([make_sequences(*[[n] for n in range(8)], record=record)[0].request])
     assert not books.held.can_admit()
-    books.ledger.answer(request.record)
+    books.ledger.answer(record)
     assert books.held.can_admit()
 
 

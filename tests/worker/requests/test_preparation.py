@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.types import ModelInfo
@@ -84,6 +84,15 @@ def texts_of(*texts: Text, truncate: bool = False, task: str = "embed") -> Reque
     return Request("tiny", task, text=texts, options=Options(truncate=truncate))
 
 
+def test_cut_and_whole_vectors_have_different_options_and_keys() -> None:
+    whole, cut = (
+        prepare(make_preparer(), Request("tiny", "embed", tokens=join_tokens([[1]]), options=Options(dimensions=n)))[0]
+        for n in (None, 2)
+    )
+    assert (whole.options.dimensions, cut.options.dimensions) == (None, 2)
+    assert whole.key != cut.key
+
+
 def test_sequences_come_apart_where_lens_say() -> None:
     assert ids_of(prepare(make_preparer(), tokens_of([1, 2], [3], [4, 5, 6]))) == [[1, 2], [3], [4, 5, 6]]
     assert ids_of(prepare(make_preparer(), tokens_of([99]))) == [[99]]
@@ -123,6 +132,7 @@ def test_a_text_without_any_token_is_rejected() -> None:
     assert list(rejected.value.rows) == [1]
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=16),
     truncate=st.booleans(),

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
+from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
@@ -27,9 +28,15 @@ def u32(*numbers: int) -> bytes:
     return np.array(numbers, "<u4").tobytes()
 
 
-def make_validator(info: ModelInfo, *, max_reply_bytes: int = 1024, **changes: Any) -> RequestValidator:
+def make_validator(
+    info: ModelInfo,
+    *,
+    max_reply_bytes: int = 1024,
+    prompts: Prompts | None = None,
+    **changes: Any,
+) -> RequestValidator:
     given = {"reply_topics": ".*", "slo_s": None, "max_sequences": 16}
-    return RequestValidator(info, ReplyBounds(info, max_reply_bytes), **given | changes)
+    return RequestValidator(info, ReplyBounds(info, max_reply_bytes), prompts or Prompts(), **given | changes)
 
 
 @pytest.fixture
@@ -118,6 +125,68 @@ def test_a_task_that_the_model_cannot_do_is_rejected(info: ModelInfo, make_recor
     validator = make_validator(embedder)
     with pytest.raises(UnsupportedTask, match=r"can embed\. Asked for: 'classify'"):
         accept(validator, make_record(body(task="classify")))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Options(), ("q: a", ("q: b", "c"))),
+        (Options(prompt_name="passage"), ("p: a", ("p: b", "c"))),
+        (Options(prompt="x "), ("x a", ("x b", "c"))),
+        (Options(prompt=""), ("a", ("b", "c"))),
+    ],
+)
+def test_the_prompt_is_prepended_to_each_text(
+    info: ModelInfo, make_record: Callable[..., Any], options: Options, expected: tuple[Text, ...]
+) -> None:
+    validator = make_validator(info, prompts=Prompts({"passage": "p: "}, default="q: "))
+    request = Request("tiny", "embed", text=("a", ("b", "c")), options=options)
+    assert accept(validator, make_record(encode_request(request))).message.text == expected
+
+
+def test_an_unknown_prompt_is_rejected_with_the_known_ones(info: ModelInfo, make_record: Callable[..., Any]) -> None:
+    request = Request("tiny", "embed", text=("a",), options=Options(prompt_name="passage"))
+    with pytest.raises(InvalidRequest, match=r"no prompt 'passage'\. Its prompts: document, query"):
+        accept(make_validator(info), make_record(encode_request(request)))
+
+
+def test_a_text_with_its_prompt_is_bounded_like_any_text(info: ModelInfo, make_record: Callable[..., Any]) -> None:
+    at_most = 32 * info.max_tokens
+    for prompt, words in (("", None), ("p", f"Given: {at_most + 1}")):
+        request = Request("tiny", "embed", text=("a" * at_most,), options=Options(prompt=prompt))
+        if words is None:
+            accept(make_validator(info), make_record(encode_request(request)))
+            continue
+        with pytest.raises(TooLong, match=words):
+            accept(make_validator(info), make_record(encode_request(request)))
+
+
+def test_only_lengths_that_the_model_was_trained_for_are_accepted(
+    info: ModelInfo, make_record: Callable[..., Any]
+) -> None:
+    def accept_cut(model: ModelInfo, dimensions: int) -> PendingRequest:
+        request = Request("tiny", "embed", tokens=join_tokens([[1]]), options=Options(dimensions=dimensions))
+        return accept(make_validator(model), make_record(encode_request(request)))
+
+    trained = replace(info, dimensions=(2, 4))
+    assert accept_cut(trained, 2).message.options.dimensions == 2
+    with pytest.raises(InvalidRequest, match=r"`opts.dimensions` must be 2, 4\. Given: 3"):
+        accept_cut(trained, 3)
+    with pytest.raises(InvalidRequest, match="not trained to be cut"):
+        accept_cut(info, 4)
+
+
+def test_cut_vectors_count_with_their_own_length(info: ModelInfo, make_record: Callable[..., Any]) -> None:
+    validator = make_validator(replace(info, dimensions=(2, 4)), max_sequences=1000)  # 1,024 bytes of float32
+    for dimensions, fits in ((2, 128), (4, 64)):
+        for n in (fits, fits + 1):
+            options = Options(dimensions=dimensions)
+            request = Request("tiny", "embed", tokens=join_tokens([[1]] * n), options=options)
+            if n == fits:
+                accept(validator, make_record(encode_request(request)))
+                continue
+            with pytest.raises(InvalidRequest, match=f"at most {fits} sequences"):
+                accept(validator, make_record(encode_request(request)))
 
 
 def test_a_reply_that_would_be_too_large_is_rejected_with_the_number_that_fits(
@@ -225,9 +294,9 @@ def test_a_deadline_that_is_no_time_is_rejected(
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([], "nowhere to answer"),
-        ([("kafka_replyTopic", b"")], "nowhere to answer"),
-        ([("kafka_replyTopic", None)], "nowhere to answer"),
+        ([], "cannot be answered"),
+        ([("kafka_replyTopic", b"")], "cannot be answered"),
+        ([("kafka_replyTopic", None)], "cannot be answered"),
         ([("kafka_replyTopic", b"payments")], "outside this worker's allow-list"),
         ([("kafka_replyTopic", b"penstock.repliesX")], "outside this worker's allow-list"),
         ([("kafka_replyTopic", b"penstock.requests.tiny")], "outside this worker's allow-list"),

@@ -1,4 +1,4 @@
-"""What reaches the log, and how often."""
+"""Which events reach the log, in which form and how often."""
 
 import json
 import logging

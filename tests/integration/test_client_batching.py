@@ -1,4 +1,4 @@
-"""Calls that share records, through a real broker and a real worker: each caller gets its own, in far fewer records."""
+"""Calls that share records, through a real broker and a real worker: each gets its own answer, in far fewer records."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: 
 async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
     kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
 ) -> None:
-    model = unique("gather")
+    model = unique("batching")
     worker = start_worker(kafka, served_name=model)
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
         await worker.ready()

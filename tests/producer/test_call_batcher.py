@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
-from penstock.producer.transport.gather import Gatherer, Result
+from penstock.producer.transport.call_batcher import CallBatcher, Result
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Kind, check
 
@@ -42,12 +42,14 @@ class Worker:
         return np.array([[len(ids), sum(ids)] for ids in given], options.dtype)  # type: ignore[return-value]  # rows
 
 
-def gatherer(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> Gatherer:
-    return Gatherer(worker.ask, sequences_per_record=sequences_per_record, share=share)
+def make(worker: Worker, *, share: bool = True, sequences_per_record: int = 64) -> CallBatcher:
+    return CallBatcher(worker.ask, sequences_per_record=sequences_per_record, share=share)
 
 
-async def ask(gatherer: Gatherer, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30) -> list[Result]:
-    return await gatherer.results("embed", Options(dtype=dtype), *check(None, ids), timeout_s)
+async def ask(
+    batcher: CallBatcher, ids: Sequence[Any], *, dtype: str = "float32", timeout_s: float = 30
+) -> list[Result]:
+    return await batcher.results("embed", Options(dtype=dtype), *check(None, ids), timeout_s)
 
 
 def shown(results: list[Result]) -> list[object]:
@@ -59,19 +61,19 @@ def shown(results: list[Result]) -> list[object]:
 
 async def test_calls_of_one_turn_share_a_record() -> None:
     worker = Worker()
-    gathering = gatherer(worker)
-    results = await asyncio.gather(*[ask(gathering, [[n, n]]) for n in range(AT_MOST)])
+    batcher = make(worker)
+    results = await asyncio.gather(*[ask(batcher, [[n, n]]) for n in range(AT_MOST)])
     assert [result.tolist() for [result] in results] == [[2, 2 * n] for n in range(AT_MOST)]  # type: ignore[union-attr]  # vectors
     assert worker.records == [[[n, n] for n in range(AT_MOST)]]
 
 
 async def test_calls_of_different_turns_do_not_wait_for_each_other() -> None:
     worker = Worker()
-    gathering = gatherer(worker)
-    first = asyncio.create_task(ask(gathering, [[1]]))
+    batcher = make(worker)
+    first = asyncio.create_task(ask(batcher, [[1]]))
     await asyncio.sleep(0)  # it is put
     await asyncio.sleep(0)  # it is sent
-    second = asyncio.create_task(ask(gathering, [[2]]))
+    second = asyncio.create_task(ask(batcher, [[2]]))
     await asyncio.gather(first, second)
     assert worker.records == [[[1]], [[2]]]
 
@@ -79,14 +81,14 @@ async def test_calls_of_different_turns_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize("other", [{"dtype": "float16"}, {"timeout_s": 7}])
 async def test_only_equal_calls_share(other: dict[str, Any]) -> None:
     worker = Worker()
-    gathering = gatherer(worker)
-    await asyncio.gather(ask(gathering, [[1]]), ask(gathering, [[2]], **other), ask(gathering, [[3]]))
+    batcher = make(worker)
+    await asyncio.gather(ask(batcher, [[1]]), ask(batcher, [[2]], **other), ask(batcher, [[3]]))
     assert sorted(worker.records) == [[[1], [3]], [[2]]]
 
 
 async def test_records_are_bounded_in_number_and_bytes() -> None:
     worker = Worker()
-    few, small = gatherer(worker, sequences_per_record=2), gatherer(worker)
+    few, small = make(worker, sequences_per_record=2), make(worker)
     await asyncio.gather(*[ask(few, [[n]]) for n in range(5)])
     assert [len(record) for record in worker.records] == [2, 2, 1]
     worker.records.clear()
@@ -96,28 +98,28 @@ async def test_records_are_bounded_in_number_and_bytes() -> None:
 
 async def test_without_sharing_every_call_is_a_record() -> None:
     worker = Worker()
-    gathering = gatherer(worker, share=False)
-    await asyncio.gather(ask(gathering, [[1], [2]]), ask(gathering, [[3]]))
+    batcher = make(worker, share=False)
+    await asyncio.gather(ask(batcher, [[1], [2]]), ask(batcher, [[3]]))
     assert worker.records == [[[1], [2]], [[3]]]
 
 
 async def test_a_list_shares_its_last_record() -> None:
     worker = Worker()
-    gathering = gatherer(worker, sequences_per_record=4)
-    await asyncio.gather(ask(gathering, [[n] for n in range(6)]), ask(gathering, [[9]]))
+    batcher = make(worker, sequences_per_record=4)
+    await asyncio.gather(ask(batcher, [[n] for n in range(6)]), ask(batcher, [[9]]))
     assert worker.records == [[[0], [1], [2], [3]], [[4], [5], [9]]]
 
 
 async def test_nothing_that_can_be_sent_is_no_record() -> None:
     worker = Worker()
-    assert shown(await ask(gatherer(worker), [[], None])) == shown(check(None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
+    assert shown(await ask(make(worker), [[], None])) == shown(check(None, [[], None])[1])  # type: ignore[arg-type,list-item]  # errors
     assert worker.records == []
 
 
-async def test_a_caller_that_leaves_disturbs_nobody_and_is_not_sent_again() -> None:
+async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again() -> None:
     worker = Worker()
-    gathering = gatherer(worker)
-    calls = [asyncio.create_task(ask(gathering, [[n]])) for n in (1, 2, 1500, 3)]
+    batcher = make(worker)
+    calls = [asyncio.create_task(ask(batcher, [[n]])) for n in (1, 2, 1500, 3)]
     await asyncio.sleep(0)
     calls[0].cancel()  # before the record is sent
     await asyncio.sleep(0)
@@ -139,8 +141,8 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
             ended.set()
         return []
 
-    gathering = Gatherer(never, sequences_per_record=64, share=True)
-    calls = [asyncio.create_task(ask(gathering, [[n], [n]])) for n in range(3)]
+    batcher = CallBatcher(never, sequences_per_record=64, share=True)
+    calls = [asyncio.create_task(ask(batcher, [[n], [n]])) for n in range(3)]
     for _ in range(5):
         await asyncio.sleep(0)
     calls[0].cancel()
@@ -154,12 +156,12 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
 
 
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
-async def test_an_error_of_the_whole_record_is_everybodys(error: Exception) -> None:
+async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception) -> None:
     async def fail(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
         raise error
 
-    gathering = Gatherer(fail, sequences_per_record=64, share=True)
-    results = await asyncio.gather(*[ask(gathering, [[n]]) for n in range(3)], return_exceptions=True)
+    batcher = CallBatcher(fail, sequences_per_record=64, share=True)
+    results = await asyncio.gather(*[ask(batcher, [[n]]) for n in range(3)], return_exceptions=True)
     if isinstance(error, PenstockError):
         own = [result[0] for result in results if isinstance(result, list)]
         assert [str(result) for result in own] == ["too late"] * 3
@@ -186,18 +188,18 @@ def test_every_caller_gets_what_it_would_get_alone(turns: list[Turn], sequences_
     async def alone() -> list[list[object]]:
         calls = [call for turn in turns for call in turn]
         return [
-            shown(await ask(gatherer(Worker(), share=False), ids, dtype=_dtype(half), timeout_s=timeout_s))
+            shown(await ask(make(Worker(), share=False), ids, dtype=_dtype(half), timeout_s=timeout_s))
             for timeout_s, half, leaves, ids in calls
             if not leaves
         ]
 
     async def together() -> list[list[object]]:
-        gathering = gatherer(worker, sequences_per_record=sequences_per_record)
+        batcher = make(worker, sequences_per_record=sequences_per_record)
         stay: list[asyncio.Task[list[Result]]] = []
         leave: list[asyncio.Task[list[Result]]] = []
         for number, turn in enumerate(turns):
             for timeout_s, half, leaves, ids in turn:
-                task = asyncio.create_task(ask(gathering, ids, dtype=_dtype(half), timeout_s=timeout_s))
+                task = asyncio.create_task(ask(batcher, ids, dtype=_dtype(half), timeout_s=timeout_s))
                 (leave if leaves else stay).append(task)
             for _ in range(1 + number):  # before the record is sent, and later
                 await asyncio.sleep(0)

@@ -3,12 +3,12 @@
 import numpy as np
 
 from penstock.engine.types import PackedBatch, PipelinedEngine, TaskOptions
-from penstock.ops.bench.serving.emulated_device import PlayedEngine
+from penstock.ops.bench.serving.emulated_device import EmulatedEngine
 from penstock.scheduler import CostTable, PackedCost
 
 
 def test_batches_take_what_the_table_says_and_queue_behind_each_other() -> None:
-    engine = PlayedEngine(CostTable(PackedCost(0.0, 0.05, 0.0, 0.0)), stall_every=0)
+    engine = EmulatedEngine(CostTable(PackedCost(0.0, 0.05, 0.0, 0.0)), stall_every=0)
     assert isinstance(engine, PipelinedEngine)
     options = (TaskOptions("embed"),) * 2
     batch = PackedBatch(np.zeros(5, np.int32), np.array([0, 2, 5], np.int32), 3, None, options)

@@ -1,0 +1,19 @@
+"""The look-up stage: from sequences to the results that the cache has, and the sequences without one."""
+
+import numpy as np
+
+from penstock.cache import ResponseCache
+from penstock.worker.requests.request import PendingSequence, Results
+
+
+async def look_up(
+    cache: ResponseCache | None, sequences: list[PendingSequence]
+) -> tuple[Results, list[PendingSequence]]:
+    """Ask the cache for all sequences in one query. Returns the hits with their results, and the misses."""
+    found = {} if cache is None else await cache.get_many([sequence.key for sequence in sequences])
+    if not found:
+        return [], sequences
+    hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]
+    for sequence, _ in hits:
+        sequence.request.num_cached += 1
+    return hits, [one for one in sequences if one.key not in found]
