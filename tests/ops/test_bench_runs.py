@@ -142,5 +142,5 @@ def test_every_file_in_the_results_is_of_its_place() -> None:
 
 
 def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
-    rows = [["a", 1.5, "FastStream: 3", "≥ 2"], ["b", "2.0 (1 to 3)", "none", ""]]
+    rows: list[list[Any]] = [["a", 1.5, "FastStream: 3", "≥ 2"], ["b", "2.0 (1 to 3)", "none", ""]]
     assert table(["work", "ours", "beside", "must"], rows).splitlines()[1] == "| --- | ---: | --- | ---: |"
