@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.families import bert
+from penstock.engine.families.bert import LAYER as BERT_LAYER
 from penstock.engine.families.readers import (
     read_classifier,
     read_dense,
@@ -31,7 +31,7 @@ from penstock.engine.model.weights import (
 
 _PREFIXES = ("", "deberta.")
 _PROBE = "embeddings.word_embeddings.weight"
-_LAYER = replace(bert.LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+_LAYER = replace(BERT_LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
