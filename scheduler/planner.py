@@ -123,9 +123,12 @@ class Planner:
         num = self._window if partition.reorders else min(self._window, lanes * self._caps.max_sequences)
         jobs = queue.first(num)
         if partition.name == "fifo" or (partition.name == "auto" and not partition.reorders):
-            room = lanes * self._caps.max_tokens  # one sequence over the cap fills a batch
-            used = accumulate([min(job.num_tokens, self._caps.max_tokens) for job in jobs])
-            jobs = jobs[: bisect_right(list(used), room) + 1]
+            room = lanes * self._caps.max_tokens
+            for place, job in enumerate(jobs):
+                room -= min(job.num_tokens, self._caps.max_tokens)  # one sequence over the cap fills a batch
+                if room < 0:
+                    jobs = jobs[: place + 1]
+                    break
         max_seconds = min(max_seconds, self.max_seconds(min([job.deadline - job.arrival for job in jobs])))
         caps = Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
         if partition.reorders and max_seconds < math.inf:

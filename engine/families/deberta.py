@@ -83,7 +83,7 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
 
 
 def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | None:
-    """The convolution beside the first layer of deberta-v2-xlarge and -xxlarge."""
+    """The convolution parallel to the first layer of deberta-v2-xlarge and -xxlarge."""
     config, weights = checkpoint.config, checkpoint.weights
     size, num_groups = int(config.get("conv_kernel_size") or 0), int(config.get("conv_groups", 1))
     if size <= 0:

@@ -128,7 +128,8 @@ class CheapestCuts:
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         fifo = _fill(lengths, cost, caps, len(lengths))
         unsorted = np.array(lengths, dtype=np.float64)
-        enough_s = fifo.total_s * (1 - self._min_gain)
+        fifo_s = self._seconds_by(fifo, lengths)
+        enough_s = fifo_s * (1 - self._min_gain)
         if enough_s <= _lower_bound(unsorted, cost, caps):
             return fifo
         order = np.argsort(unsorted, kind="stable")
@@ -137,7 +138,11 @@ class CheapestCuts:
         if enough_s <= sum(seconds):
             return fifo
         batches = tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts))
-        return Partition(batches, tuple(seconds), 1 - sum(seconds) / fifo.total_s)
+        return Partition(batches, tuple(seconds), 1 - sum(seconds) / fifo_s)
+
+    def _seconds_by(self, fifo: Partition, lengths: Sequence[int]) -> float:
+        """Seconds of these lengths by FIFO."""
+        return fifo.total_s
 
 
 class Auto(CheapestCuts):
@@ -168,6 +173,13 @@ class Auto(CheapestCuts):
             return found
         self._rest = self._next_rest = min(_MAX_REST, 2 * self._next_rest + 1)
         return Partition(found.batches[:most], found.seconds[:most])
+
+    def _seconds_by(self, fifo: Partition, lengths: Sequence[int]) -> float:
+        """At the pace of FIFO's full batches: its last one would be filled up by jobs behind the window."""
+        if len(fifo.batches) < 2:
+            return fifo.total_s
+        tokens = sum([lengths[index] for batch in fifo.batches[:-1] for index in batch])
+        return sum(fifo.seconds[:-1]) * sum(lengths) / tokens
 
 
 def partition_policy(name: str) -> PartitionPolicy:

@@ -49,7 +49,8 @@ class JobQueue:
         place = self._place_of(job)
         if place < len(self._jobs):
             self.safe_begin -= job.work_s  # as if every job were behind it, and below as if it were last
-        self.safe_begin = min(self.safe_begin, job.latest_begin - self.work_s)
+        if job.latest_begin - self.work_s < self.safe_begin:
+            self.safe_begin = job.latest_begin - self.work_s
         self._jobs.insert(place, job)
         if self._timeline is not None:
             self._timeline.insert(place, job)
@@ -71,7 +72,11 @@ class JobQueue:
         begin = bisect_left(self._jobs, min(keys), key=_KEY)
         end = bisect_left(self._jobs, max(keys), begin, key=_KEY) + 1
         self._jobs[begin:end] = [job for job in islice(self._jobs, begin, end) if job.id in self._by_id]
-        self._bounds = self._timeline = None
+        if self._timeline is not None and end == len(gone):
+            self._timeline.remove_first(end)
+        else:
+            self._timeline = None
+        self._bounds = None
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])

@@ -4,7 +4,8 @@ import math
 from collections import deque
 
 _NUM_RECENT = 64  # batches that are remembered
-_HIGH = 0.9  # quantile that a single batch's margin is
+_BLOCK = 8  # batches over whose mean chances cancel
+_HIGH = 0.9  # quantile that margins are
 _MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
 _LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than the SLO, within these bounds
 
@@ -12,8 +13,8 @@ _LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than t
 class LatenessTracker:
     """Margins of admission and planning, from recent batches. Not thread-safe.
 
-    A single batch is late by chance: its margin is a high quantile. Over the batches that a request waits for, chances
-    cancel, and the mean remains.
+    A single batch is late by chance. Over the batches that a request waits for, chances cancel: the margin of queued
+    work is a high quantile of means over blocks of batches.
     """
 
     def __init__(self, slo_s: float) -> None:
@@ -21,7 +22,7 @@ class LatenessTracker:
         self._horizon_s = max(_LEAST_HORIZON_S, min(slo_s, _MOST_HORIZON_S))
         self._late_s: deque[float] = deque(maxlen=_NUM_RECENT)
         self._predicted_s: deque[float] = deque(maxlen=_NUM_RECENT)
-        self._mean_s = 0.0
+        self._mean_s = 0.0  # high quantile of the blocks' means
         self.batch_s = 0.0  # high quantile of a batch's lateness
         self.usual_s = 0.0  # its median
 
@@ -31,10 +32,10 @@ class LatenessTracker:
             return
         self._late_s.append(max(-self._horizon_s, min(self._horizon_s, late_s)))
         self._predicted_s.append(predicted_s)
-        ordered = sorted(self._late_s)
-        self._mean_s = max(0.0, sum(ordered) / len(ordered))
-        self.usual_s = max(0.0, ordered[len(ordered) // 2])
-        self.batch_s = max(0.0, ordered[min(len(ordered) - 1, int(_HIGH * len(ordered)))])
+        recent = list(self._late_s)
+        blocks = [recent[begin : begin + _BLOCK] for begin in range(0, len(recent), _BLOCK)]
+        self._mean_s = _quantile([sum(block) / len(block) for block in blocks], _HIGH)
+        self.usual_s, self.batch_s = _quantile(recent, 0.5), _quantile(recent, _HIGH)
 
     @property
     def slowdown(self) -> float:
@@ -45,3 +46,8 @@ class LatenessTracker:
     def share(self, full_s: float) -> float:
         """Share of predicted time that queued work takes longer if it runs in batches of `full_s`."""
         return min(_MAX_SHARE, self._mean_s / full_s) if full_s > 0 else 0.0
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """At least 0."""
+    return max(0.0, sorted(values)[min(len(values) - 1, int(share * len(values)))])
