@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine
-from penstock.ops.bench.common.runs import current_runs, machines
+from penstock.ops.bench.common.machine import describe_machine
+from penstock.ops.bench.common.runs import begin, current_runs, machines
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.serving.command import measure, record_of
 from penstock.ops.bench.serving.document import render
@@ -51,6 +52,8 @@ COSTS: dict[EngineKind, PackedCost | PaddedCost] = {
     "padding": PaddedCost(6e-3, 5e-3, 2e-5, 0.0),
 }
 
+HEADER = begin("serving", describe_machine())
+
 
 class OnPaper(BenchHarness):
     """Nothing is loaded, and no time passes."""
@@ -73,7 +76,7 @@ def record() -> Row:
     bench = OnPaper()
     plan = RunPlan(seconds=1.0, slo_s=0.2, lengths=("2-100",), most_trials=1, simulated=(300, 500))
     parts = measure(bench, plan, lambda line: None)
-    return record_of(bench, plan, parts, "on paper", "today", 1.0)
+    return record_of(bench, plan, parts, "on paper", HEADER)
 
 
 def test_every_part_of_the_plan_is_measured(record: Row) -> None:

@@ -120,8 +120,7 @@ def run(device: Device, scenario: Scenario, seed: int) -> tuple[Outcome, Learned
     rate = scenario.load * device.saturation_per_s / scenario.drift
     count = round(device.requests * scenario.load / scenario.drift)
     if scenario.is_bursty:
-        period_s = BURSTS.on_s + BURSTS.off_s
-        count = round(rate * period_s * max(_PERIODS, round(count / rate / period_s)))
+        count = round(rate * BURSTS.period_s * max(_PERIODS, round(count / rate / BURSTS.period_s)))
     num_bulk = device.requests if scenario.has_bulk else 0
     online = (bursty if scenario.is_bursty else poisson)(rate, count, seed)
     stream = Stream.beside_bulk(online, draw(_LENGTHS, count + num_bulk, seed + 1))

@@ -1,18 +1,16 @@
-"""`penstock bench serve`: measure, print the tables, and keep the figures, the tables and the plots."""
+"""`penstock bench serve`: measure, print the tables, and keep the run with its tables and plots."""
 
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from penstock.ops.bench.common.machine import describe_machine, slug
+from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.report import show_grid
+from penstock.ops.bench.common.runs import begin, finish, place
 from penstock.ops.bench.serving import (
     part_kafka,
     part_paper,
@@ -25,51 +23,48 @@ from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-from penstock.ops.bench.serving.record import finite, require_plots, write
+from penstock.ops.bench.serving.record import require_plots, write
 from penstock.ops.bench.serving.tables import grids
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
-RESULTS = Path(__file__).parent.parent / "results"
 RANDOM_BERT = "bert-base"
 _NAMES = {None: SERVED_NAME, RANDOM_BERT: "BERT-base with random weights"}
 _NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
 
 
 def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
-    """Run `plan` on this machine. `output`: the JSON file; tables and plots lie beside it under the same name. None: a
-    whole plan's results lie among the benchmark's own, others are shown and not kept.
+    """Run `plan` on this machine. `output`: the JSON file; tables and plots lie beside it under the same name. None:
+    the run of a whole plan is kept among the benchmark's own, that of another plan is shown and not kept.
     """
     require_plots()
     from penstock.ops.bench.serving.plots import draw
 
     console = Console(width=max(150, Console().width))
     configure_logs("console", "warning")
-    began, started = time.monotonic(), datetime.now(UTC)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = BenchHarness.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
+        header = begin(_suite(plan), _machine(bench))
         parts = measure(bench, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
     name = _NAMES.get(model, bench.packed.info.name)
-    record = record_of(bench, plan, parts, name, started.isoformat(timespec="seconds"), time.monotonic() - began)
+    record = record_of(bench, plan, parts, name, header)
     for grid in grids(record):
         show_grid(console, grid)
-    path = output or (RESULTS / f"serving-{_slug(record['machine'])}.json" if plan.is_whole else None)
+    path = output or (place(record) if plan.is_whole else None)
     if path is None:
-        console.print("Not kept, for these are not all parts and lengths. --output FILE keeps them.")
+        console.print("Not kept: not all parts and lengths were measured. --output FILE keeps them.")
         return 0
     draw(record, write(record, render(record), path))
     console.print(f"Written: {path}, and tables beside it; plots where a part has one")
     return 0
 
 
-def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, started: str, seconds: float) -> Row:
-    """A result file's content."""
-    record: Row = finite(
+def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, header: Row) -> Row:
+    """A result file's content. `header`: of a run that began before `parts` were measured."""
+    record: Row = finish(
         {
-            "command": shlex.join(["penstock", *sys.argv[1:]]),
-            "started": started,
-            "seconds": seconds,
-            "machine": _machine(bench),
+            **header,
             "is_gpu": bench.is_gpu,
             "model": model,
             "dtype": bench.packed.info.dtype,
@@ -85,7 +80,7 @@ def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, starte
 
 
 def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
-    """The parts of the plan; what is about objectives uses the first of its workloads."""
+    """Measure the parts of the plan; those about objectives use the first of its workloads."""
     parts: Row = {}
     workloads = []
     if _NEEDS_SATURATION & set(plan.parts):
@@ -134,5 +129,5 @@ def _machine(bench: BenchHarness) -> Row:
     return machine
 
 
-def _slug(machine: Row) -> str:
-    return str(machine["gpu"]).lower().replace(" ", "-") if "gpu" in machine else slug(machine)
+def _suite(plan: RunPlan) -> str:
+    return "serving-kafka" if plan.parts == (KAFKA,) else "serving"

@@ -20,11 +20,11 @@ import uvloop
 
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
+from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.serving.arrivals import Floats, poisson
 from penstock.ops.bench.serving.critical import Row, critical_point
 from penstock.ops.bench.serving.drive import random_ids
 from penstock.ops.bench.serving.outcome import Outcome
-from penstock.ops.bench.serving.record import finite
 from penstock.producer import Client
 
 _START_TIMEOUT_S = 180.0  # of the worker: it loads, and calibrates if it is the first

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
+from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.report import show_grid
+from penstock.ops.bench.common.runs import begin, finish
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.noise import Noise, Overhead
-from penstock.ops.bench.serving.record import finite, require_plots, write
+from penstock.ops.bench.serving.record import require_plots, write
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
@@ -82,11 +82,11 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
     worker = _Worker("a model of BERT-base on an H200", _H200, Noise.none(), Overhead.none(), 1, _H200_CAPS)
     if result is not None:
         worker = _measured(result)
-    began = time.monotonic()
+    began, header = time.monotonic(), begin("simulation", describe_machine())
     sweep = _Sweep(plan, worker, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
-    record = finite(
+    record = finish(
         {
-            "command": shlex.join(["penstock", *sys.argv[1:]]),
+            **header,
             "worker": worker.what,
             "plan": asdict(plan),
             "saturation_per_s": sweep.saturation,
@@ -244,6 +244,7 @@ def _worker_of(record: Mapping[str, Any]) -> _Worker:
 def _write(record: Mapping[str, Any], path: Path) -> None:
     from penstock.ops.bench.serving.sweep_plot import draw as draw_plot  # matplotlib takes a second
 
-    head = f"# Simulated fleets: {record['worker']}\n\n`{record['command']}`\n\n"
+    run = f"`{record['command']}`, {record['started']}, commit {record['commit']}"
+    head = f"# Simulated fleets: {record['worker']}\n\n{run}\n\n"
     sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
     draw_plot(record, write(record, head + "\n\n".join(sections) + "\n", path))
