@@ -35,7 +35,7 @@ KEPT = {
 }
 _LENGTHS = "2-100"
 _MAX_WAIT_S = 0.002
-_REQUESTS = {"CPU": 3_000, "H200": 20_000}  # of one run at saturation; fewer or more by its load
+_REQUESTS = {"CPU": 3_000, "H200": 60_000}  # of one run at saturation; fewer or more by its load
 _SHARES = (0.5, 1.0, 2.0)  # of the SLO, where deadlines are mixed
 _DRIFT = 1.5  # times as slow as the table, from the start
 _SINCE = 0.2  # of a run: the time before is on the way to a steady state
