@@ -56,7 +56,7 @@ class SweepPlan:
 
 
 class UnusableResult(Exception):
-    """A file that holds no measured costs, or a fleet that answers nobody. The message says which."""
+    """A file that holds no measured costs, or a fleet that answers no request. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)

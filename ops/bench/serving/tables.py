@@ -59,7 +59,7 @@ def _saturation(workload: Record) -> Grid:
 
 
 def _lane_time(workload: Record) -> Grid:
-    """What batches can gain at most."""
+    """The most that batches can gain."""
     rows = [
         (kind, f"{us['alone']:.2f}", f"{us['full']:.2f}", str(us["in_full"]), f"{us['alone'] / us['full']:.2f}")
         for kind, us in workload["us_a_token"].items()
