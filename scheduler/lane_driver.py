@@ -33,7 +33,7 @@ class LaneBatch:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What to do now. The order of `start` is the order to hand the batches to the lanes."""
+    """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
     start: tuple[LaneBatch, ...]
     refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue

@@ -1,4 +1,4 @@
-"""A measured cost: what a batch takes by a law of launch and work, corrected on a small grid of measurements."""
+"""A measured cost: a law of launch and work, corrected on a small grid of measurements."""
 
 import math
 from bisect import bisect_right
@@ -68,7 +68,7 @@ class CostTable:
     _cells: tuple[tuple[_Cell, ...], ...] = field(init=False, compare=False, repr=False)
     _least: float = field(init=False, compare=False, repr=False)  # factor
     arrays: tuple[FloatArray, FloatArray, FloatArray] = field(init=False, compare=False, repr=False)
-    """sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for those who look up many batches."""
+    """sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for looking up many batches."""
 
     def __post_init__(self) -> None:
         _check_knots("sizes", self.sizes)

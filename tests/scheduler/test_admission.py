@@ -1,4 +1,4 @@
-"""Refusals start before anybody who was let in is late, throughput stays, and a burst leaves nothing behind."""
+"""Rejections start before an admitted job is late, throughput stays, and a burst leaves nothing behind."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ def limits(trigger: TriggerName = "lazy", num_lanes: int = 1, partition: Partiti
 
 
 def late_or_refused(outcome: Outcome, cause: Cause) -> int:
-    """Of those let in: how many were answered late, or refused for this cause."""
+    """How many admitted jobs were answered late, or rejected for this cause."""
     return len(outcome.answered) - outcome.num_in_time + outcome.num_refused(cause)
 
 
@@ -111,7 +111,7 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("slo_s", "stall_s"), [(0.03, 0.015), (0.025, 0.02), (0.05, 0.04)])
 def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
-    """What was let in is late after a stall. The few that are not say nothing of what a backlog costs."""
+    """Admitted jobs are late after a stall. The few that are not say nothing of the cost of a backlog."""
     chosen = SchedulerSettings(0.002, 1024, 16_384, slo_s)
     cost = PackedCost(floor_s=0.0, alpha_s=4.8e-4, beta_s=3.3e-7, gamma_s=0.0)
     capacity = saturation(cost, 51, chosen)
@@ -133,10 +133,10 @@ def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
 # A short batch of the tight job's own grows by a longer one, or by one that comes later.
 @example([(0.0, 1, 0.03125), (0.0, 32, 1.0), (0.0, 33, 1.0)], 3)
 @example([(0.0, 33, 1.0), (0.0, 64, 1.0), (0.03125, 64, 1.0), (0.03125, 1, 0.125), (0.03125, 31, 1.0)], 2)
-def test_who_is_let_in_is_in_time_whatever_comes_later(
+def test_an_admitted_job_is_in_time_whatever_comes_later(
     shapes: list[tuple[float, int, float]], max_sequences: int
 ) -> None:
-    """Exact predictions, any deadlines, one lane, nobody waits for mates: no refusal but on arrival."""
+    """Exact predictions, any deadlines, one lane, no waiting for fuller batches: no rejection but on arrival."""
     chosen = SchedulerSettings(0.0, max_sequences, 10_000, None, "hungry")
     gaps, tokens, slos_s = zip(*shapes, strict=True)
     arrivals = map(Arrival, itertools.accumulate(gaps), tokens, slos_s)
@@ -154,13 +154,13 @@ def test_the_work_before_a_job_decides() -> None:
     (refusal,) = busy.add([Job(1, 64, 10.0)], 10.0, busy_s=0.375)
     assert (refusal.id, refusal.cause) == (1, Cause.OVERLOADED)
     assert refusal.late_s == pytest.approx(1 / 16)
-    assert busy.add([Job(1, 64, 10.0, deadline=11.0)], 10.0, busy_s=0.375) == []  # who has more time may wait
+    assert busy.add([Job(1, 64, 10.0, deadline=11.0)], 10.0, busy_s=0.375) == []  # a job with more time may wait
     assert busy.add([Job(2, 64, 10.0, bulk=True)], 10.0, busy_s=9.0) == []  # nor do bulk jobs mind
     pair = Scheduler(SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry", num_lanes=2), LINEAR)
     assert pair.add([Job(0, 64, 10.0), Job(1, 64, 10.0)], 10.0, busy_s=0.34375) == []  # two lanes, half the wait
 
 
-def test_nobody_may_be_put_before_a_job_whose_long_batch_must_begin_first() -> None:
+def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
     """Due later, but to begin sooner: though all that waits is done long before the newcomer's deadline."""
     queue = JobQueue()
     queue.add(QueuedJob(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))

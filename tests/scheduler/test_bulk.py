@@ -132,7 +132,7 @@ def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) ->
 
 
 def test_online_jobs_run_at_once_with_bulk_in_the_room_that_is_left() -> None:
-    """The first 16 tokens cost the same, so 10 of bulk's are free; waiting for mates would gain nothing."""
+    """The first 16 tokens cost the same, so 10 of bulk's are free; waiting for a fuller batch would gain nothing."""
     scheduler = Scheduler(limits(bulk_slice_s=2**-20), STEP)
     scheduler.add([*bulk(5, 5, 5), Job(0, 6, 10.0)], 10.0)
     assert plan(scheduler.poll(10.0, idle_lanes=1)) == Plan((Batch((0, 100, 101), FLOOR),), Trigger.BULK, "fifo")

@@ -308,7 +308,7 @@ def test_the_kernel_was_compiled_once() -> None:
 
 
 def run_python(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints, with every warning an error."""
+    """The output of a fresh interpreter, with every warning an error."""
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=os.environ | environment)
     assert done.returncode == 0, done.stderr

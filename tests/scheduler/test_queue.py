@@ -51,7 +51,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1))
     def look_ahead(self, due: float, work_s: float) -> None:
-        """By when the lanes must begin for a newcomer to be in time, and everybody behind it."""
+        """By when the lanes must begin for a new job, and those behind it, to be in time."""
         job = waiting(self.next_id, due, work_s=work_s)
         latest, before_s = math.inf, 0.0
         for one in sorted([*self.jobs, job], key=lambda one: one.key):
@@ -79,7 +79,7 @@ TestQueues = Queues.TestCase
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
-def test_steady_time_never_steps_back_and_wakes_nobody_early(moments: list[float], wait_s: float) -> None:
+def test_steady_time_never_steps_back_and_gives_no_early_wake_up(moments: list[float], wait_s: float) -> None:
     clock = SteadyClock()
     steady = [clock.read(moment) for moment in moments]
     assert steady == sorted(steady)

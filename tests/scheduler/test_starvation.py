@@ -21,11 +21,11 @@ LONGEST_S = MAX_TOKENS * TOKEN_S  # of a batch
 def bound_s(load: float, lanes: int) -> float:
     """Longest time in the system, in any order of service, if at most BURST_S + load * lanes * t comes in t seconds.
 
-    Work is what sequences take alone; together they take no more. A lane is idle only while what waits waits for
-    mates, MAX_WAIT_S at most. Once all lanes are busy they stay so for L seconds, in which they do what came in
-    MAX_WAIT_S + L, and what was left of the batches that ran already:
-    lanes * L <= (lanes - 1) * LONGEST_S + BURST_S + load * lanes * (MAX_WAIT_S + L). A job waits for mates and starts
-    in that time. With one lane it also ends in it; with more, its batch may go on when another lane falls idle.
+    Work is counted as of sequences that run alone; together they take no more. A lane is idle only while the queue
+    waits for a fuller batch, MAX_WAIT_S at most. Once all lanes are busy they stay so for L seconds. In these they do
+    the work that came in MAX_WAIT_S + L, and the rest of the batches that ran already:
+    lanes * L <= (lanes - 1) * LONGEST_S + BURST_S + load * lanes * (MAX_WAIT_S + L). A job waits for a fuller batch and
+    starts in that time. With one lane it also ends in it; with more, its batch may go on when another lane falls idle.
     """
     work_s = (lanes - 1) * LONGEST_S + BURST_S + load * lanes * MAX_WAIT_S
     return MAX_WAIT_S + work_s / (lanes * (1 - load)) + (LONGEST_S if lanes > 1 else 0.0)
@@ -33,7 +33,7 @@ def bound_s(load: float, lanes: int) -> float:
 
 @st.composite
 def bounded_arrivals(draw: st.DrawFn, rate: float, floor_s: float) -> list[Arrival]:
-    """Anything that keeps to the bound, a leaky bucket: who would spill over comes later."""
+    """Anything that keeps to the bound, a leaky bucket: an arrival that would spill over is delayed."""
     gaps_s, slos_s = st.sampled_from([0.0, 1e-3, 0.05]), st.sampled_from([None, 0.06, 0.4, 9.0])
     arrivals, at, level_s = [], 0.0, 0.0
     for gap_s, tokens, slo_s in draw(
@@ -71,7 +71,7 @@ def test_every_request_leaves_within_the_bound(
     admission: AdmissionName,
     window: int,
 ) -> None:
-    """Answered within the bound, or refused; under `accept` nobody who had that much time."""
+    """Answered within the bound, or refused; under `accept` no job that had that much time."""
     arrivals = data.draw(bounded_arrivals(load * lanes, floor_s))
     chosen = SchedulerSettings(
         MAX_WAIT_S, 4, MAX_TOKENS, None, trigger, partition, order, admission, num_lanes=lanes, window=window
@@ -94,7 +94,7 @@ def test_every_request_leaves_within_the_bound(
 def test_beyond_saturation_the_oldest_of_equals_go_first(
     lengths: list[int], partition: PartitionName, order: OrderName, slo_s: float | None
 ) -> None:
-    """Nobody is passed over for who came after the plan's window: each plan is of the oldest that wait."""
+    """Each plan is of the oldest queued jobs: none is passed over for one behind the plan's window."""
     chosen = SchedulerSettings(0.0, 3, 100, slo_s, "hungry", partition, order, "accept", window=6)
     scheduler = Scheduler(chosen, PaddedCost(0.0, 1e-4, 1e-3, 0.0))
     waiting = iter(enumerate(lengths))

@@ -35,7 +35,7 @@ KEPT = {
 }
 _LENGTHS = "2-100"
 _MAX_WAIT_S = 0.002
-_REQUESTS = {"CPU": 3_000, "H200": 20_000}  # of one run at saturation; fewer or more by its load
+_REQUESTS = {"CPU": 3_000, "H200": 60_000}  # of one run at saturation; fewer or more by its load
 _SHARES = (0.5, 1.0, 2.0)  # of the SLO, where deadlines are mixed
 _DRIFT = 1.5  # times as slow as the table, from the start
 _SINCE = 0.2  # of a run: the time before is on the way to a steady state
@@ -120,8 +120,7 @@ def run(device: Device, scenario: Scenario, seed: int) -> tuple[Outcome, Learned
     rate = scenario.load * device.saturation_per_s / scenario.drift
     count = round(device.requests * scenario.load / scenario.drift)
     if scenario.is_bursty:
-        period_s = BURSTS.on_s + BURSTS.off_s
-        count = round(rate * period_s * max(_PERIODS, round(count / rate / period_s)))
+        count = round(rate * BURSTS.period_s * max(_PERIODS, round(count / rate / BURSTS.period_s)))
     num_bulk = device.requests if scenario.has_bulk else 0
     online = (bursty if scenario.is_bursty else poisson)(rate, count, seed)
     stream = Stream.beside_bulk(online, draw(_LENGTHS, count + num_bulk, seed + 1))

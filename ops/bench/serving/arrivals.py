@@ -1,4 +1,4 @@
-"""When requests come, open loop: the next one comes whatever has become of those before it. Same seed, same times."""
+"""Arrival times, open loop: they do not depend on the answers. Same seed, same times."""
 
 from dataclasses import dataclass
 
@@ -22,6 +22,10 @@ class OnOff:
     off_s: float
 
     @property
+    def period_s(self) -> float:
+        return self.on_s + self.off_s
+
+    @property
     def peak(self) -> float:
         """The rate in a burst over the mean rate."""
         return (self.on_s + self.off_s) / self.on_s
@@ -31,7 +35,7 @@ BURSTS = OnOff(on_s=0.2, off_s=0.8)
 
 
 def bursty(rate_per_s: float, count: int, seed: int, shape: OnOff = BURSTS) -> Floats:
-    """`count` times in seconds from 0 on, ascending, at `rate_per_s` over whole periods of `shape`."""
+    """`count` times in seconds from 0 on, ascending, with a mean of `rate_per_s` over whole periods of `shape`."""
     _check(rate_per_s)
     while_on = poisson(rate_per_s * shape.peak, count, seed)
     return while_on + np.floor(while_on / shape.on_s) * shape.off_s

@@ -29,7 +29,7 @@ _WORTH_PROCESSES = 100_000  # requests; they take a second to start
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What all clients together send."""
+    """The requests of all clients together."""
 
     rate_per_s: float
     num_requests: int
@@ -42,7 +42,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker ends without a word."""
+    """A worker that ends without leaving its group."""
 
     worker: int
     at_s: float
@@ -69,12 +69,12 @@ class Fleet:
                 f"{self.num_workers} workers for {self.num_partitions} partitions: each needs one at least."
             )
         if self.loss is not None and self.num_workers < 2:
-            raise ValueError("The loss of the only worker leaves nobody to answer.")
+            raise ValueError("The loss of the only worker leaves none to answer.")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """What became of all requests."""
+    """The outcome of all requests."""
 
     arrival: Floats
     finish: Floats  # nan: refused
@@ -110,7 +110,7 @@ class FleetOutcome:
 
 
 class _Part(NamedTuple):
-    """What one worker is to do. Crosses processes."""
+    """The requests of one worker. Crosses processes."""
 
     stream: Stream
     settings: SchedulerSettings

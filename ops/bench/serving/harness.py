@@ -39,7 +39,7 @@ _FEWEST_REQUESTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is offered in one run."""
+    """The load of one run."""
 
     lengths: str  # a distribution's name, or TEXTS
     rate_per_s: float
@@ -55,7 +55,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of one engine."""
+    """One engine, its cost and its calibration."""
 
     engine: Engine
     cost: LearnedCost
@@ -108,7 +108,7 @@ class BenchHarness:
         return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
 
     def table(self, kind: EngineKind) -> CostTable:
-        """What the engine's cost is now, as a table that does not change."""
+        """The engine's present cost, as a table that does not change."""
         cost = self.known(kind).cost
         factors = np.array(cost.table.factors) * cost.scale
         return replace(cost.table, factors=tuple(map(tuple, factors.tolist())))
@@ -179,7 +179,7 @@ class BenchHarness:
         return max(float(self.table(kind).seconds(longest, longest**2, longest, 1)) for kind in ("packed", "padded"))
 
     def describe(self) -> dict[str, Any]:
-        """What is known of each engine that was used, as a result file carries it."""
+        """Each engine that was used, as a result file carries it."""
         return {
             kind: {
                 "calibration_s": known.calibration_s,

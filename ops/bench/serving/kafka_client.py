@@ -36,7 +36,7 @@ _MAX_IN_FLIGHT = 65_536  # records: an open loop is not held back
 
 @dataclass(frozen=True, slots=True)
 class ClientSpec:
-    """What to search for, and with what."""
+    """The search: connection, requests, limits."""
 
     connection: dict[str, Any]  # of the client: bootstrap_servers, model, and what the broker needs
     lengths: list[int]  # tokens of the requests, from the start again when they run out

@@ -1,4 +1,4 @@
-"""What a batch takes beyond its prediction: scatter, and the host's part. From real runs, for simulated ones."""
+"""Batch times beyond their prediction: scatter, and host time. Learned from real runs, for simulated ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What the host adds to batches, from their start to their known end."""
+    """Host time of batches, from their start to their known end."""
 
     idle: HostTime  # to one that found its lane idle: the device waits for all that the host does
     behind: HostTime  # to one that waited behind another: most of it was done by then
@@ -89,8 +89,8 @@ class Overhead:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[Sequence[Ran], float, float]], known: "Overhead") -> "Overhead":
-        """Learned of real runs: all batches of each, and from when to when they count. Who waited began at the moment
-        at which another ended. What is `known` stays where there are few.
+        """Learned of real runs: all batches of each, and from when to when they count. A batch that
+        waited began at the moment at which another ended. Few batches change nothing of `known`.
         """
         seen: dict[bool, tuple[list[int], list[float]]] = {True: ([], []), False: ([], [])}
         for batches, begin, end in runs:

@@ -1,9 +1,8 @@
-"""What became of the requests of one run, real or simulated, and the figures that are made from it."""
+"""The outcome of one run, real or simulated: every request's times, every batch, and the figures made from them."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,14 +31,14 @@ class Outcome:
     """Arrays have one entry a request, bulk first, then in the order of arrival, in seconds since the run began."""
 
     arrival: Floats
-    start: Floats  # of its batch; nan: it was not run
+    start: Floats  # of its batch; nan: not run
     finish: Floats  # nan: not answered with a result before the run was ended
     refused: Mapping[str, int]  # cause -> requests
-    batches: tuple[Ran, ...]  # empty where nobody asked for them
+    batches: tuple[Ran, ...]  # empty where they were not kept
     scheduler_s: float  # spent in the scheduler, for all requests together
     num_bulk: int = 0  # requests of the class bulk
     busy_s: float = 0.0  # lanes' time in batches, all lanes together
-    details: Mapping[str, Any] = field(default_factory=dict)
+    offered_s: float | None = None  # time that requests were offered for; None: to the last arrival
 
     @property
     def num_requests(self) -> int:
@@ -53,8 +52,8 @@ class Outcome:
 
     @property
     def span_s(self) -> float:
-        """From the start to the last arrival."""
-        return float(self.arrival[-1])
+        """Seconds that requests were offered for."""
+        return float(self.arrival[-1]) if self.offered_s is None else self.offered_s
 
     @property
     def num_refused(self) -> int:
@@ -78,16 +77,16 @@ class Outcome:
         )
 
     def in_time_of_accepted(self, slo_s: float) -> float:
-        """Share of the online requests that were let in which were answered within `slo_s`.
+        """Share of the admitted online requests that were answered within `slo_s`.
 
-        One that is refused later on was let in: a promise that was not kept.
+        A request rejected after it was admitted counts as not in time.
         """
-        turned_away = sum(self.refused.get(cause, 0) for cause in (Cause.OVERLOADED, Cause.ARRIVED_LATE))
-        accepted = len(self.latency_s) - turned_away
+        rejected = sum(self.refused.get(cause, 0) for cause in (Cause.OVERLOADED, Cause.ARRIVED_LATE))
+        accepted = len(self.latency_s) - rejected
         return float((self.latency_s <= slo_s).sum()) / accepted if accepted else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """Latency that `percent` of the online requests do not exceed; without an answer it is infinite."""
+        """Latency percentile of the online requests; without an answer it is infinite."""
         return float(np.percentile(self.latency_s, percent, method="higher"))
 
     def bulk_per_s(self) -> float:
@@ -112,7 +111,7 @@ class Outcome:
         return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
 
     def padding(self) -> float:
-        """Share of the slots of padded batches that are padding: what a padded engine computes in vain."""
+        """Share of the slots of padded batches that are padding."""
         slots = sum(batch.count * batch.longest for batch in self.batches)
         return 1 - sum(batch.tokens for batch in self.batches) / slots if slots else 0.0
 
@@ -125,7 +124,7 @@ class Outcome:
         return sum(batch.count for batch in self.batches) / len(self.batches) if self.batches else 0.0
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Arrivals = responses, and p99 within the SLO; a refusal is a miss."""
+        """Arrivals = responses, and p99 within the SLO; a rejection is a miss."""
         answered, offered = self.answered_per_s(0.5), self.offered_per_s(0.5)
         # What is in flight at either end of the half makes the two differ by chance.
         slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)

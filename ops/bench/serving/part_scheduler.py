@@ -13,9 +13,13 @@ from penstock.scheduler.policies.dp import cheapest_cuts
 QUEUED = 10_000
 _REQUESTS = 100_000
 _TOGETHER = 64  # jobs in one call of `add`
-_SLO_S = 3600.0  # nobody is late
+_SLO_S = 3600.0  # no job is late
 _ONE_SLO = (_SLO_S,)
-_THREE_SLOS = (_SLO_S, _SLO_S + 0.005, _SLO_S + 0.015)  # who comes is due before many that wait, which span 10 ms
+_THREE_SLOS = (
+    _SLO_S,
+    _SLO_S + 0.005,
+    _SLO_S + 0.015,
+)  # an arriving job is due before many of those queued, which span 10 ms
 
 DP_QUEUED, DP_MAX_BATCH = 1000, 512
 _DP_KINDS: tuple[EngineKind, ...] = ("packed", "padded")

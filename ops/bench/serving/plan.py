@@ -1,4 +1,4 @@
-"""What a run of the benchmark measures, and for how long."""
+"""Options of a benchmark run: its parts, workloads and durations."""
 
 import math
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ def highest(sustains: Callable[[float], bool], guess: float, *, precision: float
     """The highest rate that is sustained, to `precision`, by bisection; 0.0 when none from guess / reach on is.
 
     Rates are tried from `guess` on, up or down in doublings and halvings, then between the two that enclose the limit.
-    Whoever sustains a rate is taken to sustain every lower one.
+    A system that sustains a rate is taken to sustain every lower one.
     """
     if not 0 < guess < math.inf:
         raise ValueError(f"A first guess must be a finite rate above 0. Given: {guess}")
@@ -42,7 +42,7 @@ def highest(sustains: Callable[[float], bool], guess: float, *, precision: float
 
 @dataclass(frozen=True, slots=True)
 class Confirmed(Generic[T]):
-    """What few real trials say of a rate that was found elsewhere."""
+    """The result of a few real trials at a rate that was found elsewhere."""
 
     rate: float
     trial: T

@@ -19,9 +19,9 @@ PAPER_BATCH = 20  # TurboTransformers section 6.3: most requests in a batch
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all systems of one table have in common."""
+    """The limits that all systems of one table share."""
 
-    worker: SchedulerSettings  # a worker's defaults with this engine; the caps and lanes are everybody's
+    worker: SchedulerSettings  # a worker's defaults with this engine; every system has its caps and lanes
     slo_s: float
 
 
@@ -35,7 +35,7 @@ class System:
 
 
 def default(limits: Limits, slo_s: float | None = None) -> System:
-    """What a worker does when nobody sets anything but its SLO."""
+    """A worker's defaults, with an SLO."""
     return System("penstock default", "packed", replace(limits.worker, slo_s=slo_s or limits.slo_s))
 
 
@@ -45,7 +45,7 @@ def tei(limits: Limits) -> System:
 
 
 def no_batch(limits: Limits) -> System:
-    """The runtime, one request at a time: what batching is measured against."""
+    """The runtime, one request at a time: the baseline of batching."""
     return _system(limits, "packed, none", "packed", partition="none", max_batch_sequences=1)
 
 
@@ -63,7 +63,7 @@ def on_padded(limits: Limits) -> list[System]:
 
 
 def on_packed(limits: Limits) -> list[System]:
-    """Two that wait for batch mates, TEI's rule, and what a worker does by default."""
+    """Two lazy systems, TEI's rule, and a worker's defaults."""
     lazy: dict[str, Any] = {"trigger": "lazy"}
     return [
         no_batch(limits),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.ops.bench.common.comparison import Grid
+from penstock.ops.bench.serving.arrivals import BURSTS
 from penstock.ops.bench.serving.systems import PAPER_CHAIN, PAPER_RATES
 
 Record = Mapping[str, Any]
@@ -58,7 +59,7 @@ def _saturation(workload: Record) -> Grid:
 
 
 def _lane_time(workload: Record) -> Grid:
-    """What batches can gain at most."""
+    """The most that batches can gain."""
     rows = [
         (kind, f"{us['alone']:.2f}", f"{us['full']:.2f}", str(us["in_full"]), f"{us['alone'] / us['full']:.2f}")
         for kind, us in workload["us_a_token"].items()
@@ -136,6 +137,7 @@ def _bursts(part: Record) -> Grid:
         (
             f"{row['load']:g} x",
             row["system"],
+            _periods(row),
             _rate(row["goodput_per_s"]),
             _share(row["in_time_of_accepted"]),
             f"{sum(row['refused'].values()) / row['requests']:.1%}",
@@ -145,7 +147,14 @@ def _bursts(part: Record) -> Grid:
         for row in part["rows"]
     ]
     title = f"Bursts of five times the mean rate, {part['lengths']} tokens, SLO {part['rows'][0]['slo_s'] * 1e3:.0f} ms"
-    return Grid(title, ("load", "system", "goodput req/s", "accepted in time", "refused", "p50 ms", "p99 ms"), rows)
+    latencies = "p50 ms", "p99 ms"
+    columns = ("load", "system", "whole periods", "goodput req/s", "accepted in time", "refused", *latencies)
+    return Grid(title, columns, rows)
+
+
+def _periods(row: Record) -> str:
+    """Of bursts; a kept run of before they were counted has none."""
+    return f"{row['seconds'] / BURSTS.period_s:.0f}" if "seconds" in row else ""
 
 
 def _classes(part: Record) -> Grid:
