@@ -111,6 +111,7 @@ def test_no_file_of_a_room_imports_a_forbidden_room_or_library(room: str) -> Non
                 assert not any(f"{name}.".startswith(f"{bad}.") for bad in forbidden), f"{path} imports {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", [*(f"penstock.{room}" for room in ROOMS), "penstock.ops.cli.main", "penstock.worker.process"]
 )

@@ -27,6 +27,8 @@ from tests.engine.helpers import (
     write_json,
 )
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (1, 2, 40, 127, 128, 129, 2, MAX_TOKENS)
 
 

@@ -24,6 +24,8 @@ from tests.engine.helpers import (
     save_encoder,
 )
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (5, 1, 129, 2, 40)
 AUTO_MODEL: Any = transformers.AutoModel
 

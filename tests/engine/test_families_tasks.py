@@ -22,6 +22,8 @@ from tests.engine.helpers import (
     write_json,
 )
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [("w1 w7 w30", "w2 w2"), ("w5", "w9 w1 w4 w4 w8 w100"), ("w3 w3", "w3")]
 LENGTHS = (1, 12, 127, 2, 128, 12, 129)
 

@@ -33,6 +33,8 @@ from tests.engine.helpers import (
     write_json,
 )
 
+pytestmark = pytest.mark.slow
+
 POOLINGS = ("cls", "mean", "max", "last")
 LENGTHS = (1, 12, 127, 2, 128, 12, 130)
 _AUTO_MODEL: Any = transformers.AutoModel  # transformers leaves from_config untyped

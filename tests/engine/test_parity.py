@@ -24,6 +24,8 @@ from tests.engine.helpers import (
     save_encoder,
 )
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (64, 1, 2, 17, 2, MAX_TOKENS, 127, 33, 1, 16, 128, 17, 65, 129)
 
 

@@ -18,6 +18,8 @@ from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import pack, save_classifier, save_sentence_transformer, write_json
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = {"query": "search query : ", "document": "passage : ", "topic": "cluster : "}
 TEXTS = ["a river in spring", "where is the river", "snow", "the snow is in spring where a river is the query"]
 WORDS = sorted({word for text in (*TEXTS, *PROMPTS.values(), "instruct : first") for word in text.split()})

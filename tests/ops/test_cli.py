@@ -406,6 +406,7 @@ def test_waits_for_a_broker_that_is_down_and_ends_on_ctrl_c(processes: list[Proc
     assert running.said.count("does not answer") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_is_terminated_says_so_and_leaves_nothing(processes: list[Process], tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("text\nhello\n")
     with MockBroker() as broker:

@@ -16,6 +16,8 @@ from penstock.ops.parity.compare import Agreement, Check
 from tests.engine.helpers import save_classifier, save_encoder, save_tagger, write_json
 from tests.ops.test_cli import no_settings_from_outside, penstock
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
 
 QUICK = ("--device", "cpu", "--packs", "3")

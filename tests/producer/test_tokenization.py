@@ -73,6 +73,7 @@ def test_the_ids_of_banking77_are_those_of_transformers() -> None:
     assert [encoded.ids.tolist() for encoded in ours([*rows])] == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(any_text, max_size=5))
 def test_any_text_has_the_ids_of_transformers(batch: list[Text]) -> None:

@@ -236,6 +236,7 @@ def long_instance(rng: random.Random, cost: CostFunction) -> Instance:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
 def test_the_compiled_prices_are_those_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
     """O(nB) from the table's own cells, against the same recurrence over prices asked of the cost."""
