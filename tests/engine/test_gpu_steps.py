@@ -89,6 +89,7 @@ LAUNCHES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("types", [False, True])
 @pytest.mark.parametrize("kind", ["cublas", "short", "wide"])

@@ -39,6 +39,7 @@ def test_help_explains_every_setting() -> None:
     assert "--bootstrap-servers" not in text
 
 
+@pytest.mark.slow
 def test_it_measures_keeps_shows_and_draws(bert: Path, tmp_path: Path) -> None:
     model, path, plot = (
         ("--model", str(bert), "--dtype", "float32"),

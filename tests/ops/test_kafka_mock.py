@@ -23,6 +23,7 @@ async def test_a_topic_appears_on_first_use_with_four_partitions(broker: MockBro
         assert await producer.partitions_for("fresh") == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 async def test_one_group_member_reads_every_record_and_commits(broker: MockBroker) -> None:
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
         for i in range(20):
