@@ -25,10 +25,10 @@ demo: $(INSTALLED)
 	$(BIN)/penstock demo
 
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/integration --ignore tests/gpu -m 'not slow and not integration'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu -m 'not slow and not integration'
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu tests/gpu

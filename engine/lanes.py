@@ -154,7 +154,7 @@ def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore
 def _idle(engine: PipelinedEngine) -> float | None:
     try:
         return engine.idle()
-    except Exception as error:
+    except BaseException as error:
         log.warning("idle_work_failed", error=repr(error))
         return None
 

@@ -73,7 +73,7 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_file(str(file)), prompts)
         except Exception as error:  # the library raises bare Exception for a file that it cannot parse
             raise TokenizerError(
-                f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint anew."
+                f"{file} cannot be read as a tokenizer ({error}). Download the checkpoint again."
             ) from error
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Tokenizer:
             if max_tokens not in self._cutting:
                 room = max_tokens - self._plain.num_special_tokens_to_add(is_pair=True)
                 if room < 1:
-                    raise ValueError(f"max_tokens={max_tokens} leaves no room for text beside the special tokens.")
+                    raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
                 copy = tokenizers.Tokenizer.from_str(self._plain.to_str())
                 copy.enable_truncation(max_tokens, strategy="longest_first", direction="right")
                 self._cutting[max_tokens] = copy

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.families import bert
+from penstock.engine.families.bert import LAYER as BERT_LAYER
 from penstock.engine.families.readers import (
     read_classifier,
     read_dense,
@@ -31,7 +31,7 @@ from penstock.engine.model.weights import (
 
 _PREFIXES = ("", "deberta.")
 _PROBE = "embeddings.word_embeddings.weight"
-_LAYER = replace(bert.LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+_LAYER = replace(BERT_LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
@@ -83,7 +83,7 @@ def _embeddings(checkpoint: Checkpoint, prefix: str) -> Embeddings:
 
 
 def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | None:
-    """The convolution beside the first layer of deberta-v2-xlarge and -xxlarge."""
+    """The convolution parallel to the first layer of deberta-v2-xlarge and -xxlarge."""
     config, weights = checkpoint.config, checkpoint.weights
     size, num_groups = int(config.get("conv_kernel_size") or 0), int(config.get("conv_groups", 1))
     if size <= 0:

@@ -18,7 +18,7 @@ from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, 
 
 _PREFIXES = ("", "mpnet.")
 _PROBE = "embeddings.word_embeddings.weight"
-# Fixed in the reference implementation, whatever config.json says of them.
+# Constants of the reference implementation, which ignores config.json here.
 _FIRST_POSITION = 2
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128

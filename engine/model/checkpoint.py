@@ -31,7 +31,7 @@ class Module:
 class Checkpoint:
     """Contents of a model directory, not yet interpreted by a family's reader."""
 
-    directory: Path  # tokenizer.json lies here
+    directory: Path  # holds tokenizer.json
     config: Config  # config.json of the transformer
     weights: "Tensors"  # of the transformer
     modules: tuple[Module, ...]  # empty for a plain Hugging Face directory

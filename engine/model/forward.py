@@ -67,7 +67,7 @@ def forward(encoder: Encoder[D], ops: Ops[X, D]) -> X:
         raise RuntimeError("a pre-norm or gated encoder was run as a post-norm one. This is a bug.")
     if encoder.convolution is not None:
         raise UnsupportedCheckpoint(
-            "a convolution beside the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
+            "a convolution in the first layer (deberta-v2-xlarge) is implemented on the CPU only; use device='cpu'."
         )
     hidden = _embedded(encoder, ops)
     for layer in encoder.layers:

@@ -100,7 +100,7 @@ class Layer(Generic[D]):
     up: D  # [I, H], with the MLP's activation; [2I, H], without one, where there is a gate
     down: D  # [H, I]
     output_norm: Norm
-    gate: str | None = None  # activation(first I columns) * last I columns (Shazeer 2020's GeGLU and kin)
+    gate: str | None = None  # activation(first I columns) * last I columns (Shazeer 2020: GeGLU and others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Encoder(Generic[D]):
     hidden_size: int
     num_heads: int
     max_tokens: int | None  # longest sequence the weights allow; None: any
-    convolution: Convolution[D] | None = None  # beside the first layer
+    convolution: Convolution[D] | None = None  # parallel to the first layer
     pre_norm: bool = False  # whether layers pass on the sum (true) or the norm of the sum
 
     def __post_init__(self) -> None:

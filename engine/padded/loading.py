@@ -166,7 +166,7 @@ def _max_positions(model: Any) -> int:
 
 
 def _try(engine: PaddedEngine) -> None:
-    """Run a short sequence alone and padded beside a long one. Raises UnsupportedCheckpoint if padding changes it.
+    """Run a short sequence alone and padded. Raises UnsupportedCheckpoint if padding changes its results.
 
     Some architectures pool, convolve or transform over padding; their results would depend on the batch.
     """
@@ -178,7 +178,7 @@ def _try(engine: PaddedEngine) -> None:
         options = TaskOptions(task, pooling="max", normalize=False) if task == "embed" else TaskOptions(task)
         try:
             alone = engine.run(_batch([short], options)).rows[0]
-            beside = engine.run(_batch([short, long], options)).rows[0]
+            padded = engine.run(_batch([short, long], options)).rows[0]
         except EngineError:
             raise
         except Exception as error:  # any type, for inputs that the architecture does not expect
@@ -187,7 +187,7 @@ def _try(engine: PaddedEngine) -> None:
             ) from error
         if not np.isfinite(alone).all():
             raise UnsupportedCheckpoint(f"{engine.directory}: in {info.dtype} its results are not finite; widen dtype.")
-        if alone.shape != beside.shape or np.abs(alone - beside).max() > _TOLERANCE[info.dtype] * np.abs(alone).max():
+        if alone.shape != padded.shape or np.abs(alone - padded).max() > _TOLERANCE[info.dtype] * np.abs(alone).max():
             raise UnsupportedCheckpoint(
                 f"{engine.directory}: padding changes the results of this architecture, so batches of different "
                 "lengths cannot be run."

@@ -47,8 +47,8 @@ class ServeSettings(Settings):
     trials: int = Field(2, ge=1, description="Number of real runs that confirm a critical point.")
     output: Path | None = Field(
         None,
-        description="Result file (JSON); tables and plots lie beside it. Default: named after the machine where all "
-        "parts and lengths are run, else none.",
+        description="Folder of kept runs, with tables and plots beside them. Default: ops/bench/results if all "
+        "parts and lengths run, else none.",
     )
 
     @field_validator("lengths")
@@ -88,7 +88,7 @@ class SimulateSettings(Settings):
     slo_ms: float = Field(50.0, gt=0, description="Latency objective.")
     load: float = Field(0.8, gt=0, description="Fraction of saturation at which the fleet size varies.")
     seed: int = Field(0, ge=0, description="The same seed gives the same requests.")
-    output: Path | None = Field(None, description="Result file (JSON); tables and plots lie beside it. Default: none.")
+    output: Path | None = Field(None, description="Folder of kept runs, with tables and plots. Default: none.")
 
     @field_validator("parts")
     @classmethod

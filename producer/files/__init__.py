@@ -9,8 +9,8 @@ The output has the input's columns, unchanged, and then the results':
     embed      embedding (list of float32; JSON text in CSV), error
     classify   label, score, and with top_k other than 1 also labels, scores (lists); error
 
-A broken row (bytes that are not UTF-8, broken quotes, a wrong number of fields, no JSON object, no text) has an error
-in place of a text and does not end the job. If the input has a column of a result's name, the result's column is named
+A broken row has an error in place of a text and does not end the job: bytes that are not UTF-8, broken quotes, a wrong
+number of fields, no JSON object, or no text. If the input has a column of a result's name, the result's column is named
 `penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the same reason JSONL
 can be written as JSONL only. CSV and Parquet can be written as any of the three.
 

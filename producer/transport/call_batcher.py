@@ -93,7 +93,7 @@ class CallBatcher:
     async def _carry(self, record: "_Record") -> None:
         try:
             await self._answer(record)
-        except Exception as error:  # a bug; without this its callers would wait for ever
+        except Exception as error:  # a bug; otherwise its callers would never return
             for call, _ in record.rows:
                 call.fail(error)
 

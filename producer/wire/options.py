@@ -15,7 +15,7 @@ from penstock.producer.wire.reply_rows import is_int
 NO_OPTIONS = Options()
 
 _LONGEST_S = 10 * 365 * 86400.0  # the wire can encode its deadline
-_PROMPT_CHARS = 4096  # a prompt is prepended to each of up to 4096 texts
+_PROMPT_CHARS = 1024  # a prompt is prepended to each of up to 4096 texts, so a short record can mean much to tokenize
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pooling": (lambda v: v is None or (isinstance(v, str) and v in POOLINGS), f"one of {', '.join(POOLINGS)}"),
     "normalize": (lambda v: v is None or isinstance(v, bool), "true or false"),

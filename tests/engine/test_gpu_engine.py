@@ -336,3 +336,33 @@ def test_a_refused_launch_gives_the_drivers_name_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(launching, "driver", lambda: Driver(code))
     with pytest.raises(RuntimeError, match=said):
         launching.launch(0, (1,), (32,), (np.int32(1),), 0, 0, (9, 0))
+
+
+@pytest.mark.parametrize(
+    "asked", [TaskOptions("embed"), TaskOptions("embed", dimensions=3), TaskOptions("embed", normalize=False)]
+)
+def test_vectors_are_cut_between_the_pooling_kernel_and_normalisation(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, asked: TaskOptions
+) -> None:
+    hidden = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+    class OneBatch(SmallEncoder):
+        def upload(self, batch: PackedBatch) -> Any:
+            return SimpleNamespace(cu_seqlens=torch.from_numpy(batch.cu_seqlens))
+
+        def forward(self, inputs: Any) -> Tensor:
+            return hidden
+
+    def pool_first(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool) -> None:
+        rows = hidden[cu_seqlens[:-1].long()]
+        out.copy_(torch.nn.functional.normalize(rows, dim=1) if normalize else rows)
+
+    monkeypatch.setattr(engine_module, "pool", pool_first)
+    info = replace(INFO, tasks=frozenset({"embed"}), labels=(), dim=2, dimensions=(2, 3, 4))
+    tail = EmbeddingTail(pooling="cls", dense=(), normalize=True, dimensions=2)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, OneBatch()), tail, {})
+    rows = engine.run(pack(random_sequences((3, 5)), asked)).rows
+    expected = hidden[[0, 3], : asked.dimensions or 2]
+    if asked.normalize is None:
+        expected = torch.nn.functional.normalize(expected, dim=1)
+    np.testing.assert_allclose(np.stack(rows), expected.numpy(), atol=1e-6)

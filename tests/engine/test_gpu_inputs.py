@@ -71,6 +71,7 @@ def test_there_are_few_shapes() -> None:
     assert len({shape_of(batch, 512) for batch in batches}) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high", "share"), [(2, 100, 0.98), (5, 500, 0.96), (2, 30, 0.85)])
 def test_most_batches_of_texts_are_of_a_likely_shape(low: int, high: int, share: float) -> None:
     likely = {shape_of(pack(random_sequences(lengths)), 512) for lengths in likely_batches(GRAPH_ROWS, 512)}

@@ -42,9 +42,10 @@ def test_a_gpu_is_what_auto_means_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_embeddings_are_the_cpus(both: tuple[Any, Any], pooling: str, normalize: bool) -> None:
+@pytest.mark.parametrize("dimensions", [None, 16])
+def test_embeddings_are_the_cpus(both: tuple[Any, Any], pooling: str, normalize: bool, dimensions: int | None) -> None:
     gpu, cpu = both
-    batch = pack(random_sequences(LENGTHS), TaskOptions("embed", pooling=pooling, normalize=normalize))
+    batch = pack(random_sequences(LENGTHS), TaskOptions("embed", pooling, normalize, dimensions))
     expected = cpu.run(batch).rows
     scale = max(float(np.abs(row).max()) for row in expected)
     for _ in range(3):

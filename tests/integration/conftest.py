@@ -27,6 +27,8 @@ from penstock.producer.wire.topics import request_topic
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
+# Files whose tests stop and kill brokers of their own; another process may run them beside the others.
+OWN_BROKERS = ("test_outage", "test_worker_shutdown")
 
 Event = dict[str, Any]
 
@@ -116,6 +118,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)
+            group = "own brokers" if item.path.stem in OWN_BROKERS else "shared broker"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -93,6 +93,7 @@ def test_a_client_in_another_language_prints_the_same_similarities(language: str
 
 @pytest.mark.parametrize("language", CLIENTS)
 def test_a_client_in_another_language_reports_an_error_reply(language: str, servers: str, expected: str) -> None:
+    """`expected` is here for its client, which has created the reply topic."""
     done = run([*CLIENTS[language][2], servers, MODEL, "a text", " "], built(language))
     assert done.returncode == 1
     assert done.stdout == ""

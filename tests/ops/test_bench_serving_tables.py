@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine import NullEngine
 from penstock.ops.bench.common.machine import describe_machine
-from penstock.ops.bench.common.runs import begin, current_runs, machines
+from penstock.ops.bench.common.runs import begin, current_runs, keep, machines
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.serving.command import measure, record_of
 from penstock.ops.bench.serving.document import render
@@ -24,7 +24,7 @@ from penstock.ops.bench.serving.padding import padded, with_padding
 from penstock.ops.bench.serving.part_saturation import Row
 from penstock.ops.bench.serving.plan import LENGTHS, PARTS, RunPlan
 from penstock.ops.bench.serving.plots import draw
-from penstock.ops.bench.serving.record import write
+from penstock.ops.bench.serving.record import write_beside
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
 from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, simulate
 from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
@@ -52,8 +52,6 @@ COSTS: dict[EngineKind, PackedCost | PaddedCost] = {
     "padding": PaddedCost(6e-3, 5e-3, 2e-5, 0.0),
 }
 
-HEADER = begin("serving", describe_machine())
-
 
 class OnPaper(BenchHarness):
     """Nothing is loaded, and no time passes."""
@@ -76,7 +74,7 @@ def record() -> Row:
     bench = OnPaper()
     plan = RunPlan(seconds=1.0, slo_s=0.2, lengths=("2-100",), most_trials=1, simulated=(300, 500))
     parts = measure(bench, plan, lambda line: None)
-    return record_of(bench, plan, parts, "on paper", HEADER)
+    return record_of(bench, plan, parts, "on paper", begin("serving", describe_machine()))
 
 
 def test_every_part_of_the_plan_is_measured(record: Row) -> None:
@@ -262,17 +260,20 @@ def test_the_files_hold_the_tables_and_the_plots(record: Row, tmp_path: Path) ->
     for grid in grids(record):
         assert grid.title in text
         assert all(len(row) == len(grid.columns) for row in grid.rows)
-    picture = write(record, text, tmp_path / "out" / "serving.json")
+    path = keep(record, tmp_path)
+    picture = write_beside(path, text)
     assert draw(record, picture) == [picture]
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "out" / "serving.json").read_text(encoding="utf-8")) == record
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == text
+    assert json.loads(path.read_text(encoding="utf-8"))["parts"] == record["parts"]
 
 
 def test_a_sweep_accounts_for_every_request_and_can_start_from_a_measurement(record: Row, tmp_path: Path) -> None:
-    result, output = tmp_path / "serving.json", tmp_path / "fleet.json"
+    result = tmp_path / "serving.json"
     result.write_text(json.dumps(record), encoding="utf-8")
     plan = SweepPlan(parts=(*SWEEP_PARTS, LARGE), workers=(1, 4), num_requests=3000, num_large=5000, slo_s=0.2)
-    assert simulate(plan, result=result, output=output) == 0
+    assert simulate(plan, result=result, output=tmp_path) == 0
+    (output,) = tmp_path.glob("simulation/*/*.json")
     swept = json.loads(output.read_text(encoding="utf-8"))
     (large,) = swept["parts"].pop(LARGE)
     assert (large["workers"], large["requests"], large["answered"] + large["refused"]) == (4, 5000, 5000)
@@ -321,9 +322,9 @@ def test_only_a_whole_run_is_kept_where_nobody_says_where(
 
 
 def test_a_sweep_of_one_part_has_its_table_and_its_files(tmp_path: Path) -> None:
-    output = tmp_path / "fleet.json"
     plan = SweepPlan(parts=("loss",), workers=(1, 2), num_requests=1000)
-    assert simulate(plan, result=None, output=output) == 0
+    assert simulate(plan, result=None, output=tmp_path) == 0
+    (output,) = tmp_path.glob("simulation/*/*.json")
     assert set(json.loads(output.read_text(encoding="utf-8"))["parts"]) == {"loss"}
     assert output.with_suffix(".png").exists()
 

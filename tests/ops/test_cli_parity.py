@@ -60,6 +60,7 @@ def test_help_explains_every_setting() -> None:
         assert " ".join(field.description.split()) in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("save", "family", "config", "results"),
     [
@@ -87,6 +88,7 @@ def test_bfloat16_is_judged_beside_transformers_own(bert: Path) -> None:
     assert "cos min mean error cos min mean error" in text
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(bert: Path) -> None:
     once, again, other = (
         penstock("parity", str(bert), "--dtype", "bfloat16", *QUICK, "--seed", seed)[1] for seed in ("7", "7", "8")
@@ -94,6 +96,7 @@ def test_the_same_seed_gives_the_same_numbers(bert: Path) -> None:
     assert once == again != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tensor", ["layer.1.attention.self.key.weight", "embeddings.position_embeddings.weight"])
 def test_a_copy_with_one_broken_tensor_misses(bert: Path, tmp_path: Path, tensor: str, dtype: str) -> None:

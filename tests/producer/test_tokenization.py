@@ -166,7 +166,7 @@ def test_older_files_are_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}", '{"model": ', "\x00"])
 def test_a_broken_file_says_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read .* Download the checkpoint anew"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read .* Download the checkpoint again"):
         Tokenizer.from_directory(tmp_path)
 
 

@@ -250,8 +250,8 @@ class TestRefusals:
             ({"opts": {"top_k": -1}}, "`opts.top_k` must be a count"),
             ({"opts": {"top_k": True}}, "`opts.top_k`"),
             ({"opts": {"dtype": "float64"}}, "`opts.dtype` must be one of float32, float16"),
-            ({"opts": {"prompt": 7}}, "`opts.prompt` must be a string of at most 4096 characters. Given: 7"),
-            ({"opts": {"prompt": "x" * 4097}}, "`opts.prompt` must be a string of at most 4096 characters"),
+            ({"opts": {"prompt": 7}}, "`opts.prompt` must be a string of at most 1024 characters. Given: 7"),
+            ({"opts": {"prompt": "x" * 1025}}, "`opts.prompt` must be a string of at most 1024 characters"),
             ({"opts": {"prompt_name": ["query"]}}, "`opts.prompt_name` must be a string"),
             ({"opts": {"prompt": "a", "prompt_name": "b"}}, "at most one of `prompt_name` and `prompt`"),
             ({"task": "classify", "opts": {"prompt": ""}}, "`prompt` is an option of `embed`, not of `classify`"),
@@ -505,9 +505,13 @@ OPTIONS = st.builds(
 )
 SINGLES = st.lists(TEXT, min_size=1, max_size=5).map(tuple)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
+PROMPTED = st.builds(
+    Options, prompt_name=st.none() | TEXT, dimensions=st.none() | st.integers(1, 1_000_000)
+) | st.builds(Options, prompt=st.just("") | TEXT)
 VALID_REQUESTS = (
     st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank"}]), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
 )

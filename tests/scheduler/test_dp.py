@@ -182,6 +182,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) 
     np.testing.assert_allclose(found, cheapest, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(1, LONGEST), min_size=1, max_size=7).map(sorted),

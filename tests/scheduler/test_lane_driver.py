@@ -27,6 +27,17 @@ def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
     assert lanes.dispatch(0.0).start == ()
 
 
+def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
+    chosen = SchedulerSettings(0.0, 2, 100, None, partition="sorted")  # plans several batches at a time
+    lanes = LaneDriver(Scheduler(chosen, COST), 1)
+    lanes.add(jobs(*range(10)), 0.0)
+    dispatch = lanes.dispatch(0.0)
+    started = {job_id for batch in dispatch.start for job_id in batch.ids}
+    assert started < set(dispatch.planned)
+    assert lanes.remove(dispatch.planned) == 0
+    assert lanes.scheduler.num_queued == 10 - len(dispatch.planned)
+
+
 def test_a_finished_batch_hands_its_lane_to_the_one_that_waits() -> None:
     lanes = driver()
     lanes.add(jobs(0, 1, 2, 3), 0.0)

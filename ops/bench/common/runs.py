@@ -74,25 +74,14 @@ def keep(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
 
     A run may be kept again while its parts come in: the file's name depends on its header alone.
     """
-    return write(finish(record), root)
-
-
-def finish(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the load after the run and the seconds it took, as JSON holds it."""
     seconds = (datetime.now(UTC) - datetime.fromisoformat(record["started"])).total_seconds()
-    done: dict[str, Any] = finite({**record, "seconds": seconds, "load": {**record["load"], "after": _load()}})
-    return done
-
-
-def place(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
-    """The file of a record under `root`."""
-    path: Path = root / record["suite"] / slug(record["machine"]) / f"{_stem(record)}.json"
-    return path
+    done = {**record, "seconds": seconds, "load": {**record["load"], "after": _load()}}
+    return write(done, root)
 
 
 def write(record: Mapping[str, Any], root: Path = RESULTS) -> Path:
     """Write a complete record to its place under `root`."""
-    path = place(record, root)
+    path: Path = root / record["suite"] / slug(record["machine"]) / f"{_stem(record)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(finite(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.report import show_grid
-from penstock.ops.bench.common.runs import begin, finish, place
+from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
 from penstock.ops.bench.serving import (
     part_kafka,
     part_paper,
@@ -23,7 +23,7 @@ from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-from penstock.ops.bench.serving.record import require_plots, write
+from penstock.ops.bench.serving.record import require_plots, write_beside
 from penstock.ops.bench.serving.tables import grids
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
@@ -34,8 +34,8 @@ _NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "val
 
 
 def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
-    """Run `plan` on this machine. `output`: the JSON file; tables and plots lie beside it under the same name. None:
-    the run of a whole plan is kept among the benchmark's own, that of another plan is shown and not kept.
+    """Run `plan` on this machine. `output`: the folder of kept runs; tables and plots lie beside the run.
+    None: a whole plan is kept in the repository's results, others are shown and not kept.
     """
     require_plots()
     from penstock.ops.bench.serving.plots import draw
@@ -45,24 +45,25 @@ def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = BenchHarness.load(_checkpoint(model, Path(folder)), device=device, dtype=dtype)
-        header = begin(_suite(plan), _machine(bench))
+        header = begin("serving-kafka" if KAFKA in plan.parts else "serving", _machine(bench))
         parts = measure(bench, plan, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
     name = _NAMES.get(model, bench.packed.info.name)
     record = record_of(bench, plan, parts, name, header)
     for grid in grids(record):
         show_grid(console, grid)
-    path = output or (place(record) if plan.is_whole else None)
-    if path is None:
-        console.print("Not kept: not all parts and lengths were measured. --output FILE keeps them.")
+    root = output or (RESULTS if plan.is_whole else None)
+    if root is None:
+        console.print("Not kept, because these are not all parts and lengths. --output DIR keeps them.")
         return 0
-    draw(record, write(record, render(record), path))
+    path = keep(record, root)
+    draw(record, write_beside(path, render(record)))
     console.print(f"Written: {path}, and tables beside it; plots where a part has one")
     return 0
 
 
 def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, header: Row) -> Row:
-    """A result file's content. `header`: of a run that began before `parts` were measured."""
-    record: Row = finish(
+    """Content of a kept run, as JSON holds it."""
+    record: Row = finite(
         {
             **header,
             "is_gpu": bench.is_gpu,
@@ -80,7 +81,7 @@ def record_of(bench: BenchHarness, plan: RunPlan, parts: Row, model: str, header
 
 
 def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
-    """Measure the parts of the plan; those about objectives use the first of its workloads."""
+    """The parts of the plan; what is about objectives uses the first of its workloads."""
     parts: Row = {}
     workloads = []
     if _NEEDS_SATURATION & set(plan.parts):
@@ -127,7 +128,3 @@ def _machine(bench: BenchHarness) -> Row:
         gpu = describe_gpu()
         machine = {**machine, **gpu, "versions": {**machine["versions"], **gpu["versions"]}}
     return machine
-
-
-def _suite(plan: RunPlan) -> str:
-    return "serving-kafka" if plan.parts == (KAFKA,) else "serving"

@@ -23,7 +23,7 @@ def _header(record: Record) -> str:
     lines = [
         f"# Serving benchmarks, {where}",
         "",
-        f"- `{record['command']}`, {record['started']}, {record['seconds']:.0f} s",
+        f"- `{record['command']}`, {record['started']}",
         f"- {record['model']}, {record['dtype']}, {record['num_lanes']} lanes; commit {record['commit']}",
         f"- at most {record['max_batch_sequences']} sequences and {record['max_batch_tokens']:,} tokens in a batch, "
         "unless a row says otherwise",

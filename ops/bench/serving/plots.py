@@ -29,7 +29,7 @@ def draw(record: Record, path: Path) -> list[Path]:
         place.set_axis_off()
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {len(machine['cores_used'])} cores"
-    figure.suptitle(f"{record['model']}, {record['dtype']}, {where}, commit {machine['commit']}", fontsize=9)
+    figure.suptitle(f"{record['model']}, {record['dtype']}, {where}, commit {record['commit']}", fontsize=9)
     figure.savefig(path, dpi=110)
     return [path]
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.report import show_grid
-from penstock.ops.bench.common.runs import begin, finish
+from penstock.ops.bench.common.runs import begin, finite, keep
 from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.noise import Noise, Overhead
-from penstock.ops.bench.serving.record import require_plots, write
+from penstock.ops.bench.serving.record import require_plots, write_beside
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
@@ -56,7 +56,7 @@ class SweepPlan:
 
 
 class UnusableResult(Exception):
-    """A file that holds no measured costs, or a fleet that answers no request. The message says which."""
+    """A file that holds no measured costs, or a fleet that answers nobody. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Worker:
 
 
 def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> int:
-    """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the JSON file to keep.
+    """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the folder of kept runs.
 
     Raises UnusableResult, PlotsUnavailable.
     """
@@ -84,7 +84,7 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
         worker = _measured(result)
     began, header = time.monotonic(), begin("simulation", describe_machine())
     sweep = _Sweep(plan, worker, lambda line: console.print(f"[{time.monotonic() - began:4.0f} s] {line}"))
-    record = finish(
+    record = finite(
         {
             **header,
             "worker": worker.what,
@@ -96,8 +96,8 @@ def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> in
     for grid in grids(record):
         show_grid(console, grid)
     if output is not None:
-        _write(record, output)
-        console.print(f"Written: {output}, and the tables and plots beside it")
+        path = _keep(record, output)
+        console.print(f"Written: {path}, and the tables and plots beside it")
     return 0
 
 
@@ -241,10 +241,11 @@ def _worker_of(record: Mapping[str, Any]) -> _Worker:
     )
 
 
-def _write(record: Mapping[str, Any], path: Path) -> None:
+def _keep(record: Mapping[str, Any], root: Path) -> Path:
     from penstock.ops.bench.serving.sweep_plot import draw as draw_plot  # matplotlib takes a second
 
-    run = f"`{record['command']}`, {record['started']}, commit {record['commit']}"
-    head = f"# Simulated fleets: {record['worker']}\n\n{run}\n\n"
+    head = f"# Simulated fleets: {record['worker']}\n\n`{record['command']}`\n\n"
     sections = [f"## {grid.title}\n\n{table(grid.columns, grid.rows)}" for grid in grids(record)]
-    draw_plot(record, write(record, head + "\n\n".join(sections) + "\n", path))
+    path = keep(record, root)
+    draw_plot(record, write_beside(path, head + "\n\n".join(sections) + "\n"))
+    return path

@@ -23,6 +23,8 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 
 MakeSequences = Callable[..., list[PendingSequence]]
+Trigger = Literal["lazy", "hungry"]
+Partition = Literal["fifo", "sorted"]  # sorted plans all queued jobs at once: batches wait, planned, for the lanes
 POISON = 66
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
 SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
@@ -75,7 +77,12 @@ class Bench:
     """A dispatcher and what came out of it."""
 
     def __init__(
-        self, engine: SmallEngine, lanes: CountingLanes, trigger: Literal["lazy", "hungry"], cost: PackedCost = FREE
+        self,
+        engine: SmallEngine,
+        lanes: CountingLanes,
+        trigger: Trigger,
+        cost: PackedCost = FREE,
+        partition: Partition = "fifo",
     ) -> None:
         self.engine = engine
         self.lanes = lanes
@@ -85,7 +92,7 @@ class Bench:
         self.stats: list[BatchStats] = []
         self.unhealthy: list[BaseException] = []
         self._changed = asyncio.Event()
-        chosen = SchedulerSettings(10.0, 4, 1000, None, trigger, num_lanes=lanes.num_lanes)
+        chosen = SchedulerSettings(10.0, 4, 1000, None, trigger, partition, num_lanes=lanes.num_lanes)
         self.scheduler = Scheduler(chosen, cost)
         self.driver = LaneDriver(self.scheduler, lanes.num_lanes)
         self.dispatcher = Dispatcher(
@@ -133,11 +140,15 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    info: ModelInfo, trigger: Literal["lazy", "hungry"] = "hungry", num_lanes: int = 1, cost: PackedCost = FREE
+    info: ModelInfo,
+    trigger: Trigger = "hungry",
+    num_lanes: int = 1,
+    cost: PackedCost = FREE,
+    partition: Partition = "fifo",
 ) -> AsyncIterator[Bench]:
     engine = SmallEngine(info)
     lanes = CountingLanes(engine, num_lanes)
-    made = Bench(engine, lanes, trigger, cost)
+    made = Bench(engine, lanes, trigger, cost, partition)
     try:
         yield made
     finally:
@@ -287,9 +298,11 @@ async def test_a_prepared_batch_runs_once_though_a_more_urgent_equal_sequence_co
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
     """A job that is planned has left the queue: the newcomer shares it instead of taking over."""
-    async with bench(info) as b:
+    async with bench(info, partition="sorted") as b:
         b.engine.may_run.clear()
-        b.dispatcher.add(one_each(make_sequences, *[[n] for n in range(1, 21)]))  # more than run and wait for a lane
+        b.dispatcher.add(one_each(make_sequences, *[[n] for n in range(1, 21)]))
+        assert b.scheduler.num_queued == 0
+        assert b.lanes.num_submitted < 5  # batches that the plan has
         twins = [make_sequences([n], deadline=1000.0) for n in range(1, 21)]
         for twin in twins:
             b.dispatcher.add(twin)
@@ -566,6 +579,7 @@ def test_the_probe_is_one_token(make_sequences: MakeSequences) -> None:
     ),
     steps=st.lists(st.tuples(st.integers(0, 20), st.sampled_from([0.0, 0.5, 3.0])), max_size=3),
     token_s=st.sampled_from([0.0, 0.3, 1.0]),
+    partition=st.sampled_from(["fifo", "sorted"]),
 )
 def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
     info: ModelInfo,
@@ -574,11 +588,13 @@ def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
     drawn: list[tuple[list[int], float | None, bool]],
     steps: list[tuple[int, float]],
     token_s: float,
+    partition: Partition,
 ) -> None:
     """Requests come in a few calls, between which time passes."""
 
     async def run() -> None:
-        async with bench(info, num_lanes=num_lanes, cost=PackedCost(0.0, 0.0, token_s, 0.0)) as b:
+        cost = PackedCost(0.0, 0.0, token_s, 0.0)
+        async with bench(info, num_lanes=num_lanes, cost=cost, partition=partition) as b:
             made = [make_sequences(*[[n] for n in ids], deadline=deadline, bulk=bulk) for ids, deadline, bulk in drawn]
             steps.sort()
             edges = [0, *[edge for edge, _ in steps], len(made)]
