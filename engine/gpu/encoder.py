@@ -14,7 +14,7 @@ from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.inputs import Inputs, Shape, exact_shape, views
 from penstock.engine.gpu.ops import GpuOps, prepare_for_gpu
 from penstock.engine.gpu.pinned import UploadRing
-from penstock.engine.gpu.products import Products, float32_sums
+from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
@@ -160,5 +160,4 @@ class GpuEncoder:
 
     def _launch(self, inputs: Inputs, workspace: Workspace) -> Tensor:
         ops = GpuOps(inputs, self._tables, self._products)
-        with float32_sums():
-            return self._program.run(ops.by_name(), workspace.buffers(inputs.shape.rows))
+        return self._program.run(ops.by_name(), workspace.buffers(inputs.shape.rows))
