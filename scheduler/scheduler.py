@@ -96,10 +96,11 @@ class Scheduler:
         if not jobs:
             return []
         self._estimator.observe(jobs)
+        work_s = self._online.work_s
         begin = now + busy_s * (1 + self._lateness.share(self._estimator.full_s))
         refused = [refusal for job in self._queueable(jobs, now) if (refusal := self._admit(job, now, begin))]
         if not all(job.bulk for job in jobs):
-            self._bulk_share.online_came(now)
+            self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
         self._num_gone += len(refused)
         self._check_conservation()
@@ -225,7 +226,7 @@ class Scheduler:
         self._estimator.learn(drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if self._bulk and are_all:
             own_s = sum([draft.seconds for draft in drafts])
-            growth_s = self._bulk_share.growth_s()
+            growth_s = self._bulk_share.growth_s(now)
             drafts = self._planner.fill_up(drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
             self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - own_s)
         return self._release(Plan(_batches(drafts), trigger, name, (), dp_gain))

@@ -12,6 +12,8 @@ from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.settings import SchedulerSettings
 
+_LOAD_WINDOW_S = 0.25  # time over which the online load is averaged
+
 
 class BulkShare:
     """Divides `bulk_slice_s`, the wait that bulk work may add to an online job, among the ways that it can.
@@ -28,36 +30,45 @@ class BulkShare:
         self._slice_s = settings.bulk_slice_s
         self._quiet_s = settings.bulk_quiet_s
         self._lateness = lateness
-        self._load = 0.0  # seconds of online work that came in a second, between the last two plans of it
+        self._mean_load = 0.0  # seconds of online work that come in a second, as of `_came_at`
+        self._plan_load = 0.0  # the same between the last two plans of it
         self._came_at = self._planned_at = -math.inf
         self._credit_s = 0.0
 
-    def online_came(self, now: float) -> None:
-        """Online jobs came."""
+    def online_came(self, work_s: float, now: float) -> None:
+        """Online jobs came that keep all lanes busy for `work_s`."""
+        self._mean_load = self._mean_load_at(now) + work_s / _LOAD_WINDOW_S
         self._came_at = now
 
     def online_planned(self, work_s: float, now: float) -> None:
-        """Online work of `work_s` had gathered since the last plan. The gap tells of a burst at once."""
+        """Online work of `work_s` had gathered since the last plan."""
         elapsed_s = now - self._planned_at
-        self._load = min(1.0, work_s / elapsed_s) if elapsed_s > 0 else 1.0
+        self._plan_load = min(1.0, work_s / elapsed_s) if elapsed_s > 0 else 1.0
         self._planned_at = now
 
     def is_quiet(self, now: float) -> bool:
         """Whether no online job came for so long that bulk may have the lanes to itself."""
         return now - self._came_at >= self._quiet_s
 
-    def growth_s(self) -> float:
+    def growth_s(self, now: float) -> float:
         """Seconds by which the online batch that was planned last may grow with bulk jobs in it.
 
         Unused growth is saved up to a whole slice, so that a long bulk job fits in the end.
         """
-        share = (1 - self._load) / self._lateness.slowdown**2
-        self._credit_s = min(self._slice_s, self._credit_s + share * self._slice_s / 2)
+        self._credit_s = min(self._slice_s, self._credit_s + self._earned_s(now))
         return self._credit_s
 
     def grown(self, seconds: float) -> None:
         """The batch was made longer by `seconds`."""
         self._credit_s = max(0.0, self._credit_s - seconds)
+
+    def _earned_s(self, now: float) -> float:
+        """Growth of one batch. The mean load is steady, that of the last plan shows a burst: the greater counts."""
+        load = min(1.0, max(self._mean_load_at(now), self._plan_load))
+        return (1 - load) / self._lateness.slowdown**2 * self._slice_s / 2
+
+    def _mean_load_at(self, now: float) -> float:
+        return self._mean_load * math.exp((self._came_at - now) / _LOAD_WINDOW_S)
 
 
 def fill(draft: Draft, bulk: Sequence[QueuedJob], cost: CostFunction, caps: Caps, max_seconds: float) -> Draft:

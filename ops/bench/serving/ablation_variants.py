@@ -36,12 +36,16 @@ def _mean_lateness(self: LatenessTracker, predicted_s: float, late_s: float) -> 
 _observe = LatenessTracker.observe
 
 
-def _half_slice(self: BulkShare) -> float:
+def _half_slice(self: BulkShare, now: float) -> float:
     return self._slice_s / 2
 
 
-def _no_credit(self: BulkShare) -> float:
-    return (1 - self._load) / self._lateness.slowdown**2 * self._slice_s / 2
+def _no_credit(self: BulkShare, now: float) -> float:
+    return self._earned_s(now)
+
+
+def _no_mean_load(self: BulkShare, now: float) -> float:
+    return 0.0
 
 
 def _only_update(self: WorkEstimator, drafts: Sequence[Any], *, are_full: bool) -> None:
@@ -86,6 +90,7 @@ VARIANTS: dict[str, Variant] = {
     "sharing out among lanes: none": _replaced(planner, "share_out", lambda parts, *_, **__: parts),
     "bulk: always half a slice": _replaced(BulkShare, "growth_s", _half_slice),
     "bulk: nothing saved up": _replaced(BulkShare, "growth_s", _no_credit),
+    "bulk: load of the last plan alone": _replaced(BulkShare, "_mean_load_at", _no_mean_load),
     "partition: fifo": _replaced(partition.Auto, "__new__", lambda _: partition.Fifo()),
     "partition: dp at any gain": _constant(partition, "MIN_DP_GAIN", 0.0),
 }
