@@ -105,7 +105,9 @@ def timing_plan(info: ModelInfo, max_sequences: int, max_tokens: int) -> tuple[L
             mixed = [_mixed(rng, longest, count=count) for count in counts if count <= most]
         else:
             room = max_sequences * longest // 2  # at half the longest on average
-            mixed = [_mixed(rng, longest, tokens=tokens) for tokens in sizes if longest < tokens <= room]
+            mixed = [
+                _mixed(rng, longest, tokens=tokens)[:max_sequences] for tokens in sizes if longest < tokens <= room
+            ]
         plan.update(dict.fromkeys(mixed))
         plan[(longest,) * most] = None
     return tuple(plan)

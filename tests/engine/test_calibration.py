@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.engine import BatchOutput, NullEngine, PackedBatch, measure, warm_up
@@ -64,6 +64,7 @@ caps = st.tuples(st.integers(1, 2048), st.integers(1, 20_000))
 
 
 @given(caps=caps, longest=st.integers(1, 9000), padded=st.booleans())
+@example(caps=(55, 2393), longest=54, padded=False)  # random lengths add up to 57 sequences
 def test_a_plan_keeps_to_the_caps_and_reaches_them(caps: tuple[int, int], longest: int, padded: bool) -> None:
     max_sequences, max_tokens = caps
     info = replace(NullEngine(4, max_tokens=longest).info, padded=padded)
