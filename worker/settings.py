@@ -72,7 +72,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     lanes: int | None = Field(
         None,
         ge=1,
-        description="Engine threads, each of which runs one batch at a time. Default: one per CPU core, one for a GPU.",
+        description="Engine threads, each of which runs one batch at a time. Default: one per CPU core. A GPU runs one.",
     )
 
     topic: RequestTopic = Field(
@@ -80,7 +80,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         description="Request topic. Bulk requests use the topic <topic>.bulk. Default: penstock.requests.<served "
         "name>.",
     )
-    group_id: str | None = Field(None, description="Consumer group. Default: penstock.<served name>.")
+    group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
     reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
         REPLY_TOPIC_PATTERN,
         description="Regular expression of allowed reply topics. Requests with another reply topic are dead-lettered.",
@@ -137,6 +137,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     fetch_max_wait_ms: int = Field(
         100,
         ge=1,
+        le=60_000,
         description="Longest time for which a broker holds an empty fetch, and for which resumed bulk partitions wait. "
         "librdkafka's mock holds every fetch: use 5 there.",
     )
@@ -151,7 +152,10 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     cache_ttl_s: float = Field(7 * 86400.0, gt=0, description="Age at which a cached result expires.")
 
     drain_s: float = Field(
-        20.0, gt=0, description="Longest time to finish requests in flight on SIGTERM or when partitions are revoked."
+        20.0,
+        gt=0,
+        le=3600,
+        description="Longest time to finish requests in flight on SIGTERM or when partitions are revoked.",
     )
     once: bool = Field(
         False, description="Exit when both topics are read to their ends and no record has arrived for 5 s."
