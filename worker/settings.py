@@ -111,7 +111,8 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     admission: Literal["deadline", "accept"] = Field(
         "deadline",
         description="What happens to requests that would miss their deadline. deadline: rejected at once as "
-        "`overloaded`, except one a second while the worker is idle, which tests the prediction. accept: queued, and answered with `expired` if they miss it.",
+        "`overloaded`, except one a second while the worker is idle, which tests the prediction. accept: queued, and "
+        "answered with `expired` if they miss it.",
     )
     slo_ms: float | None = Field(
         None,
