@@ -111,7 +111,8 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     admission: Literal["deadline", "accept"] = Field(
         "deadline",
         description="What happens to requests that would miss their deadline. deadline: rejected at once as "
-        "`overloaded`. accept: queued, and answered with `expired` if they miss it.",
+        "`overloaded`, except one a second while the worker is idle, which tests the prediction. accept: queued, and "
+        "answered with `expired` if they miss it.",
     )
     slo_ms: float | None = Field(
         None,
@@ -124,9 +125,9 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         2.0,
         gt=0,
         allow_inf_nan=False,
-        description="Time that bulk requests may add to the 99th percentile of online latency: half for batches of "
-        "bulk alone (or one sequence, where that is longer), half for bulk that fills up online batches. More: faster "
-        "bulk. Less: lower online latency.",
+        description="Time that bulk requests may add to the 99th percentile of online latency, or a tenth of that "
+        "percentile if it is more. Half is for batches of bulk alone (or one sequence, where that takes longer), half "
+        "for bulk that fills up online batches. More: faster bulk. Less: lower online latency.",
     )
 
     max_in_flight: int = Field(
