@@ -72,7 +72,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     lanes: int | None = Field(
         None,
         ge=1,
-        description="Engine threads, each of which runs one batch at a time. Default: one per CPU core. A GPU runs one.",
+        description="Engine threads; each runs one batch at a time. Default: one per CPU core. A GPU runs one.",
     )
 
     topic: RequestTopic = Field(

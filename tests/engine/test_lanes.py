@@ -259,6 +259,15 @@ async def test_idle_work_goes_on_until_none_is_left() -> None:
     await lanes.close()
 
 
+async def test_a_lane_survives_idle_work_that_asks_for_time_in_the_past() -> None:
+    engine = Pipelined(next_idle_s=-1.0)
+    lanes = EngineLanes(engine)
+    assert await asyncio.to_thread(engine.idled.acquire, timeout=10)
+    engine.may_end.release()
+    await asyncio.wait_for(lanes.submit(a_batch(1)), 10)
+    await lanes.close()
+
+
 async def test_a_lane_survives_idle_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Pipelined()
     monkeypatch.setattr(engine, "idle", raising(RuntimeError("no")))

@@ -110,7 +110,16 @@ def edit(directory: Path, **changes: Any) -> None:
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | changes)
 
 
-@pytest.mark.parametrize("broken", [{"default_prompt_name": "none"}, {"prompts": ["query"]}, {"prompts": {"query": 1}}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"default_prompt_name": "none"},
+        {"default_prompt_name": ["query"]},
+        {"prompts": ["query"]},
+        {"prompts": {"query": 1}},
+        {"prompts": {"query": "\ud800"}},
+    ],
+)
 def test_prompts_that_cannot_be_read_are_an_error(tmp_path: Path, broken: dict[str, Any]) -> None:
     save_model(tmp_path, prompts=PROMPTS)
     edit(tmp_path, **broken)
@@ -184,7 +193,16 @@ def test_a_checkpoint_states_the_lengths_that_it_was_trained_for(
         assert load_engine(str(model), dtype="float32", device="cpu", engine=engine).info.dimensions == expected
 
 
-@pytest.mark.parametrize("stated", [0, "16", [16]])
+@pytest.mark.parametrize("stated", [16, [[16]], [True], ["16"]])
+def test_matryoshka_dimensions_that_are_no_lengths_are_refused(tmp_path: Path, stated: Any) -> None:
+    save_model(tmp_path)
+    path = tmp_path / "model" / "config.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"matryoshka_dimensions": stated})
+    with pytest.raises(CheckpointError, match="must be a list of positive integers"):
+        load_engine(str(tmp_path / "model"), dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("stated", [0, "16", [16], True])
 def test_a_truncate_dim_that_is_no_length_is_refused(tmp_path: Path, stated: Any) -> None:
     save_model(tmp_path)
     edit(tmp_path, truncate_dim=stated)

@@ -9,8 +9,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from penstock.engine import ModelInfo, NullEngine
-from penstock.worker import WorkerSettings
+from penstock.engine import ModelInfo, NullEngine, PackedBatch
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.types import Running
+from penstock.worker import WorkerSettings, process
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 
 CPU = NullEngine(name="tiny").info
@@ -49,6 +51,11 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         {"bulk_slice_ms": math.nan},
         {"dtype": "float8"},
         {"drain_s": 0},
+        {"drain_s": math.inf},
+        {"drain_s": 3_000_000},  # milliseconds beyond Kafka's int32
+        {"fetch_max_wait_ms": 10**11},
+        {"group_id": ""},
+        {"bootstrap_servers": "user:password@host:9092"},  # the logs name the addresses
         {"max_batch_size": 4},
         {"reply_topics": "("},
         {"topic": "a b"},
@@ -118,8 +125,24 @@ def test_names_follow_the_model_unless_given() -> None:
     settings = resolve(make(model="m"), CPU)
     assert settings.served_name == "tiny"
     assert (settings.topic, settings.group_id) == ("penstock.requests.tiny", "penstock.tiny")
-    settings = resolve(make(model="m", topic="t", group_id="g"), CPU)
-    assert (settings.topic, settings.group_id) == ("t", "g")
+    for name in ("t", "auto"):
+        settings = resolve(make(model="m", topic=name, group_id=name), CPU)
+        assert (settings.topic, settings.group_id) == (name, name)
+
+
+def test_more_lanes_than_an_engine_runs_are_an_error_that_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipelined(NullEngine):
+        def start(self, batch: PackedBatch) -> Running:
+            raise NotImplementedError
+
+        def idle(self) -> float | None:
+            return None
+
+    monkeypatch.setattr(process, "NullEngine", Pipelined)
+    monkeypatch.setattr(process, "configure_logs", lambda *_: None)
+    monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
+    with pytest.raises(UnsupportedDevice, match=r"--lanes: .* runs one lane\. Given: 2"):
+        process.serve(make(model="null", lanes=2))
 
 
 def test_every_resolved_setting_has_one_reason() -> None:

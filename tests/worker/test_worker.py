@@ -18,6 +18,7 @@ from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker import worker as worker_module
 from penstock.worker.kafka import consumer
+from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
@@ -214,3 +215,18 @@ async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
     assert await worker.run() == 0
     assert kafka.sought == [(A, 3)]
     assert outbox.sent == []
+
+
+async def test_a_stage_that_raises_ends_the_worker_at_once(
+    kafka: FakeConsumer, worker: Worker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records can never finish, so that no drain waits for them: the group gets the partitions at once."""
+
+    async def broken(*_: object) -> None:
+        raise ValueError("stage")
+
+    monkeypatch.setattr(RequestPreparer, "prepare", broken)
+    kafka.script = [polled(request(make_record, A, 0))]
+    with pytest.raises(ValueError, match="stage"):
+        await asyncio.wait_for(worker.run(), 10)  # less than the 20 s of a drain
+    assert kafka.commits == []
