@@ -1,4 +1,4 @@
-"""Trigger policies: when to run (TurboTransformers section 5). A rule is a moment, and fires once that is past."""
+"""Trigger policies: when to run a plan (TurboTransformers section 5). Each rule gives a time, and fires once it is past."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -115,9 +115,7 @@ def test_every_number_of_the_scheduler_has_a_reason() -> None:
     }
     modules = {place: import_module(f"penstock.scheduler.{place.rpartition('.')[0]}") for place in assigned}
     numbers = {
-        place
-        for place, module in modules.items()
-        if isinstance(getattr(module, place.rpartition(".")[2]), int | float)
+        place for place, module in modules.items() if isinstance(getattr(module, place.rpartition(".")[2]), int | float)
     }
     assert numbers
     assert numbers <= CONSTANTS.keys()

@@ -76,8 +76,8 @@ def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("partition", "least"), [("dp", 0.7), ("fifo", 0.45)])
-def test_padded_batches_are_priced_as_they_turn_out(partition: PartitionName, least: float) -> None:
-    """The price of a backlog does not know of padding, nearly half of a FIFO batch; it is learned from the plans."""
+def test_the_padding_of_a_backlog_is_learned_from_the_plans(partition: PartitionName, least: float) -> None:
+    """The estimate of a backlog leaves out padding, nearly half of a FIFO batch; it is corrected by the plans."""
     padded = PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0)
     chosen = limits(partition=partition)
     rate = 2.0 * saturation(padded, 51, chosen)

@@ -13,6 +13,7 @@ Figures = Mapping[str, float]
 _GOODPUTS = ("0.9", "2.0", "bursts", "mixed", "drift", "padded")
 _COLUMNS = (*_GOODPUTS, "broken", "rejected at 0.9", "p95 error", "p99 beside bulk", "bulk")
 
+
 def ablations() -> str:
     """Table `ablation` of scheduler/ABLATION.md: every kept run of every machine, the latest first."""
     runs = [run for machine in machines("ablation") for run in kept_runs("ablation", machine)]
