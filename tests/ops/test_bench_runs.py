@@ -102,7 +102,7 @@ def test_a_figure_of_fewer_runs_than_the_caption_says_so() -> None:
 
 
 def test_every_number_of_the_scheduler_has_a_reason() -> None:
-    """The table `scheduler-constants` holds every number that a module of the scheduler assigns to an upper-case name."""
+    """The table `scheduler-constants` holds every number that a scheduler module assigns to an upper-case name."""
     root = figures.ROOT / "scheduler"
     assigned = {
         ".".join([*path.relative_to(root).with_suffix("").parts, name.id])

@@ -36,7 +36,7 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
 
 @given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))
 def test_an_idle_worker_admits_a_job_that_leaves_half_of_the_time(late_s: list[float]) -> None:
-    """Whatever batches did before: otherwise nothing would run again, and no improvement would be learned."""
+    """However late batches ended before. Otherwise nothing would run, and no improvement could be measured."""
     scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
     for count, late in enumerate(late_s):
         scheduler.ended(0.1, late, 10.0 + count / 64)

@@ -1,4 +1,4 @@
-"""The cost that learns: still when it is right, quick when the engine changes, deaf to a single slow batch."""
+"""Learned cost: steady when it is right, quick to follow a lasting change, unmoved by a single slow batch."""
 
 import math
 import random
@@ -98,7 +98,7 @@ def test_what_is_no_measurement_is_ignored(measured_s: float) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(PROBES), st.floats(0.01, 100.0)), max_size=60))
 def test_predictions_stay_within_what_was_seen(observed: Sequence[tuple[Batch, float]]) -> None:
-    """Whatever comes, a prediction is off the table's by no more than the batches were."""
+    """No prediction differs from the table's by more than the observed batches did."""
     cost = LearnedCost(TABLE)
     for batch, times in observed:
         cost.observe(*batch, float(TABLE.seconds(*batch)) * times)

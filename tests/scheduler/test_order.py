@@ -1,4 +1,4 @@
-"""Order: Smith's rule has the least mean completion time, and EDF meets whatever can be met."""
+"""Order: Smith's rule has the least mean completion time; EDF meets all deadlines where any order does."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Partition policies: what each promises, on any queue, and against the others."""
+"""Partition policies: the properties of each on any queue, and comparisons between them."""
 
 import itertools
 import math
@@ -106,7 +106,7 @@ def test_none_runs_every_sequence_alone() -> None:
 
 @pytest.mark.parametrize(("name", "num"), [("fifo", 4), ("naive", 4), ("none", 2), ("dp", 9), ("sorted", 9)])
 def test_those_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
-    """They would otherwise look at every job of a long queue for every plan."""
+    """Otherwise every plan would look at every job of a long queue."""
     partition = divide(name, [1] * 9, PaddedCost(1.0, 0.0, 0.0, 0.0), Caps(2, 99), most=2)
     assert sum(map(len, partition.batches)) == num
 

@@ -169,7 +169,7 @@ class _Simulation:
         )
 
     def _after_loss(self, loss: Loss) -> Ids:
-        """Simulate the lost worker up to its loss. Returns the requests left, its unanswered ones redelivered to others."""
+        """Simulate the lost worker up to its loss, and redeliver its unanswered requests. Returns all requests left."""
         fleet = self._fleet
         lost = np.flatnonzero(self._worker == loss.worker)
         self._work_off(lost[self._arrival[lost] <= loss.at_s], until=loss.at_s)

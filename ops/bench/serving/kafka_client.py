@@ -108,7 +108,7 @@ def search(spec: ClientSpec) -> Row:
             )
         finally:
             runner.run(client.close())
-    return {**found, "client_busy": load.busy}
+    return {**found, "client_busy": connected.busy}
 
 
 def main() -> None:

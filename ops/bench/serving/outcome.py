@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def span_s(self) -> float:
-        """Seconds that requests were offered for."""
+        """Seconds during which requests were offered."""
         return float(self.arrival[-1]) if self.offered_s is None else self.offered_s
 
     @property
@@ -60,17 +60,17 @@ class Outcome:
         return sum(self.refused.values())
 
     def answered_per_s(self, since: float = 0.5) -> float:
-        """Answers a second while requests came, after the share `since` of that time: the way there does not count."""
+        """Answers a second while requests arrived, without the first share `since` of that time."""
         begin, end = since * self.span_s, self.span_s
         return float(((self.finish > begin) & (self.finish <= end)).sum()) / (end - begin)
 
     def offered_per_s(self, since: float = 0.0) -> float:
-        """Arrivals a second, after the share `since` of the time."""
+        """Arrivals a second, without the first share `since` of the time."""
         begin = since * self.span_s
         return float((self.arrival > begin).sum()) / (self.span_s - begin)
 
     def goodput_per_s(self, slo_s: float, since: float = 0.0) -> float:
-        """Online requests answered within `slo_s`, a second of arrivals, of those that came after the share `since`."""
+        """Online requests answered within `slo_s`, a second, of those that arrived after the first share `since`."""
         begin = since * self.span_s
         return float(((self.latency_s <= slo_s) & (self.arrival[self.num_bulk :] >= begin)).sum()) / (
             self.span_s - begin
@@ -107,7 +107,7 @@ class Outcome:
         }
 
     def prediction_errors(self) -> list[float]:
-        """|predicted / measured - 1| of each batch, as it was predicted when it was planned."""
+        """|predicted / measured - 1| of each batch, predicted at the time of its plan."""
         return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
 
     def padding(self) -> float:
@@ -132,7 +132,7 @@ class Outcome:
 
 
 def p50_p95(errors: Sequence[float]) -> tuple[float, float]:
-    """NaN without any."""
+    """Mean; NaN of no values."""
     if not errors:
         return math.nan, math.nan
     p50, p95 = np.percentile(errors, (50, 95)).tolist()

@@ -1,4 +1,4 @@
-"""The highest rate that a system sustains."""
+"""Search for the highest rate that a system sustains."""
 
 import math
 from collections.abc import Callable
