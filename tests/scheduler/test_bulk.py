@@ -166,7 +166,7 @@ def test_alone_it_runs_in_slices_of_at_least_one_sequence() -> None:
     scheduler.add([Job(0, 1, 10.0)], 10.0)
     assert plan(scheduler.poll(10.1 - 0.05, idle_lanes=1)).trigger is Trigger.TIMEOUT
     scheduler.add(bulk(8, 8, 8, 400, 8), 10.05)
-    assert scheduler.is_full is False  # it is never prepared ahead while online jobs come
+    assert scheduler.is_full is False  # bulk is never prepared ahead while online jobs arrive
     assert plan(scheduler.poll(10.05, idle_lanes=1)) == Plan((Batch((100, 101), FLOOR),), Trigger.BULK, "fifo")
     assert [plan(scheduler.poll(10.05, idle_lanes=1)).batches[0].ids for _ in range(3)] == [(102,), (103,), (104,)]
 
@@ -180,7 +180,7 @@ def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
     assert not scheduler.is_full
     scheduler.poll(15.0, idle_lanes=0)
     assert scheduler.is_full
-    # Full: a quarter of the SLO, 1024 tokens, so that online jobs that come after all are in time.
+    # Full: a quarter of the SLO, 1024 tokens, so that online jobs that arrive meanwhile are in time.
     assert len(plan(scheduler.poll(15.0, idle_lanes=1)).batches[0].ids) == 128
 
 

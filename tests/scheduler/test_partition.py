@@ -45,7 +45,7 @@ all_caps = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
-def test_every_policy_keeps_its_promises(
+def test_every_policy_keeps_sequences_caps_and_predictions(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
 ) -> None:
     """No sequence twice, none lost but behind the last batch that was asked for; caps kept; predicted seconds right."""
@@ -105,7 +105,7 @@ def test_none_runs_every_sequence_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "num"), [("fifo", 4), ("naive", 4), ("none", 2), ("dp", 9), ("sorted", 9)])
-def test_those_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
+def test_policies_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
     """Otherwise every plan would look at every job of a long queue."""
     partition = divide(name, [1] * 9, PaddedCost(1.0, 0.0, 0.0, 0.0), Caps(2, 99), most=2)
     assert sum(map(len, partition.batches)) == num
@@ -123,7 +123,7 @@ def test_an_empty_queue_gives_no_batches(name: str, cost: CostFunction) -> None:
     assert divide(name, [], cost) == Partition((), ())
 
 
-def test_where_nothing_is_gained_the_dp_overtakes_nobody() -> None:
+def test_the_dp_keeps_the_order_where_it_gains_nothing() -> None:
     flat = PackedCost(0.0, 0.0, 1.0, 0.0)  # every partition costs the same
     assert divide("dp", [9, 1, 8, 2], flat, Caps(2, 10)).batches == ((0, 1), (2, 3))
     one_batch = PaddedCost(100.0, 0.0, 0.0, 0.0)

@@ -15,7 +15,7 @@ class Ran:
     """One batch as it was run."""
 
     started: float  # s since the run began
-    finished: float  # as the scheduler's side knew of it: the device's time, and the host's before and after
+    finished: float  # when the scheduler learned of it: device time plus host time before and after
     count: int
     tokens: int
     squares: int  # sum of the squared lengths
@@ -32,13 +32,13 @@ class Outcome:
 
     arrival: Floats
     start: Floats  # of its batch; nan: not run
-    finish: Floats  # nan: not answered with a result before the run was ended
+    finish: Floats  # nan: not answered with a result before the end of the run
     refused: Mapping[str, int]  # cause -> requests
     batches: tuple[Ran, ...]  # empty where they were not kept
     scheduler_s: float  # spent in the scheduler, for all requests together
     num_bulk: int = 0  # requests of the class bulk
     busy_s: float = 0.0  # lanes' time in batches, all lanes together
-    offered_s: float | None = None  # time that requests were offered for; None: to the last arrival
+    offered_s: float | None = None  # s during which requests were offered; None: to the last arrival
 
     @property
     def num_requests(self) -> int:
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def latency_s(self) -> Floats:
-        """Of each online request; inf for one that was refused or not answered before the end."""
+        """Latency of each online request; inf if it was rejected, or not answered before the end."""
         latency = self.finish - self.arrival
         return np.where(np.isnan(latency), np.inf, latency)[self.num_bulk :]
 
@@ -94,7 +94,7 @@ class Outcome:
         return float((self.finish[: self.num_bulk] <= self.span_s).sum()) / self.span_s
 
     def latency_summary_s(self) -> dict[str, float]:
-        """avg, min, max, p50 and p99; avg, min and max over what was answered."""
+        """avg, min, max, p50 and p99; avg, min and max are of answered requests."""
         latency = self.latency_s
         answered = latency[np.isfinite(latency)]
         nothing = len(answered) == 0
@@ -116,17 +116,17 @@ class Outcome:
         return 1 - sum(batch.tokens for batch in self.batches) / slots if slots else 0.0
 
     def scheduler_us(self) -> float:
-        """Microseconds a request in the scheduler."""
+        """Scheduler time in microseconds a request."""
         return self.scheduler_s / self.num_requests * 1e6
 
     def mean_batch(self) -> float:
-        """Sequences a batch."""
+        """Mean number of sequences in a batch."""
         return sum(batch.count for batch in self.batches) / len(self.batches) if self.batches else 0.0
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Arrivals = responses, and p99 within the SLO; a rejection is a miss."""
+        """Whether responses keep up with arrivals and p99 is within the SLO. A rejection is a miss."""
         answered, offered = self.answered_per_s(0.5), self.offered_per_s(0.5)
-        # What is in flight at either end of the half makes the two differ by chance.
+        # Requests in flight at either end of this half make the two counts differ by chance.
         slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)
         return self.percentile_s(99) <= slo_s and answered >= offered - slack
 
