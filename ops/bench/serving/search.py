@@ -52,7 +52,7 @@ class Confirmed(Generic[T]):
 def confirm(
     run: Callable[[float], T], sustained: Callable[[T], bool], guess: float, *, step: float = 0.07, most: int = 3
 ) -> Confirmed[T]:
-    """Run at `guess`, then at higher rates while they are sustained, or at lower ones until one is: `most` runs at most."""
+    """Run at `guess`, then at higher rates while they are sustained, or at lower ones until one is; `most` runs."""
     rate, trial = guess, run(guess)
     is_up = sustained(trial)
     for _ in range(most - 1):
