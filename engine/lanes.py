@@ -153,10 +153,11 @@ def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore
 
 def _idle(engine: PipelinedEngine) -> float | None:
     try:
-        return engine.idle()
+        wait_s = engine.idle()
     except BaseException as error:
         log.warning("idle_work_failed", error=repr(error))
         return None
+    return None if wait_s is None else max(0.0, wait_s)
 
 
 def _await_results(underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.wire.messages import Options, Request, Text
+from penstock.producer.wire.messages import Options, Request, Text, utf8_fault
 
 _CONFIG = "config_sentence_transformers.json"
 _ALWAYS_KNOWN = {"query": "", "document": ""}  # sentence-transformers knows these names in every model
@@ -56,7 +56,10 @@ def read_prompts(directory: Path) -> Prompts:
     path = directory / _CONFIG
     if not path.is_file() or not (directory / "modules.json").is_file():
         return Prompts()
-    config: Any = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object")
     if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
@@ -64,8 +67,10 @@ def read_prompts(directory: Path) -> Prompts:
     stated, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
         raise ValueError(f"{path}: `prompts` must map names to strings")
+    if any(utf8_fault(text or "") for text in stated.values()):
+        raise ValueError(f"{path}: a prompt is not valid UTF-8")
     by_name = _ALWAYS_KNOWN | {name: text or "" for name, text in stated.items()}
-    if default is not None and default not in by_name:
+    if default is not None and (not isinstance(default, str) or default not in by_name):
         raise ValueError(f"{path}: `default_prompt_name` {default!r} is not among its prompts, {', '.join(by_name)}")
     return Prompts(by_name, "" if default is None else by_name[default])
 

@@ -19,7 +19,7 @@ RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
 def _check_addresses(servers: str) -> str:
     for server in servers.split(","):
         host, _, port = server.strip().rpartition(":")
-        if not host or not (port.isdigit() and 0 < int(port) < 65536):
+        if not host or "@" in host or not (port.isdigit() and 0 < int(port) < 65536):
             raise ValueError("must be host:port, several separated by commas")
     return servers
 
@@ -37,7 +37,10 @@ class KafkaSettings(Settings):
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."
     )
     fetch_max_wait_ms: int = Field(
-        500, ge=1, description="Longest time a broker delays an empty fetch. librdkafka's mock delays each: 5 there."
+        500,
+        ge=1,
+        le=60_000,
+        description="Longest time a broker delays an empty fetch. librdkafka's mock delays each: 5 there.",
     )
 
 

@@ -3,7 +3,7 @@
 from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
 from penstock.scheduler.costs.fit import fit_cost_table
 from penstock.scheduler.costs.learned import LearnedCost
-from penstock.scheduler.costs.table import CorruptTable, CostTable, cached_cost
+from penstock.scheduler.costs.table import CorruptTable, CostTable
 from penstock.scheduler.lane_driver import Dispatch, LaneBatch, LaneDriver
 from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy, partition_policy
 from penstock.scheduler.policies.trigger import Hungry, Lazy, TriggerPolicy
@@ -36,7 +36,6 @@ __all__ = [
     "Trigger",
     "TriggerPolicy",
     "Wait",
-    "cached_cost",
     "fit_cost_table",
     "partition_policy",
 ]

@@ -129,6 +129,10 @@ class LaneDriver:
         following.started = now
         return following
 
+    def shrink(self, batch: LaneBatch, ids: tuple[int, ...], predicted_s: float) -> None:
+        """Keep only these jobs, at least one, of a batch that was just dispatched."""
+        batch.ids, batch.predicted_s = ids, predicted_s
+
     def run_first(self, batches: Sequence[LaneBatch]) -> None:
         """Batches made by the caller, such as halves of one that failed, run before any other that is prepared."""
         self._prepared.extendleft(reversed(batches))

@@ -1,4 +1,4 @@
-"""The consumer-group member: the only room that knows aiokafka consumers, commits and signals."""
+"""The worker: a member of the consumer group. The only room that commits offsets and handles signals."""
 
 from penstock.worker.settings import WorkerSettings
 

@@ -14,7 +14,8 @@ from prometheus_client import start_http_server
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
-from penstock.engine import Engine, EngineLanes, NullEngine
+from penstock.engine import Engine, EngineLanes, NullEngine, PipelinedEngine
+from penstock.engine.errors import UnsupportedDevice
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
@@ -33,13 +34,15 @@ def serve(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
     Raises:
-        EngineError: the model cannot be loaded.
+        EngineError: the model cannot be loaded, or not run in so many lanes.
         TokenizerError: the model's tokenizer is invalid.
     """
     configure_logs(settings.log_format, settings.log_level)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
     engine = load(settings)
+    if isinstance(engine, PipelinedEngine) and (settings.lanes or 1) > 1:
+        raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
     resolved = resolve(settings, engine.info)
     log.info("settings_resolved", **resolved.model_dump(mode="json"))
     cost = _cost(engine, resolved)

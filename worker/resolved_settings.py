@@ -10,7 +10,7 @@ from penstock.producer.wire.topics import request_topic
 from penstock.scheduler import SchedulerSettings
 from penstock.worker.settings import ModelSettings, WorkerSettings
 
-_OPEN = (None, "auto")
+_CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
 
 
 class ResolvedSettings(WorkerSettings):
@@ -34,7 +34,7 @@ def resolve(settings: WorkerSettings, info: ModelInfo) -> ResolvedSettings:
     values = dict(settings)
     reasons: dict[str, list[str]] = {}
     for reason, defaults in _defaults(settings, info).items():
-        decided = {name: value for name, value in defaults.items() if values[name] in _OPEN}
+        decided = {name: value for name, value in defaults.items() if _is_open(name, values[name])}
         values |= decided
         reasons[reason] = sorted(decided)
     derived = {name for names in reasons.values() for name in names}
@@ -43,6 +43,10 @@ def resolve(settings: WorkerSettings, info: ModelInfo) -> ResolvedSettings:
     return ResolvedSettings.model_construct(
         **values, reasons={reason: names for reason, names in reasons.items() if names}
     )
+
+
+def _is_open(name: str, value: object) -> bool:
+    return value is None or (value == "auto" and name in _CHOSEN_HERE)
 
 
 def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping[str, Any]]:

@@ -72,7 +72,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     lanes: int | None = Field(
         None,
         ge=1,
-        description="Engine threads, each of which runs one batch at a time. Default: one per CPU core, one for a GPU.",
+        description="Engine threads, each of which runs one batch at a time. Default: one per CPU core. A GPU runs one.",
     )
 
     topic: RequestTopic = Field(
@@ -80,7 +80,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         description="Request topic. Bulk requests use the topic <topic>.bulk. Default: penstock.requests.<served "
         "name>.",
     )
-    group_id: str | None = Field(None, description="Consumer group. Default: penstock.<served name>.")
+    group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
     reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
         REPLY_TOPIC_PATTERN,
         description="Regular expression of allowed reply topics. Requests with another reply topic are dead-lettered.",
@@ -111,7 +111,8 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     admission: Literal["deadline", "accept"] = Field(
         "deadline",
         description="What happens to requests that would miss their deadline. deadline: rejected at once as "
-        "`overloaded`. accept: queued, and answered with `expired` if they miss it.",
+        "`overloaded`, except one a second while the worker is idle, which tests the prediction. accept: queued, and "
+        "answered with `expired` if they miss it.",
     )
     slo_ms: float | None = Field(
         None,
@@ -124,9 +125,9 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         2.0,
         gt=0,
         allow_inf_nan=False,
-        description="Time that bulk requests may add to the 99th percentile of online latency: half for batches of "
-        "bulk alone (or one sequence, where that is longer), half for bulk that fills up online batches. More: faster "
-        "bulk. Less: lower online latency.",
+        description="Time that bulk requests may add to the 99th percentile of online latency, or a tenth of that "
+        "percentile if it is more. Half is for batches of bulk alone (or one sequence, where that takes longer), half "
+        "for bulk that fills up online batches. More: faster bulk. Less: lower online latency.",
     )
 
     max_in_flight: int = Field(
@@ -137,6 +138,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     fetch_max_wait_ms: int = Field(
         100,
         ge=1,
+        le=60_000,
         description="Longest time for which a broker holds an empty fetch, and for which resumed bulk partitions wait. "
         "librdkafka's mock holds every fetch: use 5 there.",
     )
@@ -151,7 +153,10 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     cache_ttl_s: float = Field(7 * 86400.0, gt=0, description="Age at which a cached result expires.")
 
     drain_s: float = Field(
-        20.0, gt=0, description="Longest time to finish requests in flight on SIGTERM or when partitions are revoked."
+        20.0,
+        gt=0,
+        le=3600,
+        description="Longest time to finish requests in flight on SIGTERM or when partitions are revoked.",
     )
     once: bool = Field(
         False, description="Exit when both topics are read to their ends and no record has arrived for 5 s."

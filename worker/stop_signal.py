@@ -61,7 +61,13 @@ class StopSignal:
         self.fail(error)
 
 
-def raise_failure(task: "asyncio.Task[None]") -> None:
-    """A task's done callback that raises what the task raised, so that it reaches `on_loop_error`."""
+def watched(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Start a task whose exception reaches `on_loop_error`."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_raise_failure)
+    return task
+
+
+def _raise_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
         task.result()

@@ -34,7 +34,7 @@ from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import Rejection, Results
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
-from penstock.worker.stop_signal import StopSignal, raise_failure
+from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
@@ -121,9 +121,12 @@ class Worker:
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
-        background = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._monitor.run())]
+        background = [watched(self._committer.run()), watched(self._monitor.run())]
         try:
             await (self._serve_once() if self._settings.once else self._serve())
+        except Exception as error:
+            self._stop.fail(error)
+            raise
         finally:
             for task in background:
                 task.cancel()
@@ -163,8 +166,7 @@ class Worker:
         await self._stop.unless_stopped(self._fetched.fill(self._consumer))
         is_free = self._processing_bulk is None or self._processing_bulk.done()
         if is_free and self._fetched.can_take(bulk=True):
-            self._processing_bulk = asyncio.create_task(self._process_fetched(bulk=True))
-            self._processing_bulk.add_done_callback(raise_failure)
+            self._processing_bulk = watched(self._process_fetched(bulk=True))
         await self._process_fetched(bulk=False)
 
     async def _process_fetched(self, *, bulk: bool) -> None:

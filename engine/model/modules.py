@@ -63,21 +63,25 @@ def matryoshka_dimensions(checkpoint: Checkpoint, width: int) -> tuple[int, ...]
     embedding, is then one of them.
     """
     listed = checkpoint.config.get("matryoshka_dimensions") or []
+    if not isinstance(listed, list) or not all(map(_is_length, listed)):
+        raise CheckpointError(f"{checkpoint.directory}: matryoshka_dimensions must be a list of positive integers.")
     card = checkpoint.directory / "README.md"
     if card.is_file() and (found := _CARD_DIMENSIONS.search(card.read_text(encoding="utf-8", errors="replace"))):
-        listed = [*listed, *map(int, re.findall(r"[1-9]\d*", found[1]))]
+        listed = [*listed, *map(int, re.findall(r"\b[1-9]\d{0,8}\b", found[1]))]
     stated = {*listed, _truncate_dim(checkpoint)} - {None}
-    if not all(isinstance(dimension, int) and dimension > 0 for dimension in stated):
-        raise CheckpointError(f"{checkpoint.directory}: matryoshka_dimensions must be a list of positive integers.")
     return tuple(sorted({dimension for dimension in stated if dimension < width} | {width})) if stated else ()
 
 
 def _truncate_dim(checkpoint: Checkpoint) -> int | None:
     """The length that sentence-transformers cuts embeddings to when a caller names none."""
     value = checkpoint.sentence_transformers.get("truncate_dim")
-    if value is not None and not (isinstance(value, int) and value > 0):
+    if value is not None and not _is_length(value):
         raise CheckpointError(f"{checkpoint.directory}: truncate_dim must be a positive integer, not {value!r}.")
     return value
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _pooling(module: Module) -> str:

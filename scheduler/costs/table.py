@@ -2,15 +2,13 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
-
-_FAR = 1024.0  # times the last knot: where a cached_cost table is continued to, in proportion
 
 # The factor inside one cell of the grid, as (p, q, r, s) of p + q * longest + r * size + s * size * longest.
 _Cell = tuple[float, float, float, float]
@@ -158,26 +156,6 @@ class CostTable:
         work = base.alpha_s + base.beta_s * tokens + base.gamma_s * squares
         p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
         return (work if work > base.floor_s else base.floor_s) * (p + q * longest + (r + s * longest) * size)
-
-
-def cached_cost(seconds: Mapping[int, Mapping[int, float]]) -> CostTable:
-    """The paper's dictionary [length][count] of measured seconds of a padded batch, interpolated (section 6.3).
-
-    Every length must list the same counts. Beyond the dictionary seconds grow in proportion to count and to length.
-    """
-    lengths = sorted(seconds)
-    counts = sorted(seconds[lengths[0]]) if lengths else []
-    if not counts or any(sorted(seconds[length]) != counts for length in lengths):
-        raise ValueError("cached_cost needs seconds for the same counts at every length.")
-    rows = [[seconds[length][count] for length in lengths] for count in counts]
-    rows = [[*row, row[-1] * _FAR] for row in rows]
-    rows.append([factor * _FAR for factor in rows[-1]])
-    return CostTable(
-        PaddedCost(floor_s=1.0, alpha_s=0.0, beta_s=0.0, gamma_s=0.0),
-        (*map(float, counts), counts[-1] * _FAR),
-        (*map(float, lengths), lengths[-1] * _FAR),
-        tuple(map(tuple, rows)),
-    )
 
 
 def _check_knots(name: str, knots: Sequence[float]) -> None:

@@ -224,7 +224,7 @@ def test_keys_that_stay_with_their_worker_find_more_in_its_cache() -> None:
 def test_a_fleet_needs_a_partition_for_each_worker_and_one_to_survive() -> None:
     with pytest.raises(ValueError, match="partitions"):
         fleet(9, num_partitions=8)
-    with pytest.raises(ValueError, match="nobody"):
+    with pytest.raises(ValueError, match="only worker"):
         fleet(1, loss=Loss(0, 0.1, 0.1))
 
 

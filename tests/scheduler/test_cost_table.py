@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler import CorruptTable, CostTable, PackedCost, PaddedCost, cached_cost, fit_cost_table
+from penstock.scheduler import CorruptTable, CostTable, PackedCost, PaddedCost, fit_cost_table
+from tests.scheduler.cached_cost import cached_cost
 
 LAW = (2.0, 1.0, 0.01, 0.0001)
 SIZES, LENGTHS = (4.0, 16.0, 64.0), (10.0, 100.0)

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.scheduler
-from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost, cached_cost
+from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost
 from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
+from tests.scheduler.cached_cost import cached_cost
 
 Floats = npt.NDArray[np.float64]
 LONGEST = 12

@@ -103,3 +103,13 @@ def test_draining_runs_jobs_without_waiting_for_a_trigger() -> None:
     assert (waiting.start, waiting.wake_at) == ((), 10.0)
     lanes.draining = True
     assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(0,)]
+
+
+def test_a_batch_that_lost_jobs_is_expected_to_end_sooner() -> None:
+    lanes = driver()
+    lanes.add(jobs(0, 1), 0.0)
+    (batch,) = lanes.dispatch(0.0).start
+    assert math.isclose(lanes.busy_s(0.0), 0.02)
+    lanes.shrink(batch, (1,), 0.01)
+    assert batch.ids == (1,)
+    assert math.isclose(lanes.busy_s(0.0), 0.01)

@@ -1,10 +1,12 @@
 """The scheduler through its door: what leaves, when, and that nothing is lost on the way."""
 
+import ast
 import itertools
 import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import penstock.scheduler
 from penstock.scheduler import (
     Batch,
     Cause,
@@ -459,3 +462,9 @@ def test_the_room_imports_no_other_room_and_no_clock() -> None:
         "import penstock.scheduler\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+    folder = Path(str(penstock.scheduler.__file__)).parent
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert "numpy" in imported
+    assert not imported & {"time", "datetime", "threading", "random"}

@@ -107,11 +107,13 @@ class Dispatcher:
         now = self._clock()
         leaders = {job_id: leader for job_id in batch.ids if (leader := self._take_wanted(job_id, now)) is not None}
         self._planned.update(leaders)
-        batch.ids = tuple(leaders)
         if not leaders:
             self._driver.withdraw(batch, now)
             return
-        future = self._lanes.submit(pack(list(leaders.values())))
+        sequences = list(leaders.values())
+        if len(leaders) < len(batch.ids):
+            self._driver.shrink(batch, tuple(leaders), self._predict(sequences))
+        future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
 
     def _take_wanted(self, job_id: int, now: float) -> PendingSequence | None:
@@ -161,9 +163,12 @@ class Dispatcher:
         self._driver.run_first([self._part(batch, ids) for ids in (batch.ids[:half], batch.ids[half:])])
 
     def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
-        sums = sums_of([self._planned[job_id] for job_id in ids])
-        predicted_s = float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
+        predicted_s = self._predict([self._planned[job_id] for job_id in ids])
         return LaneBatch(ids, batch.trigger, batch.partition, predicted_s)
+
+    def _predict(self, sequences: Sequence[PendingSequence]) -> float:
+        sums = sums_of(sequences)
+        return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
 
     def _isolate(self, sequence: PendingSequence, error: BaseException) -> None:
         """A sequence failed alone. If a plain one-token batch fails too, the engine is at fault."""
