@@ -44,10 +44,6 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "costs.fit._ABSURD": ("times", "guarantee: one timing out of proportion changes nothing (test_cost_fit)"),
     "costs.fit._AGREED": ("mean square of logs", "the same"),
     "costs.fit._MAX_S": ("s", "guarantee: impossible timings are left out (test_cost_fit)"),
-    "costs.table._FAR": (
-        "times the last knot",
-        "guarantee: beyond a measured dictionary seconds grow in proportion (test_cost_table)",
-    ),
     "costs.table._MAX_NUMBER": ("s, or tokens", "guarantee: a corrupt file is no table (test_cost_table)"),
     "costs.table._MAX_ENTRIES": ("numbers", "the same"),
     "policies.partition.MIN_GAIN": ("of the seconds", "less is within the error of predictions (p95 error)"),
