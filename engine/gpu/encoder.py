@@ -70,8 +70,8 @@ class GpuEncoder:
     def run(self, batch: PackedBatch) -> Tensor:
         """Hidden states [T, H] of the batch's tokens, in its order; valid until the next run.
 
-        For callers without a lane, whose device is never known to be idle: a graph that is due is captured here, behind
-        the batch, which waits for it. Raises InvalidBatch.
+        For callers without a lane, which cannot tell when the device is idle. A graph that is due is captured here,
+        after the batch, so the call takes longer. Raises InvalidBatch.
         """
         with torch.cuda.device(self.device):
             hidden = self.forward(self.upload(batch))[: len(batch.token_ids)]

@@ -14,6 +14,8 @@ from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.gpu import figures as gpu
 from penstock.ops.bench.pipeline import figures as pipeline
 from penstock.ops.bench.serving import figures as serving
+from penstock.ops.bench.serving.ablation_table import ablations
+from penstock.ops.bench.serving.scheduler_constants import constant_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -33,6 +35,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-targets": serving.against_targets,
     "serving-bursts": serving.bursts,
     "serving-kafka": serving.through_kafka,
+    "ablation": ablations,
+    "scheduler-constants": constant_table,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -68,8 +72,8 @@ def stale_files(root: Path = ROOT) -> dict[Path, str]:
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """Those of the repository's first level and of its `ops` folder."""
-    return sorted([*root.glob("*.md"), *root.glob("ops/**/*.md")])
+    """Those of the repository's first level, of its `ops` folder and of the scheduler."""
+    return sorted([*root.glob("*.md"), *root.glob("ops/**/*.md"), *root.glob("scheduler/*.md")])
 
 
 def regenerated(text: str) -> str:

@@ -110,7 +110,7 @@ class SimulateSettings(Settings):
 
 @bench.command("serve")
 @takes(ServeSettings)
-def serve(settings: ServeSettings) -> int:
+def bench_serve(settings: ServeSettings) -> int:
     """Measure the load that each batching policy sustains on this machine, and print the serving tables.
 
     $ penstock bench serve
@@ -120,7 +120,7 @@ def serve(settings: ServeSettings) -> int:
     objectives, two classes, the cost model's errors, and the simulator beside
     real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
     """
-    from penstock.ops.bench.serving.command import serve as run
+    from penstock.ops.bench.serving.command import run_serving_benchmark
     from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 
     parts = _names(settings.parts)
@@ -132,12 +132,14 @@ def serve(settings: ServeSettings) -> int:
         most_trials=settings.trials,
         bootstrap_servers=settings.bootstrap_servers,
     )
-    return run(plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output)
+    return run_serving_benchmark(
+        plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output
+    )
 
 
 @bench.command("simulate")
 @takes(SimulateSettings)
-def simulate(settings: SimulateSettings) -> int:
+def bench_simulate(settings: SimulateSettings) -> int:
     """Simulate a fleet: the product's scheduler on a simulated clock, with measured costs.
 
     $ penstock bench simulate --workers 1,16,256 --requests 1000000
@@ -146,8 +148,7 @@ def simulate(settings: SimulateSettings) -> int:
     effect of popular keys, caches, and the loss of a worker. Needs no model
     and no Kafka.
     """
-    from penstock.ops.bench.serving.sweep import SweepPlan
-    from penstock.ops.bench.serving.sweep import simulate as run
+    from penstock.ops.bench.serving.sweep import SweepPlan, run_sweep
 
     plan = SweepPlan(
         parts=_names(settings.parts),
@@ -158,7 +159,7 @@ def simulate(settings: SimulateSettings) -> int:
         load=settings.load,
         seed=settings.seed,
     )
-    return run(plan, result=settings.result, output=settings.output)
+    return run_sweep(plan, result=settings.result, output=settings.output)
 
 
 def _names(listed: str) -> tuple[str, ...]:

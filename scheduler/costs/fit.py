@@ -1,4 +1,4 @@
-"""From timings of an engine to its cost table."""
+"""Fit of a cost table to timings of an engine."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from penstock.scheduler.costs.cost import FloatArray, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import CostTable, Sample, knot_lines
 
-_MAX_SIZES = 12  # knots; so many timings are a matter of seconds
+_MAX_SIZES = 12  # knots of the grid; more would need more timings
 _MAX_LENGTHS = 8
-_KNOT_RATIO = 1.25  # between neighbours at least
-_STIFFNESS = 0.25  # pull of neighbouring factors towards each other, where a timing's pull on its own is 1
+_KNOT_RATIO = 1.25  # least ratio of neighbouring knots
+_STIFFNESS = 0.25  # weight of the difference between neighbouring factors; a timing's weight is 1
 _LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
 _ABSURD = 8.0  # times as long, or as short, as the other timings allow
 _AGREED = 0.01  # mean square of logs: 10 %

@@ -21,8 +21,9 @@ class BulkShare:
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
     Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
     the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
-    as load nears 1. Load and growth are predicted seconds. Where batches take longer (`LatenessTracker.slowdown`), so
-    does the growth, and so does the work that gathers meanwhile: growth is divided by it once for each.
+    as load nears 1. Load and growth are predicted seconds. Real batches take
+    `LatenessTracker.slowdown` times as long. This lengthens both the growth and the work that gathers meanwhile, so
+    growth is divided by its square.
     """
 
     def __init__(self, settings: SchedulerSettings, lateness: LatenessTracker) -> None:

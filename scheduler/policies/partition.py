@@ -175,7 +175,7 @@ class Auto(CheapestCuts):
         return Partition(found.batches[:most], found.seconds[:most])
 
     def _seconds_by(self, fifo: Partition, lengths: Sequence[int]) -> float:
-        """At the pace of FIFO's full batches: its last one would be filled up by jobs behind the window."""
+        """FIFO's predicted seconds, at the pace of its full batches: jobs behind the window fill up its last one."""
         if len(fifo.batches) < 2:
             return fifo.total_s
         tokens = sum([lengths[index] for batch in fifo.batches[:-1] for index in batch])

@@ -1,4 +1,4 @@
-"""Trigger policies: when to run (TurboTransformers section 5). A rule is a moment, and fires once that is past."""
+"""Trigger policies: when to run a plan (TurboTransformers section 5). A rule gives a time and fires after it."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,8 +4,8 @@ import math
 from collections import deque
 
 _NUM_RECENT = 64  # batches that are remembered
-_BLOCK = 8  # batches over whose mean chances cancel
-_HIGH = 0.9  # quantile that margins are
+_BLOCK = 8  # batches in a block, in whose mean chance delays cancel
+_HIGH = 0.9  # quantile taken as a margin
 _MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
 _LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than the SLO, within these bounds
 
@@ -13,8 +13,8 @@ _LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than t
 class LatenessTracker:
     """Margins of admission and planning, from recent batches. Not thread-safe.
 
-    A single batch is late by chance. Over the batches that a request waits for, chances cancel: the margin of queued
-    work is a high quantile of means over blocks of batches.
+    A single batch may be late by chance. Over the many batches that a request waits for, chance delays cancel. So the
+    margin of queued work is a high quantile of the means of blocks of batches.
     """
 
     def __init__(self, slo_s: float) -> None:

@@ -1,4 +1,4 @@
-"""When each queued job would begin, and how much later it may: the exact half of admission."""
+"""Predicted begin of every queued job, and how much later it may begin: the exact part of admission."""
 
 from collections.abc import Sequence
 

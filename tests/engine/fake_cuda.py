@@ -1,4 +1,4 @@
-"""The pieces of torch.cuda that the engine touches, played on the CPU: streams do nothing, events have come."""
+"""Fakes of the torch.cuda functions that the engine uses: streams do nothing, events are complete at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -23,7 +23,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What ptxas says of a kernel."""
+    """Resources that ptxas reports for a kernel."""
 
     name: str
     registers: int

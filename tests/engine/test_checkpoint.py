@@ -1,4 +1,4 @@
-"""What is read, what is refused, and whether the refusal says what to do."""
+"""Reading of checkpoints, and the messages for those that cannot be read."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What the families' configurations vary, against transformers in float32; and what of it is refused by name."""
+"""Configuration options of each family against transformers in float32; unsupported ones are rejected by name."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A batch's whole way on a GPU but for the launches: shapes, spare rows, planned memory. Torch plays the kernels."""
+"""A batch through the GPU encoder, with torch on the CPU in place of kernels: shapes, spare rows, planned memory."""
 
 import itertools
 from dataclasses import replace
@@ -18,7 +18,7 @@ from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder, ops
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.model.checkpoint import read_checkpoint
-from tests.engine import test_gpu_steps as played
+from tests.engine import test_gpu_steps as torch_kernels
 from tests.engine.fake_cuda import FakeCuda
 from tests.engine.helpers import pack, random_sequences, reference_hidden, save_encoder
 
@@ -40,7 +40,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     FakeCuda(monkeypatch)
-    for launch in played.LAUNCHES:
+    for launch in torch_kernels.LAUNCHES:
         monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(ops, "attend", attend)
     return save_encoder(tmp_path, "bert", hidden_size=128)
@@ -52,7 +52,7 @@ def test_a_batch_with_or_without_token_types_equals_transformers(saved: Any, tmp
     encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu", graphs=graphs)
     sequences = random_sequences(LENGTHS)
     types = [np.arange(len(sequence), dtype=np.int32) % 2 for sequence in sequences]
-    # Typed first: what it leaves behind is not what a batch without types finds.
+    # The typed batch runs first: its token types must not remain for the batch without types.
     for given in (types, None):
         encoder._graphs = None if encoder._graphs is None else type(encoder._graphs)(encoder.device)  # none seen yet
         batch = pack(sequences, types=given)

@@ -1,4 +1,4 @@
-"""What the engine on a GPU makes of errors, and the order of its streams. CUDA's part is played here: no GPU needed."""
+"""Errors of the GPU engine, and the order of its streams, with a fake of CUDA. No GPU needed."""
 
 import asyncio
 import threading

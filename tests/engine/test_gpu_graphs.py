@@ -1,4 +1,4 @@
-"""Which shapes are captured, and what becomes of those that are not. CUDA's part is played here: no GPU needed."""
+"""Shapes that are captured as graphs, and shapes that are not, with a fake of CUDA. No GPU needed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Graph:
 
 
 class Cuda:
-    """What Graphs uses of torch.cuda."""
+    """A fake of the part of torch.cuda that Graphs uses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.graphs: list[Graph] = []

@@ -1,4 +1,4 @@
-"""How kernels are launched: what they ask of the device, and what a grid can hold. The driver's part is played here."""
+"""Kernel launches: attributes set on the device, and limits of a grid, with a fake of the driver."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ class Entry:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was launched: function, grid, block, arguments, shared bytes, stream, capability."""
+    """One recorded launch: function, grid, block, arguments, shared bytes, stream, capability."""
     launched: list[tuple[Any, ...]] = []
     monkeypatch.setattr(library, "launch", lambda *arguments: launched.append(arguments))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -98,7 +98,7 @@ def test_a_kernel_is_loaded_and_launched_on_its_tensors_device(
     monkeypatch.setattr(library, "launch", lambda *arguments: used.append(("launch", current[-1])))
     for index in (1, 0, 1):
         operand: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", index))
-        library.kernel("played", "entry", operand)((1,), (32,), (), 50_000)
+        library.kernel("fake", "entry", operand)((1,), (32,), (), 50_000)
     one, other = ([(event, device) for event in ("load", "shared memory", "launch")] for device in (1, 0))
     assert used == [*one, *other, ("launch", 1)]
     assert current == [0]

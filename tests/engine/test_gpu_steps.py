@@ -1,4 +1,4 @@
-"""What the GPU does at each step of a program, with torch on the CPU in place of each kernel's launch.
+"""Steps of a program on a GPU, with torch on the CPU in place of each kernel's launch.
 
 Arguments, order and aliasing are tested here for every family; the kernels themselves in tests/gpu.
 """

@@ -1,4 +1,4 @@
-"""What no kernel takes is refused by name when a model is loaded, and not batch by batch. No GPU needed."""
+"""Models that no kernel supports are rejected by name when they are loaded, not batch by batch. No GPU needed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.engine.helpers import FAMILIES, save_encoder
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the encoder asks CUDA for while it is made."""
+    """A fake of the CUDA functions that the encoder's constructor calls."""
     properties = SimpleNamespace(shared_memory_per_block_optin=227 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 

@@ -12,7 +12,7 @@ from penstock.engine.model.checkpoint import revision_of
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Files of a sentence-transformers model whose modules lie at several depths. Nobody looks into the tensors."""
+    """Files of a sentence-transformers model whose modules lie at several depths. The tensors are not read."""
     directory = tmp_path / "model"
     write(directory / "tokenizer.json", "{}")
     write(directory / "vocab.txt", "[PAD]")

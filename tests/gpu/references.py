@@ -1,4 +1,4 @@
-"""What the kernels' tests share: data, exact results in float64, and the rule they are judged by."""
+"""Shared by the kernels' tests: data, exact results in float64, and the rule that compares them."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce

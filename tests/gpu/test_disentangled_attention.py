@@ -26,7 +26,7 @@ TERMS = (("c2p", "p2c"), ("c2p",), ("p2c",))
 
 
 class Layer(NamedTuple):
-    """What stays the same from batch to batch."""
+    """Operands that stay the same from batch to batch."""
 
     heads: int
     kr: Tensor | None

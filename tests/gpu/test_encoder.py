@@ -103,15 +103,15 @@ def test_a_replayed_graph_equals_the_launches_it_was_captured_from(encoders: tup
                 np.testing.assert_array_equal(got, want)
 
 
-def test_a_row_does_not_depend_on_its_batch_mates(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
+def test_a_row_does_not_depend_on_its_batch(encoders: tuple[GpuEncoder, GpuEncoder]) -> None:
     rng = np.random.default_rng(1)
     probe = random_sequences((40,), seed=99)[0]
     for encoder in encoders:
         alone = hidden(encoder, [probe])[0]
         for seed in range(50):
-            mates = random_sequences(rng.integers(1, MAX_TOKENS, rng.integers(1, 40)).tolist(), seed)
-            place = int(rng.integers(0, len(mates) + 1))
-            together = hidden(encoder, [*mates[:place], probe, *mates[place:]])[place]
+            others = random_sequences(rng.integers(1, MAX_TOKENS, rng.integers(1, 40)).tolist(), seed)
+            place = int(rng.integers(0, len(others) + 1))
+            together = hidden(encoder, [*others[:place], probe, *others[place:]])[place]
             # cuBLAS may sum in another order for another number of rows: an error of the precision, and no more.
             assert cosine(together, alone) >= (0.99999 if encoder.dtype == torch.float16 else 0.9998)
 

@@ -1,4 +1,4 @@
-"""The played device: as long as its table says, one batch after the other, two underway."""
+"""The emulated device: the seconds of its table, batches in turn, two in flight."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ from penstock.ops.bench.serving.plan import LENGTHS, PARTS, RunPlan
 from penstock.ops.bench.serving.plots import draw
 from penstock.ops.bench.serving.record import write_beside
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
-from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, simulate
+from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, run_sweep
 from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
 from penstock.ops.bench.serving.systems import (
     PAPER_CHAIN,
@@ -272,7 +272,7 @@ def test_a_sweep_accounts_for_every_request_and_can_start_from_a_measurement(rec
     result = tmp_path / "serving.json"
     result.write_text(json.dumps(record), encoding="utf-8")
     plan = SweepPlan(parts=(*SWEEP_PARTS, LARGE), workers=(1, 4), num_requests=3000, num_large=5000, slo_s=0.2)
-    assert simulate(plan, result=result, output=tmp_path) == 0
+    assert run_sweep(plan, result=result, output=tmp_path) == 0
     (output,) = tmp_path.glob("simulation/*/*.json")
     swept = json.loads(output.read_text(encoding="utf-8"))
     (large,) = swept["parts"].pop(LARGE)
@@ -292,12 +292,12 @@ def test_a_file_without_measured_costs_is_refused_with_a_sentence(content: str, 
     result = tmp_path / "serving.json"
     result.write_text(content, encoding="utf-8")
     with pytest.raises(UnusableResult, match=r"serving\.json is no result of penstock bench serve"):
-        simulate(SweepPlan(), result=result, output=None)
+        run_sweep(SweepPlan(), result=result, output=None)
 
 
 def test_an_objective_that_nothing_meets_leaves_nothing_to_simulate() -> None:
     with pytest.raises(UnusableResult, match=r"within 0\.001 ms"):
-        simulate(SweepPlan(parts=("load",), workers=(1,), num_requests=1000, slo_s=1e-6), result=None, output=None)
+        run_sweep(SweepPlan(parts=("load",), workers=(1,), num_requests=1000, slo_s=1e-6), result=None, output=None)
 
 
 MEASURED = [
@@ -310,7 +310,7 @@ MEASURED = [
 
 @pytest.mark.parametrize("result", MEASURED, ids=lambda path: path.name)
 def test_a_fleet_can_be_simulated_of_every_current_result(result: Path) -> None:
-    assert simulate(SweepPlan(parts=("load",), workers=(1,), num_requests=1000), result=result, output=None) == 0
+    assert run_sweep(SweepPlan(parts=("load",), workers=(1,), num_requests=1000), result=result, output=None) == 0
 
 
 @pytest.mark.parametrize(("parts", "lengths", "is_kept"), [(PARTS, LENGTHS, True), (("scheduler",), LENGTHS, False)])
@@ -323,7 +323,7 @@ def test_only_a_whole_run_is_kept_where_nobody_says_where(
 
 def test_a_sweep_of_one_part_has_its_table_and_its_files(tmp_path: Path) -> None:
     plan = SweepPlan(parts=("loss",), workers=(1, 2), num_requests=1000)
-    assert simulate(plan, result=None, output=tmp_path) == 0
+    assert run_sweep(plan, result=None, output=tmp_path) == 0
     (output,) = tmp_path.glob("simulation/*/*.json")
     assert set(json.loads(output.read_text(encoding="utf-8"))["parts"]) == {"loss"}
     assert output.with_suffix(".png").exists()

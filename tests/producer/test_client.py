@@ -46,7 +46,7 @@ Answer = Callable[[Request], Reply | PenstockError | None]
 
 @dataclass
 class Received:
-    """What the inbox reads of a record."""
+    """The fields of a record that the inbox reads."""
 
     headers: list[tuple[str, bytes]]
     value: bytes
@@ -286,7 +286,7 @@ async def test_a_rejected_record_keeps_its_permit_in_its_pauses(monkeypatch: pyt
         with pytest.raises(Expired):
             await within(5, client.embed(ids=[[2]], timeout_s=0.05))
         assert len(loop.requests) == 1
-        await client.close()  # and closing wakes him
+        await client.close()  # which ends the pause of the first call
         with pytest.raises(ShuttingDown):
             await within(5, first)
     assert len(loop.requests) == 1

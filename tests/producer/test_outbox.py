@@ -37,7 +37,7 @@ class Batch:
 
 
 class StandIn:
-    """What Outbox asks of a producer. Topics have three partitions; `answers` decides what becomes of each batch."""
+    """A fake of the producer that Outbox uses. Topics have three partitions; `answers` gives each batch's result."""
 
     def __init__(self, answers: Callable[[list[bytes]], Awaitable[None]], room: int = 1_000_000) -> None:
         self.sent: dict[tuple[str, int], list[list[bytes]]] = defaultdict(list)  # batches acknowledged

@@ -1,4 +1,4 @@
-"""A simulated worker: the real lane driver and scheduler, batches that take as long as predicted, or nearly."""
+"""A simulated worker: the real lane driver and scheduler, with batches that take about their predicted seconds."""
 
 import heapq
 import itertools
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Simulation:
-    """Drives the product's lane driver; arrivals go to the scheduler itself, since the driver's trials break proofs."""
+    """Runs the lane driver. Arrivals go to the scheduler directly: trials of late jobs would break stated bounds."""
 
     def __init__(
         self,

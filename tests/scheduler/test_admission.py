@@ -1,4 +1,4 @@
-"""Rejections start before an admitted job is late, throughput stays, and a burst leaves nothing behind."""
+"""Admission: jobs are rejected before admitted ones are late, throughput stays, and a burst has no lasting effect."""
 
 import itertools
 import random
@@ -64,7 +64,7 @@ def test_wrong_predictions_are_made_up_for_by_what_is_spared() -> None:
 
 
 def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
-    """Under EDF a tight request overtakes relaxed ones, which were promised to be in time."""
+    """Under EDF a request with a tight deadline overtakes relaxed ones, which must still end in time."""
     chance = random.Random(3)
     chosen = limits()
     rate = 2.0 * saturation(COST, 51, chosen)
@@ -76,8 +76,8 @@ def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("partition", "least"), [("dp", 0.7), ("fifo", 0.45)])
-def test_padded_batches_are_priced_as_they_turn_out(partition: PartitionName, least: float) -> None:
-    """The price of a backlog does not know of padding, nearly half of a FIFO batch; it is learned from the plans."""
+def test_the_padding_of_a_backlog_is_learned_from_the_plans(partition: PartitionName, least: float) -> None:
+    """The estimate of a backlog leaves out padding, nearly half of a FIFO batch; it is corrected by the plans."""
     padded = PaddedCost(1e-3, 5e-4, 3.7e-6, 0.0)
     chosen = limits(partition=partition)
     rate = 2.0 * saturation(padded, 51, chosen)
@@ -111,7 +111,7 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("slo_s", "stall_s"), [(0.03, 0.015), (0.025, 0.02), (0.05, 0.04)])
 def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
-    """Admitted jobs are late after a stall. The few that are not say nothing of the cost of a backlog."""
+    """After a stall admitted jobs are late. The few that are not must not change the estimate of a backlog."""
     chosen = SchedulerSettings(0.002, 1024, 16_384, slo_s)
     cost = PackedCost(floor_s=0.0, alpha_s=4.8e-4, beta_s=3.3e-7, gamma_s=0.0)
     capacity = saturation(cost, 51, chosen)
@@ -161,7 +161,7 @@ def test_the_work_before_a_job_decides() -> None:
 
 
 def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
-    """Due later, but to begin sooner: though all that waits is done long before the newcomer's deadline."""
+    """The queued job has the later deadline, but its batch is long, so it must begin before the new job."""
     queue = JobQueue()
     queue.add(QueuedJob(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))
     newcomer = QueuedJob(1, 1, False, 0.0, 9.9, (9.9, 1), 0.25, 9.8)

@@ -1,4 +1,4 @@
-"""Bulk work takes what online work leaves, and is hardly noticed."""
+"""Bulk work uses the capacity that online work leaves, within a bound on online latency."""
 
 import math
 import random
@@ -54,7 +54,9 @@ def test_saturating_bulk_raises_onlines_p99_by_two_ms_at_most(trigger: TriggerNa
 def test_a_bulk_sequence_longer_than_its_half_of_the_slice_is_all_that_comes_on_top(
     lanes: int, cost: PackedCost | PaddedCost, noise: float, load: float
 ) -> None:
-    """Half a slice in the own batch, the other half or one sequence in the one before, and all of it predicted wrong.
+    """Bulk adds half a slice to the job's own batch, and half a slice or one sequence to the batch before it.
+
+    Both are bounded as predicted, so the error of predictions comes on top.
 
     The longest bulk sequence takes 1.2 ms, and 9 ms where the costs are a CPU's.
     """
@@ -85,7 +87,7 @@ def test_a_bulk_sequence_longer_than_its_half_of_the_slice_is_all_that_comes_on_
 def test_what_the_host_adds_is_no_reason_to_wait_longer_for_bulk(load: float, bulk_per_s: float) -> None:
     """Batches end 0.8 ms and half their time later than predicted, as on a fast device beside a busy event loop.
 
-    Half of the slice is enough, and the other half is for what no simulation knows.
+    The bound is half of the slice. The other half allows for delays that are not simulated.
     """
     chance = random.Random(5)
     cost = PackedCost(floor_s=0.0, alpha_s=3.3e-4, beta_s=3.2e-7, gamma_s=0.0)
@@ -103,7 +105,7 @@ def test_what_the_host_adds_is_no_reason_to_wait_longer_for_bulk(load: float, bu
 
 
 def test_filling_leaves_room_for_how_late_batches_usually_end() -> None:
-    """Two floors are left, which hold 32 tokens as predicted, and 20 as batches end."""
+    """The deadline leaves two floors: 32 tokens as predicted, but 20 since batches end late."""
     for late_s, most in ((0.0, 32), (0.75 * FLOOR, 20)):
         scheduler = Scheduler(SchedulerSettings(0.002, 99, 999, None, "hungry", bulk_slice_s=99.0), STEP)
         for _ in range(9):
@@ -116,7 +118,7 @@ def test_filling_leaves_room_for_how_late_batches_usually_end() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trigger", ["lazy", "hungry"])
 def test_bulk_jobs_of_any_length_leave_below_saturation(trigger: TriggerName) -> None:
-    """No starvation: the turn of a long job comes, though it does not fit what one batch may grow by."""
+    """A long bulk job runs in the end, although it exceeds the growth allowed to one batch."""
     left = [400, 1, 300, 2, 200] * 20
 
     class Finite(Simulation):
@@ -164,7 +166,7 @@ def test_alone_it_runs_in_slices_of_at_least_one_sequence() -> None:
     scheduler.add([Job(0, 1, 10.0)], 10.0)
     assert plan(scheduler.poll(10.1 - 0.05, idle_lanes=1)).trigger is Trigger.TIMEOUT
     scheduler.add(bulk(8, 8, 8, 400, 8), 10.05)
-    assert scheduler.is_full is False  # it is never prepared ahead while online jobs come
+    assert scheduler.is_full is False  # bulk is never prepared ahead while online jobs arrive
     assert plan(scheduler.poll(10.05, idle_lanes=1)) == Plan((Batch((100, 101), FLOOR),), Trigger.BULK, "fifo")
     assert [plan(scheduler.poll(10.05, idle_lanes=1)).batches[0].ids for _ in range(3)] == [(102,), (103,), (104,)]
 
@@ -178,7 +180,7 @@ def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
     assert not scheduler.is_full
     scheduler.poll(15.0, idle_lanes=0)
     assert scheduler.is_full
-    # Full: a quarter of the SLO, 1024 tokens, so that online jobs that come after all are in time.
+    # Full: a quarter of the SLO, 1024 tokens, so that online jobs that arrive meanwhile are in time.
     assert len(plan(scheduler.poll(15.0, idle_lanes=1)).batches[0].ids) == 128
 
 

@@ -42,7 +42,7 @@ def test_only_a_padded_cost_pays_for_padding() -> None:
 
 @pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
 def test_no_partition_costs_less_than_the_lower_bound(kind: type[PackedCost] | type[PaddedCost]) -> None:
-    """The DP is not even tried on its word."""
+    """`auto` relies on the lower bound: it does not try the DP where the bound shows no gain."""
     rng = random.Random(3)
     for _ in range(300):
         cost = kind(rng.random() * 20, rng.random() * 20, rng.random(), rng.choice((0.0, rng.random() * 0.1)))

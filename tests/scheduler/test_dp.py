@@ -23,7 +23,7 @@ from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 from tests.scheduler.cached_cost import cached_cost
 
-Prices = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 LONGEST = 12
 MOST = 9  # sequences in a brute-forced instance
 NO_CAP = 10**9
@@ -47,7 +47,7 @@ class AnyCost:
 
 
 class Untold:
-    """A cost of which the DP is not told that it is a table."""
+    """A cost that hides its table from the DP, which then calls it instead of compiling it."""
 
     def __init__(self, cost: CostFunction) -> None:
         self._cost = cost
@@ -58,7 +58,7 @@ class Untold:
 
 @dataclass(frozen=True)
 class Instance:
-    """Lengths in ascending order, a cost, and caps of which any may be none."""
+    """Lengths in ascending order, a cost, and caps, each of which may be absent."""
 
     lengths: tuple[int, ...]
     cost: CostFunction
@@ -75,15 +75,15 @@ class Instance:
             max_seconds=self.max_seconds,
         )
 
-    def prices(self, members: Prices) -> Prices:
+    def costs(self, members: Floats) -> Floats:
         """[P]: seconds of the batches that rows of `members` [P, n] mark with ones; infinite where a cap is broken."""
         lengths = np.array(self.lengths, dtype=np.float64)
         tokens, count, longest = members @ lengths, members.sum(axis=1), (members * lengths).max(axis=1)
         seconds = np.asarray(self.cost.seconds(tokens, members @ lengths**2, longest, count))
         used = longest * count if self.cost.padded else tokens
         over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
-        prices: Prices = np.where(over & (count > 1), np.inf, seconds)
-        return prices
+        costs: Floats = np.where(over & (count > 1), np.inf, seconds)
+        return costs
 
 
 def law(rng: random.Random, kind: type[PackedCost] | type[PaddedCost]) -> PackedCost | PaddedCost:
@@ -133,35 +133,35 @@ def random_instance(rng: random.Random, num: int) -> Instance:
     )
 
 
-def subsets(num: int) -> Prices:
+def subsets(num: int) -> Floats:
     """[2^num - 1, num]: the members of every set but the empty one, the bits of its number."""
-    members: Prices = (np.arange(1, 1 << num)[:, None] >> np.arange(num) & 1).astype(np.float64)
+    members: Floats = (np.arange(1, 1 << num)[:, None] >> np.arange(num) & 1).astype(np.float64)
     return members
 
 
-def cheapest_of_all(prices: Prices) -> Prices:
-    """[K]: least total over every set partition, from prices [2^n - 1, K] of every set in K instances at once."""
-    best = np.concatenate([np.zeros((1, prices.shape[1])), np.full(prices.shape, np.inf)])
+def cheapest_of_all(costs: Floats) -> Floats:
+    """[K]: least total over every set partition, from costs [2^n - 1, K] of every set in K instances at once."""
+    best = np.concatenate([np.zeros((1, costs.shape[1])), np.full(costs.shape, np.inf)])
     for whole in range(1, len(best)):
         top = 1 << (whole.bit_length() - 1)
         rest = part = whole ^ top
         while True:  # the batch that holds the last member of `whole` may be any part of the rest, with it
-            np.minimum(best[whole], prices[(part | top) - 1] + best[rest ^ part], out=best[whole])
+            np.minimum(best[whole], costs[(part | top) - 1] + best[rest ^ part], out=best[whole])
             if part == 0:
                 break
             part = (part - 1) & rest
-    cheapest: Prices = best[-1]
+    cheapest: Floats = best[-1]
     return cheapest
 
 
 def assert_sound(instance: Instance, cuts: Sequence[int], seconds: Sequence[float]) -> None:
-    """Every sequence once, every batch within the caps and at its price."""
+    """Every sequence once, every batch within the caps and at its predicted seconds."""
     num = len(instance.lengths)
     assert cuts[0] == 0
     assert cuts[-1] == num
     assert list(cuts) == sorted(set(cuts))
     members = [[float(start <= index < stop) for index in range(num)] for start, stop in itertools.pairwise(cuts)]
-    assert list(seconds) == pytest.approx(instance.prices(np.array(members)).tolist(), rel=1e-9, abs=1e-12)
+    assert list(seconds) == pytest.approx(instance.costs(np.array(members)).tolist(), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) 
         cuts, seconds = instance.cuts()
         assert_sound(instance, cuts, seconds)
         found.append(sum(seconds))
-    cheapest = cheapest_of_all(np.stack([instance.prices(members) for instance in instances], axis=1))
+    cheapest = cheapest_of_all(np.stack([instance.costs(members) for instance in instances], axis=1))
     np.testing.assert_allclose(found, cheapest, rtol=1e-9, atol=1e-12)
 
 
@@ -199,7 +199,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper_with_shrinking(
     instance = Instance(tuple(lengths), cost, max_sequences, max_tokens, max_seconds)
     cuts, seconds = instance.cuts()
     assert_sound(instance, cuts, seconds)
-    cheapest = cheapest_of_all(instance.prices(subsets(len(lengths)))[:, None])[0]
+    cheapest = cheapest_of_all(instance.costs(subsets(len(lengths)))[:, None])[0]
     assert sum(seconds) == pytest.approx(cheapest, rel=1e-9)
 
 
@@ -217,10 +217,10 @@ def test_no_contiguous_partition_of_packed_batches_is_cheaper() -> None:
         )
         runs = [(start, stop) for start in range(num) for stop in range(start + 1, num + 1)]
         members = np.array([[float(start <= index < stop) for index in range(num)] for start, stop in runs])
-        price = dict(zip(runs, instance.prices(members).tolist(), strict=True))
+        run_s = dict(zip(runs, instance.costs(members).tolist(), strict=True))
         best = [0.0]
         for stop in range(1, num + 1):
-            best.append(min(best[start] + price[start, stop] for start in range(stop)))
+            best.append(min(best[start] + run_s[start, stop] for start in range(stop)))
         cuts, seconds = instance.cuts()
         assert_sound(instance, cuts, seconds)
         assert sum(seconds) == pytest.approx(best[-1], rel=1e-9)
@@ -239,8 +239,8 @@ def long_instance(rng: random.Random, cost: CostFunction) -> Instance:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
-def test_the_compiled_prices_are_those_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
-    """O(nB) from the table's own cells, against the same recurrence over prices asked of the cost."""
+def test_the_compiled_costs_are_those_of_the_table(kind: type[PackedCost] | type[PaddedCost]) -> None:
+    """O(nB) from the table's own cells, against the same recurrence over costs computed by the cost function."""
     rng = random.Random(3)
     for _ in range(150):
         instance = long_instance(rng, any_table(rng, kind, 5000 if kind is PackedCost else 300))
@@ -254,7 +254,7 @@ def caps_of(instance: Instance) -> tuple[int, int, float]:
     return instance.max_sequences, instance.max_tokens, instance.max_seconds
 
 
-def test_one_law_without_a_table_is_priced_as_such() -> None:
+def test_a_law_without_a_table_is_compiled_too() -> None:
     rng = random.Random(4)
     for round_ in range(300):
         cost = law(rng, (PackedCost, PaddedCost)[round_ % 2])

@@ -53,7 +53,7 @@ def test_busy_seconds_count_what_runs_and_what_waits() -> None:
     lanes.add(jobs(0, 1, 2, 3), 0.0)
     lanes.dispatch(0.0)
     assert math.isclose(lanes.busy_s(0.01), 0.03)
-    assert math.isclose(lanes.busy_s(5.0), 0.02)  # the first is late, and is thought to end now
+    assert math.isclose(lanes.busy_s(5.0), 0.02)  # the first is late, so its predicted end is now
 
 
 def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:

@@ -1,4 +1,4 @@
-"""The cost that learns: still when it is right, quick when the engine changes, deaf to a single slow batch."""
+"""Learned cost: steady when it is right, quick to follow a lasting change, unmoved by a single slow batch."""
 
 import math
 import random
@@ -26,7 +26,7 @@ def random_batch(rng: random.Random) -> Batch:
     return sum(lengths), sum(n * n for n in lengths), max(lengths), len(lengths)
 
 
-def prices(cost: LearnedCost | CostTable) -> list[float]:
+def predictions(cost: LearnedCost | CostTable) -> list[float]:
     return [float(cost.seconds(*batch)) for batch in PROBES]
 
 
@@ -41,7 +41,7 @@ def test_a_cost_that_is_right_stays(noise: float) -> None:
     cost, rng = LearnedCost(TABLE), random.Random(1)
     for _ in range(30):
         learn(cost, rng, 100, noise=noise)
-        assert prices(cost) == pytest.approx(prices(TABLE), rel=max(1e-9, noise))
+        assert predictions(cost) == pytest.approx(predictions(TABLE), rel=max(1e-9, noise))
     if noise <= 0.03:
         assert cost.scale == pytest.approx(1.0, rel=0.03)
 
@@ -51,25 +51,25 @@ def test_a_lasting_change_is_followed_within_tens_of_batches(times: float) -> No
     cost, rng = LearnedCost(TABLE), random.Random(2)
     learn(cost, rng, 500, noise=0.03)
     learn(cost, rng, 30, times, noise=0.03)
-    assert prices(cost) == pytest.approx([seconds * times for seconds in prices(TABLE)], rel=0.1)
+    assert predictions(cost) == pytest.approx([seconds * times for seconds in predictions(TABLE)], rel=0.1)
 
 
 @pytest.mark.parametrize("times", [100.0, 0.01])
 def test_one_outlier_moves_nothing_noticeable(times: float) -> None:
     cost, rng = LearnedCost(TABLE), random.Random(3)
     learn(cost, rng, 200, noise=0.02)
-    before = prices(cost)
+    before = predictions(cost)
     learn(cost, rng, 1, times)
-    assert prices(cost) == pytest.approx(before, rel=0.01)
+    assert predictions(cost) == pytest.approx(before, rel=0.01)
     learn(cost, rng, 50, noise=0.02)
-    assert prices(cost) == pytest.approx(prices(TABLE), rel=0.03)
+    assert predictions(cost) == pytest.approx(predictions(TABLE), rel=0.03)
 
 
 def test_seven_slow_batches_in_a_row_are_no_change_yet() -> None:
     cost, rng = LearnedCost(TABLE), random.Random(4)
     learn(cost, rng, 200, noise=0.01)
     learn(cost, rng, 7, 10.0)
-    assert prices(cost) == pytest.approx(prices(TABLE), rel=0.02)
+    assert predictions(cost) == pytest.approx(predictions(TABLE), rel=0.02)
 
 
 def test_errors_are_those_of_predictions_made_before_the_batch_ran() -> None:
@@ -92,18 +92,18 @@ def test_what_is_no_measurement_is_ignored(measured_s: float) -> None:
     cost = LearnedCost(TABLE)
     for batch in PROBES * 20:
         cost.observe(*batch, measured_s)
-    assert prices(cost) == prices(TABLE)
+    assert predictions(cost) == predictions(TABLE)
     assert math.isnan(cost.errors()[0])
 
 
 @given(st.lists(st.tuples(st.sampled_from(PROBES), st.floats(0.01, 100.0)), max_size=60))
 def test_predictions_stay_within_what_was_seen(observed: Sequence[tuple[Batch, float]]) -> None:
-    """Whatever comes, a price is off the table's by no more than the batches were."""
+    """No prediction differs from the table's by more than the observed batches did."""
     cost = LearnedCost(TABLE)
     for batch, times in observed:
         cost.observe(*batch, float(TABLE.seconds(*batch)) * times)
     ratios = [1.0, *(times for _, times in observed)]
-    for learned, first in zip(prices(cost), prices(TABLE), strict=True):
+    for learned, first in zip(predictions(cost), predictions(TABLE), strict=True):
         assert min(ratios) * (1 - 1e-9) <= learned / first <= max(ratios) * (1 + 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Order: Smith's rule has the least mean completion time, and EDF meets whatever can be met."""
+"""Order: Smith's rule has the least mean completion time; EDF meets all deadlines where any order does."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from penstock.scheduler.policies.order import Draft, order_policy
 from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.settings import OrderName
 
-ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # whatever is in the batch
+ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # for any batch
 
 
 def draft(first_id: int, count: int, seconds: float) -> Draft:

@@ -1,4 +1,4 @@
-"""Partition policies: what each promises, on any queue, and against the others."""
+"""Partition policies: the properties of each on any queue, and comparisons between them."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ def divide(
     return partition_policy(name).partition(lengths, cost, caps, most=most)
 
 
-def price(lengths: Sequence[int], cost: CostFunction) -> float:
+def seconds_of(lengths: Sequence[int], cost: CostFunction) -> float:
     return float(cost.seconds(sum(lengths), sum(n * n for n in lengths), max(lengths), len(lengths)))
 
 
@@ -45,17 +45,17 @@ all_caps = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
-def test_every_policy_keeps_its_promises(
+def test_every_policy_keeps_sequences_caps_and_predictions(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
 ) -> None:
-    """No sequence twice, none lost but behind the last batch that was asked for; caps kept; prices right."""
+    """No sequence twice, none lost but behind the last batch that was asked for; caps kept; predicted seconds right."""
     partition = divide(name, lengths, cost, caps, most)
     covered = sorted(itertools.chain.from_iterable(partition.batches))
     assert covered == list(range(len(covered)))
     if name in ("dp", "sorted") or len(partition.batches) < most:
         assert len(covered) == len(lengths)
     batches = [[lengths[index] for index in batch] for batch in partition.batches]
-    assert list(partition.seconds) == pytest.approx([price(batch, cost) for batch in batches], rel=1e-9, abs=1e-9)
+    assert list(partition.seconds) == pytest.approx([seconds_of(batch, cost) for batch in batches], rel=1e-9, abs=1e-9)
     assert partition.total_s == pytest.approx(sum(partition.seconds))
     if name == "naive":
         assert all(len(batch) <= caps.max_sequences for batch in batches)
@@ -105,8 +105,8 @@ def test_none_runs_every_sequence_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "num"), [("fifo", 4), ("naive", 4), ("none", 2), ("dp", 9), ("sorted", 9)])
-def test_those_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
-    """They would otherwise look at every job of a long queue for every plan."""
+def test_policies_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
+    """Otherwise every plan would look at every job of a long queue."""
     partition = divide(name, [1] * 9, PaddedCost(1.0, 0.0, 0.0, 0.0), Caps(2, 99), most=2)
     assert sum(map(len, partition.batches)) == num
 
@@ -123,7 +123,7 @@ def test_an_empty_queue_gives_no_batches(name: str, cost: CostFunction) -> None:
     assert divide(name, [], cost) == Partition((), ())
 
 
-def test_where_nothing_is_gained_the_dp_overtakes_nobody() -> None:
+def test_the_dp_keeps_the_order_where_it_gains_nothing() -> None:
     flat = PackedCost(0.0, 0.0, 1.0, 0.0)  # every partition costs the same
     assert divide("dp", [9, 1, 8, 2], flat, Caps(2, 10)).batches == ((0, 1), (2, 3))
     one_batch = PaddedCost(100.0, 0.0, 0.0, 0.0)
@@ -218,7 +218,7 @@ def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
     assert shared is before or len(shared.batches) <= num_lanes
     for batch, seconds in zip(shared.batches, shared.seconds, strict=True):
         members = [lengths[index] for index in batch]
-        assert seconds == pytest.approx(price(members, cost), rel=1e-9, abs=1e-9)
+        assert seconds == pytest.approx(seconds_of(members, cost), rel=1e-9, abs=1e-9)
         used = max(members) * len(members) if cost.padded else sum(members)
         assert len(batch) == 1 or (len(batch) <= caps.max_sequences and used <= caps.max_tokens)
 
@@ -232,7 +232,7 @@ def test_a_short_queue_is_shared_out_among_idle_lanes() -> None:
 def test_what_was_sorted_is_shared_out_sorted() -> None:
     cost, caps = PaddedCost(0.0, 0.001, 1e-4, 0.0), Caps(256, 20000)
     lengths = [100, 10] * 10
-    one = Partition((tuple(sorted(range(20), key=lengths.__getitem__)),), (price(lengths, cost),))
+    one = Partition((tuple(sorted(range(20), key=lengths.__getitem__)),), (seconds_of(lengths, cost),))
     shared = share_out(one, lengths, cost, caps, num_lanes=2)
     assert [len(batch) for batch in shared.batches] == [15, 5]
     assert [max(lengths[i] for i in batch) for batch in shared.batches] == [100, 100]

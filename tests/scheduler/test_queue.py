@@ -51,7 +51,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1))
     def look_ahead(self, due: float, work_s: float) -> None:
-        """By when the lanes must begin for a new job, and those behind it, to be in time."""
+        """Latest begin at which a new job, and the jobs behind it, end in time."""
         job = waiting(self.next_id, due, work_s=work_s)
         latest, before_s = math.inf, 0.0
         for one in sorted([*self.jobs, job], key=lambda one: one.key):

@@ -172,7 +172,7 @@ def test_the_dp_groups_like_lengths_and_the_whole_window_leaves() -> None:
     assert padded.num_queued == 0
 
 
-def test_no_batching_waits_for_no_mates() -> None:
+def test_no_batching_runs_each_job_alone_and_at_once() -> None:
     alone = scheduler(partition="none")
     alone.add(jobs(1, 2), 10.0)
     assert plan(alone.poll(10.0, idle_lanes=1)) == Plan((Batch((0,), 0.0),), Trigger.MAX_BATCH, "none")

@@ -33,7 +33,7 @@ def bound_s(load: float, lanes: int) -> float:
 
 @st.composite
 def bounded_arrivals(draw: st.DrawFn, rate: float, floor_s: float) -> list[Arrival]:
-    """Anything that keeps to the bound, a leaky bucket: an arrival that would spill over is delayed."""
+    """Random arrivals within the bound, as of a leaky bucket: an arrival that would exceed it is delayed."""
     gaps_s, slos_s = st.sampled_from([0.0, 1e-3, 0.05]), st.sampled_from([None, 0.06, 0.4, 9.0])
     arrivals, at, level_s = [], 0.0, 0.0
     for gap_s, tokens, slo_s in draw(
@@ -71,7 +71,7 @@ def test_every_request_leaves_within_the_bound(
     admission: AdmissionName,
     window: int,
 ) -> None:
-    """Answered within the bound, or refused; under `accept` no job that had that much time."""
+    """Every job is answered within the bound, or rejected; under `accept` only if its deadline is shorter."""
     arrivals = data.draw(bounded_arrivals(load * lanes, floor_s))
     chosen = SchedulerSettings(
         MAX_WAIT_S, 4, MAX_TOKENS, None, trigger, partition, order, admission, num_lanes=lanes, window=window
@@ -94,7 +94,7 @@ def test_every_request_leaves_within_the_bound(
 def test_beyond_saturation_the_oldest_of_equals_go_first(
     lengths: list[int], partition: PartitionName, order: OrderName, slo_s: float | None
 ) -> None:
-    """Each plan is of the oldest queued jobs: none is passed over for one behind the plan's window."""
+    """Each plan takes the oldest queued jobs: no job behind the window runs before one in it."""
     chosen = SchedulerSettings(0.0, 3, 100, slo_s, "hungry", partition, order, "accept", window=6)
     scheduler = Scheduler(chosen, PaddedCost(0.0, 1e-4, 1e-3, 0.0))
     waiting = iter(enumerate(lengths))

@@ -20,6 +20,7 @@ class Spread:
     """One figure over the runs that have it; at least one does."""
 
     values: tuple[float, ...]
+    num_runs: int = 0  # of the table's caption; the figure says where it comes from fewer
 
     @property
     def median(self) -> float:
@@ -29,10 +30,16 @@ class Spread:
         return self.shown()
 
     def shown(self, decimals: int | None = None) -> str:
-        """Median, and min to max where there is more than one run; about three digits unless `decimals` are given."""
+        """Median, and min to max where there is more than one run; about three digits unless `decimals` are given.
+
+        Where fewer runs have the figure than the caption says, their number follows: "35,591 (1 run)".
+        """
         figures = (self.median, min(self.values), max(self.values))
         median, low, high = (cell(float(f)) if decimals is None else f"{f:.{decimals}f}" for f in figures)
-        return median if len(self.values) == 1 else f"{median} ({low} to {high})"
+        count = len(self.values)
+        told = [f"{low} to {high}"] if count > 1 else []
+        told += [f"{count} run{'s' if count > 1 else ''}"] if count < self.num_runs else []
+        return f"{median} ({', '.join(told)})" if told else median
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ def targets(suite: str, path: Path = TARGETS) -> list[Target]:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The figures that were measured; None where no run has one."""
-    found = tuple(value for value in values if value is not None)
-    return Spread(found) if found else None
+    """The figures that were measured, of one run each; None where no run has one."""
+    every = tuple(values)
+    found = tuple(value for value in every if value is not None)
+    return Spread(found, len(every)) if found else None

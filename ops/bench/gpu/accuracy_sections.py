@@ -9,7 +9,7 @@ from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS
 
 Result = Mapping[str, Any]
 
-_OF_OTHER_CHECKS = ("alone vs pack", "batch mates", "vectors")  # they count sequences again; the second is older
+_OF_OTHER_CHECKS = ("alone vs pack", "batch mates", "vectors")  # they count sequences again; older runs hold the second
 
 
 def parity_section(part: Result, title: str = "## Parity, fp16 against transformers in float32") -> str:

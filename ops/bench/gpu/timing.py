@@ -132,7 +132,7 @@ class Recorder:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _work: Work) -> None:
-    """The graph reads the work's inputs where they were: the work is held for as long as the graph."""
+    """Replay a graph. It reads its inputs at fixed addresses, so the unused argument keeps the work alive."""
     graph.replay()
 
 

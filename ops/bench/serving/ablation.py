@@ -3,7 +3,7 @@
     python -m penstock.ops.bench.serving.ablation [--only NAME ...]
 
 Batches take what a kept run's table, noise and host time say, and the scheduler learns from them as a worker does. The
-figures are kept as a run of the suite `ablation`, and scheduler/ABLATION.md is written anew from all such runs.
+figures are kept as a run of the suite `ablation`; `make figures` writes them into scheduler/ABLATION.md.
 """
 
 import argparse
@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.bench.common.machine import describe_machine, slug
+from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
-from penstock.ops.bench.serving.ablation_table import PAGE, render
 from penstock.ops.bench.serving.ablation_variants import VARIANTS
 from penstock.ops.bench.serving.arrivals import BURSTS, Floats, bursty, poisson
 from penstock.ops.bench.serving.length_ranges import draw
@@ -193,7 +192,6 @@ def main() -> None:
             print(f"{variant}, {name}: {time.monotonic() - began:.0f} s", flush=True)
             if not chosen.dry and name == list(KEPT)[-1]:
                 keep({**header, "parts": parts})
-                PAGE.write_text(render(slug(header["machine"])), encoding="utf-8")
     if chosen.dry:
         print(json.dumps(parts, indent=1))
 

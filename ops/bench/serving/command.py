@@ -33,7 +33,7 @@ _NAMES = {None: SERVED_NAME, RANDOM_BERT: "BERT-base with random weights"}
 _NEEDS_SATURATION = {"saturation", "paper", "goodput", "bursts", "classes", "validation"}
 
 
-def serve(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
+def run_serving_benchmark(plan: RunPlan, *, model: str | None, device: str, dtype: str, output: Path | None) -> int:
     """Run `plan` on this machine. `output`: the folder of kept runs; tables and plots lie beside the run.
     None: a whole plan is kept in the repository's results, others are shown and not kept.
     """

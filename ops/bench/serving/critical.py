@@ -17,9 +17,9 @@ Row = dict[str, Any]
 
 
 def critical_point(run: Run, guess_per_s: float, slo_s: float) -> Row:
-    """The highest rate that is kept up with, and the latencies at it, as JSON carries them.
+    """Find the highest rate at which `run` keeps up, and its latencies there, as JSON values.
 
-    Short runs may pass by chance what cannot last: longer ones, up or down from what these found, confirm it.
+    A short run may keep up by chance at a rate that cannot be sustained. Longer runs confirm the rate, or move it.
     """
     tried: list[tuple[float, bool]] = []
 

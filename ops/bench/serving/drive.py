@@ -62,7 +62,7 @@ async def _drive(
     lanes = EngineLanes(engine, driver.num_lanes)
     run = _Drive(requests, driver, lanes, cost, grace_s)
     gc.collect()
-    gc.disable()  # a collection would be a pause of the load generator, not of a worker
+    gc.disable()  # a collection would pause the load generator, which a worker does not have
     try:
         return await run.run()
     finally:
@@ -152,7 +152,7 @@ class _Drive:
         if done.cancelled():
             return
         error = done.exception()
-        if self._ended.done():  # the time is over; closing the lanes fails the batches they still had
+        if self._ended.done():  # the run is over: batches fail because their lanes are closed
             return
         if error is not None:
             self._finish_run(error)

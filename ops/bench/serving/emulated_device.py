@@ -1,6 +1,6 @@
-"""A device that is played: batches take what a result file's cost table says, and the host works as for the real one.
+"""An emulated device: batches take the seconds of a result file's cost table, and the host works as for a real device.
 
-For what a fast device does to the host's side, where there is no such device. Goodput and the two classes, as printed:
+It shows how a fast device loads the host, on a machine without one. It prints goodput and the two classes:
 
     python -m penstock.ops.bench.serving.emulated_device ops/bench/results/serving/nvidia-h200/RUN.json
 """
@@ -43,7 +43,7 @@ class _Running:
 
 
 class EmulatedEngine:
-    """Implements `PipelinedEngine`. Every `stall_every`-th batch is held up, as by the capture of a graph; 0: none."""
+    """Implements `PipelinedEngine`. Every `stall_every`-th batch stalls, as by the capture of a graph; 0: none."""
 
     def __init__(self, table: CostTable, stall_every: int) -> None:
         self._table = table
@@ -51,7 +51,7 @@ class EmulatedEngine:
         self._num_batches = 0
         self._free_at = 0.0
         tasks = frozenset({"embed"})
-        self.info = ModelInfo("played", "0", "float16", "a played device", 30_522, 512, tasks, _DIM, ())
+        self.info = ModelInfo("emulated", "0", "float16", "an emulated device", 30_522, 512, tasks, _DIM, ())
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         return self.start(batch).result()

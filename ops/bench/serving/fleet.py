@@ -1,7 +1,7 @@
 """Many workers: keys to partitions to workers, a response cache in each, and a worker that is lost on the way.
 
-Once requests are dealt out, workers do not know of each other, so each is simulated alone, on as many processor cores
-as there are. Only a loss joins them: what the lost worker had not answered goes to the others.
+Once requests are assigned, workers do not affect each other, so each is simulated alone, in parallel on all processor
+cores. The exception is a loss: unanswered requests of the lost worker are redelivered to the others.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Loss:
 
     worker: int
     at_s: float
-    noticed_after_s: float  # by the broker: then others get its partitions, and read again what was not committed
+    noticed_after_s: float  # by the broker, which then reassigns its partitions; uncommitted records are read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Fleet:
 
     num_workers: int
     settings: SchedulerSettings
-    cost: CostFunction  # as the scheduler knows it
-    noise: Noise  # how real times scatter about it
+    cost: CostFunction  # as predicted by the scheduler
+    noise: Noise  # scatter of real times about predicted ones
     overhead: Overhead = field(default_factory=Overhead.none)
     num_partitions: int = 1024
     routing: Literal["key", "spread"] = "key"  # a key's partition is always the same, or any
@@ -169,12 +169,12 @@ class _Simulation:
         )
 
     def _after_loss(self, loss: Loss) -> Ids:
-        """Work off what the lost worker answered; returns the other requests, its own delivered anew to others."""
+        """Simulate the lost worker up to its loss, and redeliver its unanswered requests. Returns all requests left."""
         fleet = self._fleet
         lost = np.flatnonzero(self._worker == loss.worker)
         self._work_off(lost[self._arrival[lost] <= loss.at_s], until=loss.at_s)
         moved = lost[np.isnan(self._finish[lost])]
-        self._num_refused = 0  # what it had refused is among them: its refusals were not committed
+        self._num_refused = 0  # requests that it rejected are delivered again: rejections were not committed
         self._num_moved = len(moved)
         others = np.array([worker for worker in range(fleet.num_workers) if worker != loss.worker])
         self._worker[moved] = others[self._partition[moved] % len(others)]

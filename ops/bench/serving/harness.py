@@ -31,8 +31,8 @@ from penstock.worker.batching.startup_costs import measure_costs
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 from penstock.worker.settings import WorkerSettings
 
-TEXTS = "banking77"  # a distribution beside those that are drawn: real messages
-_SETTLED = 0.3  # of a run's time: what comes before is on the way to the state that is measured
+TEXTS = "banking77"  # a distribution that is not drawn at random: lengths of real messages
+_SETTLED = 0.3  # share of a run that is left out, until its state is steady
 _FEWEST_RATIOS = 10
 _FEWEST_REQUESTS = 60
 
@@ -49,7 +49,7 @@ class Load:
 
     @property
     def count(self) -> int:
-        """Online requests; more than the few that a slow engine can answer in the time."""
+        """Number of online requests, at least _FEWEST_REQUESTS however slow the engine is."""
         return max(_FEWEST_REQUESTS, round(self.rate_per_s * self.seconds))
 
 
@@ -60,11 +60,11 @@ class Known:
     engine: Engine
     cost: LearnedCost
     calibration_s: float
-    check_errors: tuple[float, ...]  # |predicted / measured - 1| of batches that nothing was fitted to
+    check_errors: tuple[float, ...]  # |predicted / measured - 1| of batches left out of the fit
 
 
 class BenchHarness:
-    """Engines are loaded and calibrated at their first use; what their costs learn stays, as in a worker."""
+    """Engines of one model, each loaded and calibrated at its first use. Costs keep learning from run to run."""
 
     def __init__(self, settings: WorkerSettings, packed: Engine, seed: int = 0) -> None:
         """`packed`: the runtime with the model of `settings`."""
@@ -114,13 +114,13 @@ class BenchHarness:
         return replace(cost.table, factors=tuple(map(tuple, factors.tolist())))
 
     def noise(self, kind: EngineKind) -> Noise:
-        """How batches scatter about what was predicted: those of real runs, before the first the calibration's."""
+        """Scatter of batches about predicted seconds: from real runs, or from calibration before the first real run."""
         if kind not in self._noise:
             return Noise.of_table(self.known(kind).cost.table)
         return self._noise[kind]
 
     def overhead(self, kind: EngineKind) -> Overhead:
-        """Of the host: that of real runs, before the first none."""
+        """Host time of a batch: from real runs; none before the first."""
         return self._overhead.get(kind, Overhead.none())
 
     def real(self, system: System, load: Load, *, grace_s: float) -> Outcome:

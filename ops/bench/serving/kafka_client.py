@@ -48,8 +48,8 @@ class ClientSpec:
     seed: int = 0
 
 
-class Load:
-    """Runs through one connected client."""
+class ConnectedClient:
+    """Sends the requests of each run through one client that is connected already."""
 
     def __init__(self, client: Client, spec: ClientSpec) -> None:
         self._client = client
@@ -98,17 +98,17 @@ def search(spec: ClientSpec) -> Row:
         runner.run(client.start())
         try:
             runner.run(client.embed(ids=[[1, 2]], timeout_s=_START_TIMEOUT_S))
-            load = Load(client, spec)
-            runner.run(load.run(_WARM_UP_SHARE * spec.guess_per_s, 1.0))
+            connected = ConnectedClient(client, spec)
+            runner.run(connected.run(_WARM_UP_SHARE * spec.guess_per_s, 1.0))
             calm_garbage_collection()
             found = critical_point(
-                lambda rate, times: runner.run(load.run(rate, times)),
+                lambda rate, times: runner.run(connected.run(rate, times)),
                 spec.guess_per_s,
                 spec.slo_s,
             )
         finally:
             runner.run(client.close())
-    return {**found, "client_busy": load.busy}
+    return {**found, "client_busy": connected.busy}
 
 
 def main() -> None:

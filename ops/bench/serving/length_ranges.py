@@ -1,4 +1,4 @@
-"""How long requests are: tokens of each, drawn with a seed."""
+"""Distributions of request lengths in tokens, drawn with a seed."""
 
 from collections.abc import Callable, Mapping
 

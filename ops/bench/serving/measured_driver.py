@@ -1,4 +1,4 @@
-"""The product's lane driver with its time and its rejections counted: what every benchmarked lane is driven by."""
+"""The lane driver of all benchmarks: the real one, with its time and its rejections counted."""
 
 import time
 from collections import Counter

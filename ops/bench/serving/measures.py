@@ -108,7 +108,7 @@ def _mean_of_real(row: Record, key: str) -> float:
 
 
 def _times(ours: float, theirs: float) -> float:
-    """Nothing is as much as nothing."""
+    """Ratio of two numbers; 1 where both are 0, infinity where only `theirs` is."""
     if theirs > 0:
         return ours / theirs
     return math.inf if ours > 0 else 1.0

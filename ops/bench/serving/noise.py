@@ -15,14 +15,14 @@ Seconds = Callable[[int, int, int, int, bool], float]
 
 _DRAWS = 4096  # at a time
 _FEWEST = 10  # batches to learn from
-_USUAL = 0.9  # quantile up to which batches tell what a sequence costs; beyond it something held them up
-_LEAST = 0.1  # of a batch's device time, that it takes at least
-_KEPT = np.arange(0.25, 100, 0.5)  # percentiles that a result file keeps: each stands for what is about it
+_USUAL = 0.9  # quantile of batches that the cost of a sequence is fitted to; slower ones were delayed
+_LEAST = 0.1  # share of its predicted device time that a batch takes at least
+_KEPT = np.arange(0.25, 100, 0.5)  # percentiles that a result file keeps
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How measured times scatter about predicted ones: factors, drawn with replacement."""
+    """Scatter of measured about predicted times: factors, drawn with replacement."""
 
     ratios: Floats  # measured / predicted, one a batch seen; each > 0
 
@@ -33,7 +33,7 @@ class Noise:
 
     @classmethod
     def of_table(cls, table: CostTable) -> "Noise":
-        """As the timings that a table was fitted to scatter about it; none where it carries none."""
+        """Scatter of the timings that a table was fitted to; none where the table holds no timings."""
         ratios = [1 / (1 + residual.error) for residual in table.residuals()]
         return cls(np.array(ratios)) if ratios else cls.none()
 
@@ -63,7 +63,7 @@ class HostTime:
         usual = seconds <= np.quantile(seconds, _USUAL)
         spread = float(np.var(count[usual]))
         slope = float(np.cov(count[usual], seconds[usual], bias=True)[0, 1]) / spread if spread > 0 else 0.0
-        # No more than all of it: of full batches alone a line may say anything of small ones, even less than nothing.
+        # Where all batches are full, the fitted slope may be negative or too steep: at most, sequences cost all of it.
         slope = max(0.0, min(slope, float(np.median(seconds[usual]) / np.median(count[usual]))))
         return cls(slope, seconds - slope * count)
 

@@ -15,7 +15,7 @@ class Ran:
     """One batch as it was run."""
 
     started: float  # s since the run began
-    finished: float  # as the scheduler's side knew of it: the device's time, and the host's before and after
+    finished: float  # when the scheduler learned of it: device time plus host time before and after
     count: int
     tokens: int
     squares: int  # sum of the squared lengths
@@ -32,13 +32,13 @@ class Outcome:
 
     arrival: Floats
     start: Floats  # of its batch; nan: not run
-    finish: Floats  # nan: not answered with a result before the run was ended
+    finish: Floats  # nan: not answered with a result before the end of the run
     refused: Mapping[str, int]  # cause -> requests
     batches: tuple[Ran, ...]  # empty where they were not kept
     scheduler_s: float  # spent in the scheduler, for all requests together
     num_bulk: int = 0  # requests of the class bulk
     busy_s: float = 0.0  # lanes' time in batches, all lanes together
-    offered_s: float | None = None  # time that requests were offered for; None: to the last arrival
+    offered_s: float | None = None  # s during which requests were offered; None: to the last arrival
 
     @property
     def num_requests(self) -> int:
@@ -46,13 +46,13 @@ class Outcome:
 
     @property
     def latency_s(self) -> Floats:
-        """Of each online request; inf for one that was refused or not answered before the end."""
+        """Latency of each online request; inf if it was rejected, or not answered before the end."""
         latency = self.finish - self.arrival
         return np.where(np.isnan(latency), np.inf, latency)[self.num_bulk :]
 
     @property
     def span_s(self) -> float:
-        """Seconds that requests were offered for."""
+        """Seconds during which requests were offered."""
         return float(self.arrival[-1]) if self.offered_s is None else self.offered_s
 
     @property
@@ -60,17 +60,17 @@ class Outcome:
         return sum(self.refused.values())
 
     def answered_per_s(self, since: float = 0.5) -> float:
-        """Answers a second while requests came, after the share `since` of that time: the way there does not count."""
+        """Answers a second while requests arrived, without the first share `since` of that time."""
         begin, end = since * self.span_s, self.span_s
         return float(((self.finish > begin) & (self.finish <= end)).sum()) / (end - begin)
 
     def offered_per_s(self, since: float = 0.0) -> float:
-        """Arrivals a second, after the share `since` of the time."""
+        """Arrivals a second, without the first share `since` of the time."""
         begin = since * self.span_s
         return float((self.arrival > begin).sum()) / (self.span_s - begin)
 
     def goodput_per_s(self, slo_s: float, since: float = 0.0) -> float:
-        """Online requests answered within `slo_s`, a second of arrivals, of those that came after the share `since`."""
+        """Online requests answered within `slo_s`, a second, of those that arrived after the first share `since`."""
         begin = since * self.span_s
         return float(((self.latency_s <= slo_s) & (self.arrival[self.num_bulk :] >= begin)).sum()) / (
             self.span_s - begin
@@ -94,7 +94,7 @@ class Outcome:
         return float((self.finish[: self.num_bulk] <= self.span_s).sum()) / self.span_s
 
     def latency_summary_s(self) -> dict[str, float]:
-        """avg, min, max, p50 and p99; avg, min and max over what was answered."""
+        """avg, min, max, p50 and p99; avg, min and max are of answered requests."""
         latency = self.latency_s
         answered = latency[np.isfinite(latency)]
         nothing = len(answered) == 0
@@ -107,7 +107,7 @@ class Outcome:
         }
 
     def prediction_errors(self) -> list[float]:
-        """|predicted / measured - 1| of each batch, as it was predicted when it was planned."""
+        """|predicted / measured - 1| of each batch, predicted at the time of its plan."""
         return [abs(ran.predicted_s / ran.measured_s - 1) for ran in self.batches if ran.measured_s > 0]
 
     def padding(self) -> float:
@@ -116,23 +116,23 @@ class Outcome:
         return 1 - sum(batch.tokens for batch in self.batches) / slots if slots else 0.0
 
     def scheduler_us(self) -> float:
-        """Microseconds a request in the scheduler."""
+        """Scheduler time in microseconds a request."""
         return self.scheduler_s / self.num_requests * 1e6
 
     def mean_batch(self) -> float:
-        """Sequences a batch."""
+        """Mean number of sequences in a batch."""
         return sum(batch.count for batch in self.batches) / len(self.batches) if self.batches else 0.0
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Arrivals = responses, and p99 within the SLO; a rejection is a miss."""
+        """Whether responses keep up with arrivals and p99 is within the SLO. A rejection is a miss."""
         answered, offered = self.answered_per_s(0.5), self.offered_per_s(0.5)
-        # What is in flight at either end of the half makes the two differ by chance.
+        # Requests in flight at either end of this half make the two counts differ by chance.
         slack = 0.02 * offered + 1.5 * math.sqrt(offered / self.span_s)
         return self.percentile_s(99) <= slo_s and answered >= offered - slack
 
 
 def p50_p95(errors: Sequence[float]) -> tuple[float, float]:
-    """NaN without any."""
+    """Mean; NaN of no values."""
     if not errors:
         return math.nan, math.nan
     p50, p95 = np.percentile(errors, (50, 95)).tolist()

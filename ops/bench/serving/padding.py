@@ -1,4 +1,4 @@
-"""Penstock's runtime made to compute padding, as TurboTransformers' does: for the paper's own systems."""
+"""Engines that pad their batches and compute the padding, as TurboTransformers' systems do."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ class Padding:
 
 
 class PipelinedPadding(Padding):
-    """The same over an engine that has the next batch queued."""
+    """The same for a pipelined engine."""
 
     def __init__(self, engine: PipelinedEngine) -> None:
         super().__init__(engine)
@@ -43,12 +43,12 @@ class PipelinedPadding(Padding):
 
 
 def with_padding(engine: Engine) -> Engine:
-    """The engine, padding."""
+    """Wrap an engine so that it pads its batches."""
     return PipelinedPadding(engine) if isinstance(engine, PipelinedEngine) else Padding(engine)
 
 
 def padded(batch: PackedBatch) -> PackedBatch:
-    """All sequences as long as the longest, token 0 behind each."""
+    """The batch with every sequence padded to the longest by token 0."""
     count, longest = len(batch.options), batch.max_seqlen
     lengths = np.diff(batch.cu_seqlens)
     ids = np.zeros((count, longest), np.int32)

@@ -1,4 +1,4 @@
-"""Critical points through Kafka: a worker process behind a broker, and the client; beside those found in process."""
+"""Critical points through Kafka, with broker, worker process and client, beside critical points in process."""
 
 import dataclasses
 import tempfile
@@ -17,17 +17,17 @@ from penstock.ops.bench.serving.plan import RunPlan
 from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
 from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 
-_PATIENCE_S = 30.0  # a call's deadline where the system knows no objective: long past the backlog of an overloaded run
-_NUM_LENGTHS = 4096  # that a client is given
+_PATIENCE_S = 30.0  # deadline of a call where the system has no objective: longer than the backlog of an overloaded run
+_NUM_LENGTHS = 4096  # requests whose lengths a client is given
 _MOST_SEARCH_S = 600.0
-_FIRST_SHARE = 0.7  # of what bounds it, the cost or the run in process: where a search begins
+_FIRST_SHARE = 0.7  # where a search begins, as a share of its bound: the cost, or the rate in process
 _MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
 
 Connection = dict[str, Any]  # settings that the worker and the client share
 
 
 def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
-    """The first workload. In process and through Kafka take turns, system by system, on the same requests."""
+    """Measure the first workload, each system in process and then through Kafka on the same requests."""
     lengths = plan.lengths[0]
     slo_s = plan.slo_of(bench, lengths)
     rows: list[Row] = []
@@ -43,7 +43,7 @@ def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
 
 
 def systems(bench: BenchHarness, slo_s: float) -> list[System]:
-    """One at a time, first come first served, the DP, and the default."""
+    """The four systems: one request at a time, first come first served, the DP, and the default."""
     limits = bench.limits(slo_s)
     by_name = {system.name: system for system in on_packed(limits)}
     return [no_batch(limits), tei(limits), by_name["packed, DP"], default(limits)]
@@ -51,7 +51,7 @@ def systems(bench: BenchHarness, slo_s: float) -> list[System]:
 
 @contextmanager
 def _broker(bootstrap_servers: str | None) -> Iterator[tuple[str, Connection]]:
-    """The one that is named, a real one where Java is, or librdkafka's mock."""
+    """The named broker; else a local Kafka if Java is installed, else librdkafka's mock."""
     if bootstrap_servers is not None:
         yield f"the broker at {bootstrap_servers}", {"bootstrap_servers": bootstrap_servers}
     elif kafka_missing() is None:
@@ -82,7 +82,7 @@ def _through_kafka(
     connection: Connection,
     folder: Path,
 ) -> Row:
-    """A worker of its own, with a topic and a group of its own: nothing is left of the system before."""
+    """A new worker with a new topic and group, so that no state of the previous system remains."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     spec = ClientSpec(
         connection={**connection, "model": name},
@@ -103,7 +103,7 @@ def _through_kafka(
 
 
 def worker_settings(bench: BenchHarness, system: System) -> dict[str, Any]:
-    """The system as a worker is told it. Its objective comes with the requests, as their deadlines."""
+    """Worker settings of the system. Its objective is the deadline of each request."""
     chosen, scheduler = bench.settings, system.settings
     return {
         "model": chosen.model,

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 def run(bench: BenchHarness, plan: RunPlan, lengths: str, say: Say, *, only_default: bool = False) -> Row:
-    """One workload, every system; `only_default`: what the other parts need of it."""
+    """One workload with every system, or with `only_default` just what the other parts need."""
     slo_s = plan.slo_of(bench, lengths)
     say(f"{lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
     limits = bench.limits(slo_s)
@@ -68,7 +68,7 @@ def _system(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, sl
 
 
 def _overload(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Outcome:
-    """A run in which more comes than can be answered."""
+    """One run in which more requests arrive than can be answered."""
     bound = bench.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
     simulated = bench.simulated(system, plan.simulated_load(lengths, 2 * bound, slo_s)).answered_per_s(_SINCE)
     expected = max(simulated, 0.05 * bound)

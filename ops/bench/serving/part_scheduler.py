@@ -1,4 +1,4 @@
-"""The scheduler alone: microseconds a request, added and planned, with 10,000 others waiting; and one cut of the DP."""
+"""The scheduler alone: microseconds to add and plan a request while 10,000 others wait, and of one run of the DP."""
 
 import time
 
@@ -19,7 +19,7 @@ _THREE_SLOS = (
     _SLO_S,
     _SLO_S + 0.005,
     _SLO_S + 0.015,
-)  # an arriving job is due before many of those queued, which span 10 ms
+)  # an arriving job is due before many queued ones, whose deadlines span 10 ms
 
 DP_QUEUED, DP_MAX_BATCH = 1000, 512
 _DP_KINDS: tuple[EngineKind, ...] = ("packed", "padded")
@@ -27,7 +27,7 @@ _DP_TIMES = 51
 
 
 def run(bench: BenchHarness) -> Row:
-    """Some 6 s."""
+    """Measure the scheduler for all settings, in some 6 s."""
     limits = bench.limits(_SLO_S)
     systems = {system.name: system for system in (default(limits), *on_packed(limits))}
     chosen = {name: systems[name].settings for name in _names(limits)}
@@ -46,7 +46,7 @@ def _names(limits: Limits) -> list[str]:
 
 
 def _us(bench: BenchHarness, settings: SchedulerSettings, slos_s: tuple[float, ...]) -> float:
-    """Of processor time, a request; objectives in turn."""
+    """Microseconds of processor time a request; jobs have the objectives in turn."""
     scheduler = Scheduler(settings, bench.known("packed").cost)
     lengths = np.random.default_rng(0).integers(2, 101, QUEUED + _REQUESTS).tolist()
     jobs = []
@@ -68,7 +68,7 @@ def _us(bench: BenchHarness, settings: SchedulerSettings, slos_s: tuple[float, .
 
 
 def _dp_ms(bench: BenchHarness, kind: EngineKind) -> float:
-    """Median of one cut of a queue, with what this engine's cost has learned."""
+    """Median time of one DP over a queue, with the learned cost of this engine."""
     cost = bench.known(kind).cost
     ascending = np.sort(np.random.default_rng(0).integers(2, 513, DP_QUEUED)).astype(np.float64)
     seconds = []

@@ -19,7 +19,7 @@ _ONLINE_LOAD = 0.5
 
 
 def run_goodput(bench: BenchHarness, plan: RunPlan, workload: Row, say: Say) -> Row:
-    """Steady Poisson arrivals. A system that accepts all requests ignores the objective: one run serves every one."""
+    """Steady Poisson arrivals. A system that accepts all requests ignores objectives, so it runs once for all."""
     lengths, slo_s, saturation = workload["lengths"], workload["slo_s"], saturation_of(workload)
     objectives = [share * slo_s for share in SLO_SHARES]
     rows: list[Row] = []
@@ -65,6 +65,6 @@ def run_classes(bench: BenchHarness, plan: RunPlan, workload: Row, say: Say) -> 
 
 
 def saturation_of(workload: Row) -> float:
-    """The default system's."""
+    """Saturation of the default system, answers a second."""
     rates: dict[str, Any] = {row["system"]: row["saturation_per_s"] for row in workload["rows"]}
     return float(rates["penstock default"])

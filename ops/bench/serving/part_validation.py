@@ -1,4 +1,4 @@
-"""The simulator beside the real thing: one worker, the same requests; and the real thing beside itself, run again."""
+"""The simulator beside a real run of one worker with the same requests, and that run beside its repetition."""
 
 import math
 

@@ -34,28 +34,28 @@ class RunPlan:
         return set(PARTS) <= set(self.parts) and self.lengths == LENGTHS
 
     def slo_of(self, bench: BenchHarness, lengths: str) -> float:
-        """The objective that systems are held to with these lengths."""
+        """Latency objective for requests of these lengths, in seconds."""
         if self.slo_s is not None:
             return self.slo_s
         return max(_LEAST_SLO_S, _rounded_up(_SLO_OF_LONGEST * bench.longest_s(lengths)))
 
     def load(self, lengths: str, rate_per_s: float, slo_s: float, *, times: float = 1.0) -> Load:
-        """A real run: `times` the usual length."""
+        """Load of a real run of `times` the usual length."""
         return Load(lengths, rate_per_s, times * max(self.seconds, _SECONDS_OF_SLO * slo_s))
 
     def overload(self, lengths: str, rate_per_s: float, slo_s: float, expected_per_s: float) -> Load:
-        """A real run that saturation is taken from: of enough answers that it is not chance."""
+        """Load of a real run that measures saturation, long enough for a steady number of answers."""
         enough_s = min(self.saturated_answers / expected_per_s, _LONGER * self.seconds)
         enough_s = max(enough_s, _FEWEST_ANSWERS / expected_per_s)
         return Load(lengths, rate_per_s, max(self.load(lengths, rate_per_s, slo_s).seconds, enough_s))
 
     def simulated_load(self, lengths: str, rate_per_s: float, slo_s: float) -> Load:
-        """A simulated one: as long, but of enough requests and not too many."""
+        """Load of a simulated run: as long, within bounds on the number of requests."""
         least, most = (count / rate_per_s for count in self.simulated)
         return Load(lengths, rate_per_s, min(max(self.load(lengths, rate_per_s, slo_s).seconds, least), most))
 
 
 def _rounded_up(seconds: float) -> float:
-    """To half a digit: 0.137 is 0.15."""
+    """Round to half a digit: 0.137 is 0.15."""
     digit = 0.5 * 10.0 ** math.floor(math.log10(seconds))
     return math.ceil(seconds / digit) * digit

@@ -1,4 +1,4 @@
-"""The highest rate that a system sustains."""
+"""Search for the highest rate that a system sustains."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def highest(sustains: Callable[[float], bool], guess: float, *, precision: float = 0.02, reach: float = 64.0) -> float:
-    """The highest rate that is sustained, to `precision`, by bisection; 0.0 when none from guess / reach on is.
+    """Find the highest sustained rate by bisection, to `precision`; 0.0 when guess / reach is not sustained either.
 
     Rates are tried from `guess` on, up or down in doublings and halvings, then between the two that enclose the limit.
     A system that sustains a rate is taken to sustain every lower one.
@@ -52,7 +52,7 @@ class Confirmed(Generic[T]):
 def confirm(
     run: Callable[[float], T], sustained: Callable[[T], bool], guess: float, *, step: float = 0.07, most: int = 3
 ) -> Confirmed[T]:
-    """Run at `guess`; go on upwards while it is sustained, else downwards until it is, in steps, `most` runs in all."""
+    """Run at `guess`, then at higher rates while they are sustained, or at lower ones until one is; `most` runs."""
     rate, trial = guess, run(guess)
     is_up = sustained(trial)
     for _ in range(most - 1):

@@ -1,4 +1,4 @@
-"""One worker on a discrete-event clock: the product's lane driver, and batches that take what a cost function says."""
+"""One worker on a discrete-event clock: the real lane driver, and batches with the seconds of a cost function."""
 
 import heapq
 import math
@@ -53,7 +53,7 @@ class SimulatedWorker:
                     self._begin(batch, now, is_idle=True)
 
     def outcome(self) -> Outcome:
-        """So far."""
+        """Outcome so far."""
         return Outcome(
             self._stream.arrival,
             np.array(self._start),

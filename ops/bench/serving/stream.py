@@ -10,15 +10,15 @@ from penstock.ops.bench.common.lengths import Lengths
 from penstock.ops.bench.serving.arrivals import Floats
 from penstock.scheduler import Job
 
-TOGETHER = 512  # most jobs in one call of `Scheduler.add`, which is time that nothing else happens in
-_BULK_TOGETHER = 64  # the same, of bulk while enough of it waits
-BULK_WAITING = 2048  # bulk is handed over up to here: a worker takes in a part of its topic too, and not all of it
+TOGETHER = 512  # most jobs in one call of `Scheduler.add`, which blocks everything else
+_BULK_TOGETHER = 64  # the same for bulk, while enough of it waits
+BULK_WAITING = 2048  # waiting jobs up to which bulk is added: a worker reads ahead in its topic by so much only
 _CHUNK = 65_536  # requests that exist as Python objects at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The requests that come to one worker: first `num_bulk` of bulk, there from time 0, then online, by arrival."""
+    """Requests of one worker: first `num_bulk` bulk requests, at time 0, then online requests by arrival."""
 
     arrival: Floats
     lengths: Lengths
@@ -49,7 +49,7 @@ class Stream:
 
 
 class Arrivals:
-    """Hands out jobs as time goes on; few of them exist at once."""
+    """Jobs of a stream by time of arrival. They are created in chunks, which bounds memory."""
 
     def __init__(self, stream: Stream, *, chunk: int = _CHUNK) -> None:
         self._stream = stream
@@ -60,13 +60,13 @@ class Arrivals:
         self._jobs: list[Job] = []
         self._times: list[float] = []
         self._at = 0
-        self.next_at = math.inf  # when to take the next; inf: none comes at a time of its own
+        self.next_at = math.inf  # time of the next arrival, when `take` is due; inf: no more arrivals
         self._turn()
         if self._bulk:
             self.next_at = 0.0
 
     def take(self, now: float, num_waiting: int) -> list[Job]:
-        """Those that have come by now, at most TOGETHER; and bulk where little waits. Ask at every event.
+        """Jobs that have arrived by `now`, at most TOGETHER, and bulk jobs while few jobs wait. Call at every event.
 
         `num_waiting`: jobs that wait at the scheduler.
         """

@@ -22,7 +22,8 @@ from penstock.ops.bench.serving.record import require_plots, write_beside
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 
-# BERT-base in float16 on an H200, read off results/nvidia-h200: 2.5 million tokens a second, 0.6 ms at the least.
+# BERT-base in float16 on an H200, rounded from a run under ops/bench/results/gpu/nvidia-h200: 2.5 million tokens a
+# second, at least 0.6 ms a batch. Only the default of `penstock bench simulate`, which takes a result file instead.
 _H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
 _H200_CAPS = (1024, 16_384)  # sequences, tokens
 _MAX_WAIT_S = 0.002
@@ -31,8 +32,8 @@ _REPEATS = (0.0, 0.25, 0.5, 0.75)
 _SKEW: dict[str, Any] = {"repeat_share": 1.0, "num_keys": 100_000, "zipf": 0.9}
 _CACHED: dict[str, Any] = {"num_keys": 20_000, "zipf": 0.7}
 _ROUTINGS: tuple[Literal["key", "spread"], ...] = ("key", "spread")
-_MIDDLE = 16  # workers, at most, where it is not their number that changes
-_MOST_FOR_ONE = 200_000  # requests, where one worker has them all
+_MIDDLE = 16  # workers at most, in parts that do not vary their number
+_MOST_FOR_ONE = 200_000  # requests of a run with one worker
 
 PARTS = ("load", "fleet", "cache", "loss")
 LARGE = "large"  # a part that is run when it is asked for: it takes minutes
@@ -56,7 +57,7 @@ class SweepPlan:
 
 
 class UnusableResult(Exception):
-    """A file that holds no measured costs, or a fleet that answers nobody. The message says which."""
+    """A file that holds no measured costs, or a fleet that answers no request. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class _Worker:
     caps: tuple[int, int]
 
 
-def simulate(plan: SweepPlan, *, result: Path | None, output: Path | None) -> int:
+def run_sweep(plan: SweepPlan, *, result: Path | None, output: Path | None) -> int:
     """Run the sweep and print its tables. `result`: of `penstock bench serve`; `output`: the folder of kept runs.
 
     Raises UnusableResult, PlotsUnavailable.
@@ -167,7 +168,7 @@ class _Sweep:
                 yield self._row({"load": load, "workers": workers, "lost": name, "after_s": span_s}, fleet, traffic)
 
     def _saturation(self) -> float:
-        """Answers a second of one worker to which twice as much comes as its cost alone would allow."""
+        """Answers a second of one worker at twice the load that its cost function predicts as saturation."""
         settings, cost = self._one.settings, self._one.cost
         traffic = Traffic(1.0, 20_000, self._plan.lengths)
         lengths = draw(traffic.lengths, settings.max_batch_sequences, 0)

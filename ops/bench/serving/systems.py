@@ -50,7 +50,7 @@ def no_batch(limits: Limits) -> System:
 
 
 def on_padded(limits: Limits) -> list[System]:
-    """All hungry, as in the paper."""
+    """The systems of the paper, all with the trigger hungry."""
     paper: dict[str, Any] = {"max_batch_sequences": PAPER_BATCH, "max_batch_tokens": 10**9}
     return [
         _system(limits, "padded, none", "padded", partition="none", max_batch_sequences=1),
@@ -84,7 +84,7 @@ def on_padding(limits: Limits) -> list[System]:
 
 
 def all_systems(limits: Limits) -> list[System]:
-    """Every row, slowest engine first."""
+    """All systems, slowest engine first."""
     return [*on_padded(limits), *on_padding(limits), *on_packed(limits)]
 
 
@@ -99,6 +99,6 @@ PAPER_RATES: dict[str, tuple[float, ...]] = {"2-100": (99, 237, 323, 402), "5-50
 
 
 def _system(limits: Limits, name: str, engine: EngineKind, **changes: Any) -> System:
-    """A worker's caps; but hungry, in the order of arrival, and everything is accepted, unless changed."""
+    """A worker's caps with the trigger hungry, order of arrival and admission `accept`, unless changed."""
     plain = {"slo_s": None, "trigger": "hungry", "order": "arrival", "admission": "accept"}
     return System(name, engine, replace(limits.worker, **{**plain, **changes}))

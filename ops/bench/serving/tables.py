@@ -59,7 +59,7 @@ def _saturation(workload: Record) -> Grid:
 
 
 def _lane_time(workload: Record) -> Grid:
-    """The most that batches can gain."""
+    """Upper bound on the gain of batching."""
     rows = [
         (kind, f"{us['alone']:.2f}", f"{us['full']:.2f}", str(us["in_full"]), f"{us['alone'] / us['full']:.2f}")
         for kind, us in workload["us_a_token"].items()
@@ -153,7 +153,7 @@ def _bursts(part: Record) -> Grid:
 
 
 def _periods(row: Record) -> str:
-    """Of bursts; a kept run of before they were counted has none."""
+    """Number of bursts; empty for older runs, which did not count them."""
     return f"{row['seconds'] / BURSTS.period_s:.0f}" if "seconds" in row else ""
 
 
@@ -192,7 +192,7 @@ def _validation(part: Record) -> Grid:
 
 
 def mean_of_real(row: Record, key: str) -> float | None:
-    """Of the two real runs of a row of the validation; None where one of them had nothing to measure."""
+    """Mean of the two real runs of a validation row; None where one of them has no figure."""
     first, again = row["real"][key], row["again"][key]
     return None if first is None or again is None else (first + again) / 2
 
@@ -240,7 +240,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def _share(value: float | None) -> str:
-    """JSON's null: there was nothing to take a share of."""
+    """Share as text; null in the file means that there was nothing to take a share of."""
     return "" if value is None or math.isnan(value) else f"{value:.2%}"
 
 

@@ -1,4 +1,4 @@
-"""Batches that end later than predicted: admission leaves room for it, and no more than that."""
+"""Margins of admission for batches that end later than predicted."""
 
 import math
 
@@ -14,7 +14,7 @@ LINEAR = PackedCost(0.0, 0.0, 1 / 1024, 0.0)
 
 @pytest.mark.slow
 def test_overload_is_answered_in_time_though_the_host_adds_to_every_batch() -> None:
-    """A fifth of what it was predicted to take: queued work takes so much longer, and is admitted accordingly."""
+    """Every batch takes a fifth longer than predicted. Admission counts queued work as that much longer."""
     chosen = SchedulerSettings(0.002, 1024, 16_384, 0.05)
     capacity = saturation(GPU, 51, chosen)
     outcome = Simulation(chosen, run_s=lambda predicted_s: 1.2 * predicted_s).run(poisson(2 * capacity, 1.5))
@@ -24,7 +24,7 @@ def test_overload_is_answered_in_time_though_the_host_adds_to_every_batch() -> N
 
 
 def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
-    """The SLO of 1 s leaves 3/4 s of waiting, as the own batch may take 1/4 s: less, by what batches lag."""
+    """The SLO of 1 s, less 1/4 s for the job's own batch, leaves 3/4 s of waiting. Late batches shorten it."""
     chosen = SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry")
     scheduler = Scheduler(chosen, LINEAR)
     assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75) == []
@@ -36,7 +36,7 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
 
 @given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))
 def test_an_idle_worker_admits_a_job_that_leaves_half_of_the_time(late_s: list[float]) -> None:
-    """Whatever batches did before: otherwise nothing would run again, and no improvement would be learned."""
+    """However late batches ended before. Otherwise nothing would run, and no improvement could be measured."""
     scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
     for count, late in enumerate(late_s):
         scheduler.ended(0.1, late, 10.0 + count / 64)

@@ -1,0 +1,77 @@
+"""Every constant of the scheduler: its value, read from its module, and what chose it."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from penstock.ops.bench.common.markdown import table
+from penstock.scheduler import SchedulerSettings
+
+# Place, in dots below penstock.scheduler: what the number counts, and what chose it.
+CONSTANTS: Mapping[str, tuple[str, str]] = {
+    "queueing.work_estimator.BATCH_SHARE": (
+        "of the SLO",
+        "table: 1/2 loses bursts, 1/8 loses throughput on the CPU",
+    ),
+    "queueing.work_estimator.LATENESS_SHARE": (
+        "of the SLO",
+        "table: 1/16 and 1/4 give the same; bounds how much lateness may reject (test_lateness)",
+    ),
+    "queueing.work_estimator._MEMORY": ("jobs", "table: 64 changes about 1 %; a longer memory is steadier"),
+    "queueing.lateness._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
+    "queueing.lateness._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
+    "queueing.lateness._HIGH": ("quantile", "table: 0.5 breaks more promises"),
+    "queueing.lateness._MAX_SHARE": (
+        "of the predicted seconds",
+        "guarantee: an idle worker admits a job that leaves half its SLO (test_lateness)",
+    ),
+    "queueing.lateness._LEAST_HORIZON_S": ("s", "by design: one stall counts no more than an SLO"),
+    "queueing.lateness._MOST_HORIZON_S": ("s", "the same, where the SLO is long or there is none"),
+    "queueing.timeline._HEADROOM": ("jobs", "memory alone: the arrays are built anew after so many insertions"),
+    "costs.learned._NUM_RECENT": ("batches", "guarantee: seven outliers change nothing (test_learning); table: 45"),
+    "costs.learned._SLOW_GAIN": ("of the way, a batch", "guarantee: noise of 3 % moves nothing (test_learning)"),
+    "costs.learned._QUICK_GAIN": (
+        "of the way, a batch",
+        "guarantee: a lasting change is followed within tens of batches (test_learning)",
+    ),
+    "costs.learned._NUM_ERRORS": ("batches", "reports only: p50 and p95 of the errors"),
+    "costs.learned._ABSURD": ("times", "guarantee: no impossible time is learned (test_learning)"),
+    "costs.fit._MAX_SIZES": ("knots", "guarantee: a fit takes milliseconds (test_cost_fit)"),
+    "costs.fit._MAX_LENGTHS": ("knots", "the same"),
+    "costs.fit._KNOT_RATIO": ("times", "guarantee: unseen batches within 6 % (test_cost_fit)"),
+    "costs.fit._STIFFNESS": ("of a timing's weight", "the same"),
+    "costs.fit._LEAST_FACTOR": ("times", "the same"),
+    "costs.fit._MOST_FACTOR": ("times", "the same"),
+    "costs.fit._ABSURD": ("times", "guarantee: one timing out of proportion changes nothing (test_cost_fit)"),
+    "costs.fit._AGREED": ("mean square of logs", "the same"),
+    "costs.fit._MAX_S": ("s", "guarantee: impossible timings are left out (test_cost_fit)"),
+    "costs.table._MAX_NUMBER": ("s, or tokens", "guarantee: a corrupt file is no table (test_cost_table)"),
+    "costs.table._MAX_ENTRIES": ("numbers", "the same"),
+    "policies.partition.MIN_GAIN": ("of the seconds", "less is within the error of predictions (p95 error)"),
+    "policies.partition.MIN_DP_GAIN": ("of the seconds", "a requirement; table: dp at any gain"),
+    "policies.partition._MAX_REST": (
+        "plans",
+        "the DP takes 1 ms at most, so 16 us a plan; a change of the mix is seen within 64 plans",
+    ),
+    "policies.bulk_share._LOAD_WINDOW_S": (
+        "s",
+        "guarantee: with the last plan alone bulk adds 2.9 ms where 2.7 ms are stated (test_bulk)",
+    ),
+    "lane_driver._TRIAL_EVERY_S": ("s", "guarantee: predictions far too high are corrected (test_lane_driver)"),
+    "settings.bulk_slice_s": ("s", "a requirement: bulk may add 2 ms to the online p99 (test_bulk)"),
+    "settings.bulk_quiet_s": ("s", "not measured: long against the pauses of online traffic"),
+    "settings.window": ("jobs", "bounds a plan's time: the DP over 1,024 jobs takes about 1 ms"),
+}
+
+
+def constant_table() -> str:
+    """Table `scheduler-constants` of scheduler/ABLATION.md."""
+    rows = [[place, f"{value(place):,g} {unit}", chosen_by] for place, (unit, chosen_by) in CONSTANTS.items()]
+    return table(["constant", "value", "chosen by"], rows)
+
+
+def value(place: str) -> float:
+    """The number at a key of CONSTANTS. AttributeError if there is none."""
+    module, _, name = place.rpartition(".")
+    if module == "settings":
+        return float(getattr(SchedulerSettings(0.0, 1, 1, None), name))
+    return float(getattr(import_module(f"penstock.scheduler.{module}"), name))
