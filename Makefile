@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 	$(BIN)/penstock demo
 
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration' --hypothesis-profile quick
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

@@ -3,10 +3,13 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
 from tests.skip_summary import skip_lines
+
+settings.register_profile("quick", max_examples=20)  # of `make quick`
 
 _NO_KAFKA = pytest.StashKey[str]()
 
