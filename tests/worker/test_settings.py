@@ -133,7 +133,7 @@ def test_names_follow_the_model_unless_given() -> None:
 def test_more_lanes_than_an_engine_runs_are_an_error_that_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipelined(NullEngine):
         def start(self, batch: PackedBatch) -> Running:
-            raise NotImplementedError
+            raise AssertionError("nothing is started")
 
         def idle(self) -> float | None:
             return None
