@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale",
         type=float,
         default=1.0,
-        help="number of requests, as a share of the usual; 1 takes some four minutes on two idle cores",
+        help="number of requests, as a share of the usual; 1 takes some five minutes on two idle cores",
     )
     parser.add_argument(
         "--output",
