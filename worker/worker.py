@@ -25,7 +25,7 @@ from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.reply import make_reply, note_batch
+from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
@@ -183,40 +183,38 @@ class Worker:
         self._reject(rejections)
         queued = [sequence.request for sequence in sequences if sequence.index == 0]
         self._ledger.queue(queued)
-        prepared = time.monotonic()
+        if not queued:
+            return
+        times, prepared = queued[0].times, time.monotonic()
         hits, misses = await look_up(self._cache, sequences)
-        tokenize_ms, cache_ms = round((prepared - now) * 1e3, 3), round((time.monotonic() - prepared) * 1e3, 3)
-        for request in queued:
-            request.timing_ms["tokenize"] = tokenize_ms
-            request.timing_ms["cache"] = cache_ms
+        times.tokenize_ms = round((prepared - now) * 1e3, 3)
+        times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
         self.metrics.sequences.labels("cache").inc(len(hits))
-        self._settle(hits)
+        self._settle(hits, None)
         self._dispatcher.add(misses)
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums
         self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
         self._monitor.batch_done(stats)
-        note_batch(stats, results, time.monotonic())
         if self._cache_writer is not None:
             self._cache_writer.put({sequence.key: result.tobytes() for sequence, result in results})
-        self._settle(results)
+        self._settle(results, stats)
 
-    def _settle(self, results: Results) -> None:
-        """Store results, and send the replies of the requests that they complete."""
+    def _settle(self, results: Results, stats: BatchStats | None) -> None:
+        """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
         now = time.monotonic()
-        for request in [sequence.request for sequence, result in results if sequence.settle(result)]:
-            self._ledger.answer(request.record)
-            self._monitor.answered(request, now)
-            self._delivery.reply(request, make_reply(request, self._info))
-            self._num_answered += 1
+        completed = [sequence.request for sequence, result in results if sequence.settle(result)]
+        self._ledger.answer([request.record for request in completed])
+        self._monitor.answered(completed, now)
+        self._delivery.reply(completed, encode_replies(completed, self._info, stats, now))
+        self._num_answered += len(completed)
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:
         """Send the error replies and dead letters of records that are at fault, late or refused."""
-        for rejection in rejections:
-            self._ledger.answer(rejection.record)
-            self._monitor.rejected(rejection.error)
-            self._delivery.reject(rejection)
+        self._ledger.answer([rejection.record for rejection in rejections])
+        self._monitor.rejected([rejection.error for rejection in rejections])
+        self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         """Finish what is in flight, inside the bound. The new owner reads the rest again."""

@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aiokafka.errors import KafkaError
 
@@ -153,7 +153,7 @@ class Exchange:
         answer = inbox.expect(correlation_id, deadline)
         permit.holders += 1
 
-        def sent(error: Exception | None) -> None:
+        def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
             permit.leave()
             if error is not None:
                 reason = f"The request record of {len(value):,} bytes was not sent: {error}"
@@ -162,7 +162,7 @@ class Exchange:
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
         key = content_key(value)
-        self._outbox.put(self._topic, partition_for(key, self._num_partitions), OutRecord(key, value, headers, sent))
+        self._outbox.put(self._topic, partition_for(key, self._num_partitions), [OutRecord(key, value, headers, sent)])
         return answer
 
     async def _sweep(self) -> None:

@@ -9,6 +9,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -37,22 +40,23 @@ _STOP_S = 2.0  # stop() flushes, which never ends while the broker is away
 
 log = structlog.get_logger("penstock.outbox")
 
-Done = Callable[[KafkaError | None], None]
-Destination = tuple[str, int | None]
+Destination = tuple[str, int | None]  # topic and partition; None: chosen by each record's key
+_DONE = attrgetter("done")
 
 
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
 class OutRecord:
     """One record to send.
 
-    `done` is called once, on the event loop, with None after the acknowledgement, with one of REFUSED, or with a
-    KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without calling it.
+    `done` is called on the event loop, once for each record: with the records, of those that share the callable, that
+    ended together, and with None after their acknowledgement, one of REFUSED, or a KafkaError that says "This is a
+    bug.". Only `Outbox.stop` drops a record without calling it.
     """
 
     key: bytes
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
-    done: Done
+    done: "Callable[[Sequence[Any], KafkaError | None], None]"  # Any: the subclass that the caller has put
 
 
 class Outbox:
@@ -73,14 +77,14 @@ class Outbox:
         """Connect; waits for the broker without limit, and logs it."""
         self._producer = await connect(self._make_producer)
 
-    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
-        """Queue one record. A partition of None is chosen by the key."""
+    def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
+        """Queue records, at least one. A partition of None is chosen by each record's key."""
         destination = (topic, partition)
         waiting = self._waiting.get(destination)
         if waiting is not None:
-            waiting.append(record)
+            waiting.extend(records)
             return
-        self._waiting[destination] = deque((record,))
+        self._waiting[destination] = deque(records)
         self._idle.clear()
         self._senders[destination] = asyncio.create_task(self._send_all(destination))
 
@@ -167,9 +171,12 @@ class Outbox:
             raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
 
     def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
+        by_partition: dict[int, list[OutRecord]] = {}
         while waiting:
             record = waiting.popleft()
-            self.put(topic, partition_for(record.key, num_partitions), record)
+            by_partition.setdefault(partition_for(record.key, num_partitions), []).append(record)
+        for partition, records in by_partition.items():
+            self.put(topic, partition, records)
 
     async def _send_batch(
         self, producer: AIOKafkaProducer, topic: str, partition: int, waiting: deque[OutRecord]
@@ -236,10 +243,9 @@ def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
 
 def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -> None:
     """Remove the first records and call their `done`. One failing callback does not block the others."""
-    for _ in range(count):
-        record = waiting.popleft()
+    for done, records in groupby([waiting.popleft() for _ in range(count)], _DONE):
         try:
-            record.done(error)
+            done(list(records), error)
         except Exception:
             log.exception("done_failed", detail="This is a bug.")
 

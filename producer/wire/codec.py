@@ -4,6 +4,7 @@ Decoders accept any bytes and return a value or raise `InvalidRequest`, nothing 
 is allocated from them.
 """
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,9 +14,9 @@ import msgpack
 import numpy as np
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
+from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, Vector, utf8_fault
 from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
-from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
+from penstock.producer.wire.reply_rows import decode_rows, dtype_name, is_int, matrix_bytes, row_items
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -68,19 +69,62 @@ def decode_request(value: bytes | None) -> Request:
         raise InvalidRequest("Give exactly one of `text` and `ids` with `lens`.")
     _check_pairs(task, text)
     opts = body.get("opts")
-    options = NO_OPTIONS if opts is None else _decode_options(opts)
+    if opts is None:
+        return Request(model, task, tokens, text, NO_OPTIONS)
+    options = _decode_options(opts)
     check_applicable(options, task, is_text=text is not None)
     return Request(model, task, tokens, text, options)
 
 
-def encode_reply(reply: Reply) -> bytes:
-    """The value of a successful reply record."""
-    body: dict[str, Any] = {"v": VERSION, "ok": True, "model": reply.model, "revision": reply.revision}
-    body |= row_items(reply)
-    body["cached"] = reply.cached
-    body["timing"] = reply.timing
-    body["batch"] = reply.batch
-    return bytes(msgpack.packb(body))
+def encode_reply(reply: Reply, notes: bytes | None = None) -> bytes:
+    """The value of a successful reply record; `notes` are its last fields, by `encode_notes`, if several share them."""
+    if notes is None:
+        notes = encode_notes(reply.cached, reply.timing, reply.batch)
+    if (vectors := reply.vectors) is not None:
+        head = _vectors_head(reply.model, reply.revision, *vectors.shape, dtype_name(vectors))
+        return head + matrix_bytes(vectors) + notes
+    items = {**_head_items(reply.model, reply.revision), **row_items(reply)}
+    return _map_head(items) + msgpack.packb(items)[1:] + notes
+
+
+def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str, notes: bytes) -> bytes:
+    """`encode_reply` for float32 vectors, at least one, that are sent as `dtype`; `notes` are by `encode_notes`.
+
+    Replies of one slice share all but the vectors themselves, which are copied once.
+    """
+    data = matrix_bytes(rows)
+    dim = len(rows[0])
+    if dtype != "float32":
+        data = matrix_bytes(np.frombuffer(data, np.float32).astype(dtype))
+    return b"".join((_vectors_head(model, revision, len(rows), dim, dtype), data, notes))
+
+
+def encode_notes(cached: int, timing: Mapping[str, float], batch: Mapping[str, int | str]) -> bytes:
+    """The last, informative fields of a reply."""
+    return bytes(msgpack.packb({"cached": cached, "timing": timing, "batch": batch})[1:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _vectors_head(model: str, revision: str, n: int, dim: int, dtype: str) -> bytes:
+    """A reply of vectors up to the vectors themselves."""
+    num_bytes = n * dim * np.dtype(dtype).itemsize
+    items = {
+        **_head_items(model, revision),
+        "n": n,
+        "shape": (n, dim),
+        "dtype": dtype,
+        "data": bytes(num_bytes),
+    }
+    return _map_head(items) + msgpack.packb(items)[1 : -num_bytes or None]
+
+
+def _head_items(model: str, revision: str) -> dict[str, Any]:
+    return {"v": VERSION, "ok": True, "model": model, "revision": revision}
+
+
+def _map_head(items: Mapping[str, Any]) -> bytes:
+    """The first byte of a reply: a msgpack map of these items and the three of `encode_notes`, at most 15."""
+    return bytes([0x80 | (len(items) + 3)])
 
 
 def encode_error(error: PenstockError) -> bytes:
@@ -177,14 +221,14 @@ def _decode_tokens(body: Mapping[str, Any]) -> Tokens | None:
         raise InvalidRequest("`ids` and `lens` must both be bytes of little-endian uint32.")
     if len(lens) > 4 * MAX_SEQUENCES:
         raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(lens) // 4}")
-    lengths = np.frombuffer(lens, dtype=_UINT32).tolist()
+    lengths = struct.unpack(f"<{len(lens) // 4}I", lens)
     if not lengths:
         raise EmptyInput("`lens` is empty: the request holds no sequence.")
     if 0 in lengths:
         raise EmptyInput(f"Sequence {lengths.index(0)} has zero ids.")
     if sum(lengths) * 4 != len(ids):
         raise InvalidRequest(f"`lens` add up to {sum(lengths)}, but `ids` holds {len(ids) // 4} ids.")
-    return Tokens(np.frombuffer(ids, dtype=_UINT32), tuple(lengths))
+    return Tokens(np.frombuffer(ids, dtype=_UINT32), lengths)
 
 
 def _decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:

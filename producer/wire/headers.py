@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.producer.errors import InvalidRequest
@@ -23,7 +23,7 @@ _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 Headers = Sequence[tuple[str, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class ReplyAddress:
     """Destination of a reply, and the headers that it carries back."""
 
@@ -34,7 +34,7 @@ class ReplyAddress:
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The reply record's headers."""
-        headers = []
+        headers: list[tuple[str, bytes]] = []
         if self.correlation_id is not None:
             headers.append((CORRELATION_ID, self.correlation_id))
         if self.traceparent is not None:
@@ -57,34 +57,38 @@ def _reply_to(topic: str, partition: int) -> tuple[tuple[str, bytes], tuple[str,
     return (REPLY_TOPIC, topic.encode()), (REPLY_PARTITION, struct.pack(">i", partition))
 
 
-def parse_address(headers: Iterable[tuple[str, bytes]]) -> ReplyAddress:
-    """The reply address. Unknown headers are ignored; of a repeated one the last counts.
+def parse_address(headers: Mapping[str, bytes]) -> ReplyAddress:
+    """The reply address. Unknown headers are ignored. Of a repeated header the last counts, as in `dict(headers)`.
 
     Raises:
         InvalidRequest: no reply topic, or a malformed reply header; such a request cannot be answered.
     """
-    found = dict(headers)
-    topic = found.get(REPLY_TOPIC)
-    if not topic:
+    raw_topic = headers.get(REPLY_TOPIC)
+    if not raw_topic:
         raise InvalidRequest(f"The record has no `{REPLY_TOPIC}` header, so it cannot be answered.")
-    raw_partition = found.get(REPLY_PARTITION)
+    raw_partition = headers.get(REPLY_PARTITION)
     if raw_partition is not None and len(raw_partition) != 4:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must be 4 bytes, a big-endian int32.")
     partition = None if raw_partition is None else int.from_bytes(raw_partition, "big", signed=True)
     if partition is not None and partition < 0:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must not be negative. Given: {partition}")
-    if not _TOPIC_NAME.fullmatch(topic):
+    return ReplyAddress(_topic_name(raw_topic), partition, headers.get(CORRELATION_ID), headers.get(TRACEPARENT))
+
+
+@functools.lru_cache(maxsize=1024)
+def _topic_name(raw: bytes) -> str:
+    if not _TOPIC_NAME.fullmatch(raw):
         raise InvalidRequest(f"`{REPLY_TOPIC}` is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
-    return ReplyAddress(topic.decode(), partition, found.get(CORRELATION_ID), found.get(TRACEPARENT))
+    return raw.decode()
 
 
-def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
+def parse_deadline_ms(headers: Mapping[str, bytes]) -> int | None:
     """The request's deadline, Unix time in milliseconds, or None.
 
     Raises:
         InvalidRequest: the header is not a decimal number.
     """
-    raw = dict(headers).get(DEADLINE_MS)
+    raw = headers.get(DEADLINE_MS)
     if raw is None:
         return None
     if not raw.isdigit() or len(raw) > 15:
@@ -92,9 +96,9 @@ def parse_deadline_ms(headers: Iterable[tuple[str, bytes]]) -> int | None:
     return int(raw)
 
 
-def parse_is_bulk(headers: Iterable[tuple[str, bytes]]) -> bool:
+def parse_is_bulk(headers: Mapping[str, bytes]) -> bool:
     """True for class `bulk`; without the header the class is `online`. Raises InvalidRequest for other classes."""
-    raw = dict(headers).get(CLASS)
+    raw = headers.get(CLASS)
     is_bulk = _IS_BULK.get(raw)
     if is_bulk is None:
         raise InvalidRequest(f"`{CLASS}` must be `online` or `bulk`. Given: {(raw or b'')[:20]!r}")

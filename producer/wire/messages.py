@@ -35,7 +35,7 @@ class Options:
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Tokens:
     """Token ids of 1…n sequences, end to end, with special tokens."""
 
@@ -43,7 +43,7 @@ class Tokens:
     lens: tuple[int, ...]  # one a sequence, each >= 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Request:
     """One request record, with exactly one of `tokens` and `text`."""
 

@@ -2,14 +2,14 @@
 
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.wire.messages import DTYPES, Classification, Reply, TokenTable
+from penstock.producer.wire.messages import DTYPES, Classification, Reply, TokenTable, Vector
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -18,9 +18,7 @@ _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs mic
 
 
 def row_items(reply: Reply) -> dict[str, Any]:
-    """The fields of a reply's map for `n` and its rows."""
-    if reply.vectors is not None:
-        return {"n": reply.vectors.shape[0], **_matrix_items(reply.vectors)}
+    """The fields of a reply's map for `n` and its rows, unless these are vectors."""
     if reply.classes is not None:
         labels, scores = [row.labels for row in reply.classes], [row.scores for row in reply.classes]
         return {"n": len(reply.classes), "labels": labels, "scores": scores}
@@ -29,6 +27,18 @@ def row_items(reply: Reply) -> dict[str, Any]:
     if reply.tokens is not None:
         return {"n": len(reply.tokens.lens), **_token_items(reply.tokens)}
     raise TypeError("A reply needs vectors, classes, scores or tokens. This is a bug.")
+
+
+def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
+    """One of DTYPES."""
+    return _DTYPE_NAMES[matrix.dtype]
+
+
+def matrix_bytes(rows: Iterable[Vector]) -> bytes:
+    """The elements of an array's rows, or of several arrays, end to end, little-endian."""
+    if isinstance(rows, np.ndarray):
+        return (rows if _LITTLE_ENDIAN else rows.byteswap()).tobytes()
+    return b"".join(rows if _LITTLE_ENDIAN else [row.byteswap() for row in rows])
 
 
 def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
@@ -51,8 +61,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def _matrix_items(matrix: npt.NDArray[np.floating[Any]]) -> dict[str, Any]:
-    data = matrix.tobytes() if _LITTLE_ENDIAN else matrix.byteswap().tobytes()
-    return {"shape": matrix.shape, "dtype": _DTYPE_NAMES[matrix.dtype], "data": data}
+    return {"shape": matrix.shape, "dtype": dtype_name(matrix), "data": matrix_bytes(matrix)}
 
 
 def _token_items(tokens: TokenTable) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Both kinds of `Expired` are one code on the wire; their classes let metrics count them apart.
 """
 
+import functools
 from typing import ClassVar
 
 from penstock.producer.errors import Expired, Overloaded, PenstockError
@@ -25,20 +26,29 @@ _ABSURD_S = 365 * 86400.0  # a deadline given in seconds, or in another unit
 
 
 def deadline_error(cause: Cause, late_s: float) -> PenstockError:
-    """The error for a request that is not run; `late_s` is how late its answer is, or would be."""
-    late_ms = f"{late_s * 1e3:,.0f} ms" if late_s < _ABSURD_S else "years (it is given in milliseconds since 1970)"
+    """The error for a request that is not run; `late_s` is how late its answer is, or would be.
+
+    It tells the lateness to two digits. Requests that are about equally late share one error, encoded once a slice.
+    """
+    if late_s < _ABSURD_S:
+        return _shared_error(cause, f"{float(f'{late_s * 1e3:.2g}'):,.0f} ms")
+    return _shared_error(cause, "years (it is given in milliseconds since 1970)")
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_error(cause: Cause, late: str) -> PenstockError:
     match cause:
         case Cause.ARRIVED_LATE:
-            return ArrivedLate(f"The deadline had passed {late_ms} before the request could be taken: allow more time.")
+            return ArrivedLate(f"The deadline had passed {late} before the request could be taken: allow more time.")
         case Cause.QUEUED:
             return LateInQueue(
-                f"The deadline can no longer be met, by {late_ms}: it took longer than predicted to get here. Allow "
-                "more time, or start more workers."
+                f"The deadline can no longer be met, by {late}: it took longer than predicted to get here. Allow more "
+                "time, or start more workers."
             )
         case Cause.OVERLOADED:
             return Overloaded(
-                f"The answer would come {late_ms} too late, given the current queue. Send again later, allow more "
-                "time, or start more workers."
+                f"The answer would come {late} too late, given the current queue. Send again later, allow more time, "
+                "or start more workers."
             )
     raise RuntimeError(f"No error is known for the cause {cause!r}. This is a bug.")
 

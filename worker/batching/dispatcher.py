@@ -59,7 +59,7 @@ class Dispatcher:
         """Queue sequences. Requests that cannot meet their deadlines are rejected at once."""
         now = self._clock()
         for sequence in sequences:
-            sequence.queued_at = now
+            sequence.request.times.queued = now
         self._queue.add(sequences)
         self._dispatch()
 
@@ -84,9 +84,8 @@ class Dispatcher:
             return
         while True:
             dispatch = self._driver.dispatch(self._clock())
-            for job_id in dispatch.planned:
-                self._planned[job_id] = self._queue.take(job_id)
-            self._queue.reject(dispatch.refused)
+            self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
+            self._queue.refuse(dispatch.refused)
             for batch in dispatch.start:
                 self._submit(batch)
             if not dispatch.start and not dispatch.refused:
@@ -105,24 +104,27 @@ class Dispatcher:
     def _submit(self, batch: LaneBatch) -> None:
         """Hand a batch to the lanes, without flights that no request waits for any longer."""
         now = self._clock()
-        leaders = {job_id: leader for job_id in batch.ids if (leader := self._take_wanted(job_id, now)) is not None}
-        self._planned.update(leaders)
-        if not leaders:
+        for job_id in batch.ids:
+            leader = self._planned[job_id]
+            if leader.request.is_failed or deadline_of(leader) <= now:
+                self._replace(job_id, leader, now)
+        ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
+        if not ids:
             self._driver.withdraw(batch, now)
             return
-        sequences = list(leaders.values())
-        if len(leaders) < len(batch.ids):
-            self._driver.shrink(batch, tuple(leaders), self._predict(sequences))
+        sequences = [self._planned[job_id] for job_id in ids]
+        if len(ids) < len(batch.ids):
+            self._driver.shrink(batch, ids, self._predict(sequences))
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
 
-    def _take_wanted(self, job_id: int, now: float) -> PendingSequence | None:
-        """The sequence that a planned job runs for: one of its flight that has not failed or expired; None: none is."""
-        leader = self._planned.pop(job_id)
-        late_s = now - deadline_of(leader)
-        if late_s >= 0 and not leader.request.is_failed:
-            self._queue.expire(leader, late_s)
-        return self._queue.next_leader(leader) if leader.request.is_failed else leader
+    def _replace(self, job_id: int, leader: PendingSequence, now: float) -> None:
+        """The leader of a planned job has failed or expired: run the job for another sequence of its flight, if any."""
+        if not leader.request.is_failed:
+            self._queue.expire(leader, now - deadline_of(leader))
+        del self._planned[job_id]
+        if (following := self._queue.next_leader(leader)) is not None:
+            self._planned[job_id] = following
 
     def _on_done(self, batch: LaneBatch, done: "asyncio.Future[BatchOutput]") -> None:
         error = None if done.cancelled() else done.exception()
@@ -144,13 +146,13 @@ class Dispatcher:
             raise RuntimeError(f"The engine answered {len(output.rows)} of {len(leaders)} sequences. This is a bug.")
         results = [
             (sequence, result)
-            for leader, result in zip(leaders, output.rows, strict=True)
-            for sequence in self._queue.finish(leader)
+            for flight, result in zip(self._queue.finish(leaders), output.rows, strict=True)
+            for sequence in flight
         ]
-        for sequence, _ in results:
-            late_s = 0.0 if batch.started is None else batch.started - deadline_of(sequence)
-            if late_s > 0:
-                self._queue.fail([sequence], deadline_error(Cause.QUEUED, late_s))
+        if batch.started is not None:
+            for sequence in [one for one, _ in results if deadline_of(one) < batch.started]:
+                late_s = batch.started - deadline_of(sequence)
+                self._queue.reject(sequence, deadline_error(Cause.QUEUED, late_s))
         sums = sums_of(leaders)
         self._batch_done(
             BatchStats(batch.trigger, batch.partition, batch.dp_gain, sums, batch.predicted_s, output.device_s), results
@@ -187,7 +189,9 @@ class Dispatcher:
                 return
             log.warning("sequence_failed", tokens=len(sequence.token_ids), error=repr(error))
             failure = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
-            self._queue.fail(self._queue.finish(sequence), failure)
+            for flight in self._queue.finish([sequence]):
+                for one in flight:
+                    self._queue.reject(one, BackendError(failure.message, {one.index: failure}))
             self._dispatch()
 
         self._lanes.submit(health_probe(sequence.options)).add_done_callback(judge)

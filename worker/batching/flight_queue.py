@@ -28,31 +28,32 @@ class FlightQueue:
         """Queue sequences. One that is equal to another in flight shares its result."""
         self._enqueue(self._flights.join(sequences))
 
-    def take(self, job_id: int) -> PendingSequence:
-        """The leader whose job has left the scheduler's queue."""
-        sequence = self._leaders.pop(job_id)
-        self._flights.start(sequence)
-        return sequence
+    def take(self, job_ids: Iterable[int]) -> list[PendingSequence]:
+        """The leaders whose jobs have left the scheduler's queue."""
+        leaders = [self._leaders.pop(job_id) for job_id in job_ids]
+        self._flights.start(leaders)
+        return leaders
 
-    def reject(self, refusals: Iterable[Refusal]) -> None:
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
         """The scheduler refused jobs that were queued."""
-        self._enqueue(self._reject([(self.take(refusal.id), refusal) for refusal in refusals]))
+        leaders = self.take([refusal.id for refusal in refusals])
+        self._enqueue(self._refuse(zip(leaders, refusals, strict=True)))
 
     def expire(self, sequence: PendingSequence, late_s: float) -> None:
-        """Fail a taken sequence whose deadline has passed, and those of its flight that are late as well."""
-        self._enqueue(self._next_leaders(self._fail_late(sequence, Cause.QUEUED, late_s)))
+        """Reject a taken sequence whose deadline has passed, and those of its flight that are late as well."""
+        self._enqueue(self._next_leaders(self._reject_late(sequence, Cause.QUEUED, late_s)))
 
-    def fail(self, sequences: Iterable[PendingSequence], error: PenstockError) -> None:
-        """Fail the requests of these sequences, each once."""
-        self._enqueue(self._next_leaders([one for sequence in sequences for one in self._fail(sequence, error)]))
+    def reject(self, sequence: PendingSequence, error: PenstockError) -> None:
+        """End the request of a sequence with an error, unless it has ended."""
+        self._enqueue(self._next_leaders(self._reject(sequence, error)))
 
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
         """The sequence for which a taken job runs now that the request of `sequence` has failed; None: for none."""
         return self._flights.next_leader(sequence)
 
-    def finish(self, leader: PendingSequence) -> list[PendingSequence]:
-        """End a taken flight. Returns its sequences in the order they came, without those of failed requests."""
-        return self._flights.finish(leader)
+    def finish(self, leaders: Iterable[PendingSequence]) -> list[list[PendingSequence]]:
+        """End taken flights. Returns the sequences of each in the order they came, without those of failed requests."""
+        return self._flights.finish(leaders)
 
     def take_rejections(self) -> list[Rejection]:
         """The requests that have failed since the last call, each once."""
@@ -62,11 +63,10 @@ class FlightQueue:
     def _enqueue(self, candidates: Sequence[PendingSequence]) -> None:
         """Queue a job for each candidate. In the flight of one that is refused, the next leader is a candidate."""
         while candidates:
-            offered = {next(self._ids): candidate for candidate in candidates}
+            offered = dict(zip(self._ids, candidates, strict=False))
             refused = [(offered.pop(refusal.id), refusal) for refusal in self._offer(offered)]
-            for job_id, sequence in offered.items():
-                self._promote(sequence, job_id)
-            candidates = self._reject(refused)
+            self._promote(offered)
+            candidates = self._refuse(refused)
 
     def _offer(self, offered: Mapping[int, PendingSequence]) -> list[Refusal]:
         """Offer jobs to the scheduler. It admits the jobs of one request together: a part would be computed in vain."""
@@ -74,7 +74,7 @@ class FlightQueue:
         groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
         for job_id, sequence in offered.items():
             request = sequence.request
-            job = Job(job_id, len(sequence.token_ids), sequence.queued_at, request.deadline, request.bulk)
+            job = Job(job_id, len(sequence.token_ids), request.times.queued, request.deadline, request.bulk)
             groups.setdefault(request if len(request.results) > 1 else None, []).append(job)
         return [
             refusal
@@ -82,36 +82,37 @@ class FlightQueue:
             for refusal in self._driver.add(jobs, now, together=request is not None)
         ]
 
-    def _promote(self, sequence: PendingSequence, job_id: int) -> None:
-        former = self._flights.promote(sequence)
-        if former is not None:
+    def _promote(self, leaders: Mapping[int, PendingSequence]) -> None:
+        """The jobs of these sequences, by job id, are queued: each leads its flight."""
+        for former in self._flights.promote(leaders.values()):
             self._driver.remove([former.job_id])
             del self._leaders[former.job_id]
-        sequence.job_id = job_id
-        sequence.request.job_ids.append(job_id)
-        self._leaders[job_id] = sequence
+        for job_id, sequence in leaders.items():
+            sequence.job_id = job_id
+            sequence.request.job_ids.append(job_id)
+        self._leaders.update(leaders)
 
-    def _reject(self, refused: Iterable[tuple[PendingSequence, Refusal]]) -> list[PendingSequence]:
-        """Fail sequences whose jobs were refused. Returns the next leaders of their flights."""
+    def _refuse(self, refused: Iterable[tuple[PendingSequence, Refusal]]) -> list[PendingSequence]:
+        """Reject sequences whose jobs were refused. Returns the next leaders of their flights."""
         leaderless: list[PendingSequence] = []
         for sequence, refusal in refused:
-            leaderless += [sequence, *self._fail_late(sequence, refusal.cause, refusal.late_s)]
+            leaderless += [sequence, *self._reject_late(sequence, refusal.cause, refusal.late_s)]
         return self._next_leaders(leaderless)
 
-    def _fail_late(self, sequence: PendingSequence, cause: Cause, late_s: float) -> list[PendingSequence]:
-        """Fail a sequence, and those of its flight that would be late with it. Returns as `_fail`."""
+    def _reject_late(self, sequence: PendingSequence, cause: Cause, late_s: float) -> list[PendingSequence]:
+        """Reject a sequence, and those of its flight that would be late with it. Returns as `_reject`."""
         late = self._flights.late_with(sequence, late_s)
-        return [one for other, by_s in late for one in self._fail(other, deadline_error(cause, by_s))]
+        return [one for other, by_s in late for one in self._reject(other, deadline_error(cause, by_s))]
 
-    def _fail(self, sequence: PendingSequence, error: PenstockError) -> list[PendingSequence]:
-        """Fail a request, once, and remove its queued jobs. Returns the sequences whose flights lost their leader."""
-        rejection = sequence.request.fail(sequence.index, error)
-        if rejection is None:
+    def _reject(self, sequence: PendingSequence, error: PenstockError) -> list[PendingSequence]:
+        """End a request, once, and remove its queued jobs. Returns the sequences whose flights lost their leader."""
+        request = sequence.request
+        if request.is_failed:
             return []
-        self._rejections.append(rejection)
-        ids = [job_id for job_id in sequence.request.job_ids if job_id in self._leaders]
+        self._rejections.append(request.reject(error))
+        ids = [job_id for job_id in request.job_ids if job_id in self._leaders]
         self._driver.remove(ids)
-        return [self.take(job_id) for job_id in ids]
+        return self.take(ids)
 
     def _next_leaders(self, former: Iterable[PendingSequence]) -> list[PendingSequence]:
         flights = {sequence.key: sequence for sequence in former}

@@ -36,15 +36,20 @@ class SingleFlight:
                 candidates[sequence.key] = sequence
         return list(candidates.values())
 
-    def promote(self, sequence: PendingSequence) -> PendingSequence | None:
-        """The sequence's job is queued. Returns the leader that it replaces: the caller removes that one's job."""
-        former = self._leaders.get(sequence.key)
-        self._leaders[sequence.key] = sequence
-        return former
+    def promote(self, sequences: Iterable[PendingSequence]) -> list[PendingSequence]:
+        """The jobs of these sequences are queued. Returns the leaders that they replace: the caller removes those jobs."""
+        replaced = []
+        for sequence in sequences:
+            former = self._leaders.get(sequence.key)
+            self._leaders[sequence.key] = sequence
+            if former is not None:
+                replaced.append(former)
+        return replaced
 
-    def start(self, sequence: PendingSequence) -> None:
-        """The leader's job has left the queue: planned, rejected or removed."""
-        del self._leaders[sequence.key]
+    def start(self, leaders: Iterable[PendingSequence]) -> None:
+        """The jobs of these leaders have left the queue: planned, rejected or removed."""
+        for leader in leaders:
+            del self._leaders[leader.key]
 
     def late_with(self, sequence: PendingSequence, late_s: float) -> list[tuple[PendingSequence, float]]:
         """The sequences of a flight that are late if `sequence` is late by `late_s`, with the lateness of each.
@@ -69,9 +74,10 @@ class SingleFlight:
         self._flights[former.key] = alive
         return min(self._unserved(former), key=urgency, default=None)
 
-    def finish(self, sequence: PendingSequence) -> list[PendingSequence]:
-        """End the flight. Returns its sequences in the order they joined, without those of failed requests."""
-        return [other for other in self._flights.pop(sequence.key) if not other.request.is_failed]
+    def finish(self, leaders: Iterable[PendingSequence]) -> list[list[PendingSequence]]:
+        """End flights. Returns the sequences of each in the order they joined, without those of failed requests."""
+        pop = self._flights.pop
+        return [[other for other in pop(leader.key) if not other.request.is_failed] for leader in leaders]
 
     def _unserved(self, sequence: PendingSequence) -> list[PendingSequence]:
         """The sequences of the flight that are more urgent than its leader; all without a leader."""

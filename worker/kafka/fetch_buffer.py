@@ -63,7 +63,7 @@ class FetchBuffer:
         num_bytes = 0
         while records and len(taken) < bounds.max_records and num_bytes < bounds.max_bytes:
             record = records.popleft()
-            num_bytes += len(record.original.value or b"")
+            num_bytes += record.num_bytes
             taken.append(record)
         self._ledger.admit(taken)
         return taken

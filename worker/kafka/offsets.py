@@ -1,6 +1,7 @@
 """Offsets that may be committed: each partition's contiguous finished prefix, and nothing beyond it."""
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
@@ -18,30 +19,30 @@ class OffsetTracker:
         self._committable: dict[Source, int] = {}
         self._num_unfinished = 0
 
-    def start(self, source: Source, offset: int) -> None:
-        """A record was admitted."""
+    def start(self, source: Source, offsets: Sequence[int]) -> None:
+        """Records were admitted; their offsets increase."""
         started = self._started.setdefault(source, deque())
-        if started and offset <= started[-1]:
+        if started and offsets[0] <= started[-1]:
             # The topic was created again or the group's offset was reset: earlier offsets mean nothing now.
             self.forget({source})
             started = self._started.setdefault(source, deque())
-        started.append(offset)
-        self._num_unfinished += 1
+        started.extend(offsets)
+        self._num_unfinished += len(offsets)
 
-    def finish(self, source: Source, offset: int) -> None:
-        """A record's answer is acknowledged."""
+    def finish(self, source: Source, offsets: Iterable[int]) -> None:
+        """The answers of these records are acknowledged."""
         started = self._started.get(source)
-        if not started or not started[0] <= offset <= started[-1]:
+        if not started:
             return
+        first, last = started[0], started[-1]
         finished = self._finished.setdefault(source, set())
-        if offset in finished:
-            return
-        finished.add(offset)
-        self._num_unfinished -= 1
+        num_before = len(finished)
+        finished.update([offset for offset in offsets if first <= offset <= last])
+        self._num_unfinished -= len(finished) - num_before
         while started and started[0] in finished:
-            first = started.popleft()
-            finished.remove(first)
-            self._committable[source] = first + 1
+            offset = started.popleft()
+            finished.remove(offset)
+            self._committable[source] = offset + 1
 
     def take_committable(self) -> dict[Source, int]:
         """The next offset to read of each partition whose prefix grew since the last call."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -63,14 +63,14 @@ class DeadLetters:
         topic = dead_letter_topic(record.topic)
         position = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
-        def sent(error: KafkaError | None) -> None:
+        def sent(_: Sequence[OutRecord], error: KafkaError | None) -> None:
             if error is None:
                 if letter.left_out:
                     log.warning("dead_letter_kept_in_part", left_out=letter.left_out, **position)
                 done()
             elif not isinstance(error, MessageSizeTooLargeError):
                 log.error("dead_letter_undeliverable", error=repr(error), retry_s=_RETRY_S, **position)
-                asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, sendable)
+                asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, [sendable])
             elif (next_letter := next(shorter, None)) is not None:
                 self._put(record, next_letter, shorter, done)
             else:
@@ -79,9 +79,9 @@ class DeadLetters:
 
         sendable = OutRecord(letter.key, letter.value, letter.headers, sent)
         if letter.num_bytes > _MAX_LETTER_BYTES:
-            sent(MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
+            sent((), MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outbox.put(topic, None, sendable)
+            self._outbox.put(topic, None, [sendable])
 
 
 def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:

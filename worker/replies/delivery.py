@@ -1,104 +1,148 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.errors import InvalidRequest
+from penstock.producer.errors import Expired, InvalidRequest, PenstockError
 from penstock.producer.transport.outbox import Outbox, OutRecord
-from penstock.producer.wire.codec import encode_error, encode_reply
+from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
-from penstock.producer.wire.messages import Reply
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.dead_letters import DeadLetters, reply_key
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
 
+_ERROR = attrgetter("error")
+
 log = structlog.get_logger("penstock.delivery")
 
 
+@dataclass(slots=True)
+class _Answer(OutRecord):
+    """A reply or an error reply on its way."""
+
+    record: PendingRecord
+    address: ReplyAddress
+
+
 class Delivery:
-    """Sends what a record is owed, and calls `acknowledged` once a record, when the broker has all of it."""
+    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it."""
 
     def __init__(
-        self, outbox: Outbox, backpressure: Backpressure, acknowledged: Callable[[PendingRecord], None]
+        self, outbox: Outbox, backpressure: Backpressure, acknowledged: Callable[[Sequence[PendingRecord]], None]
     ) -> None:
         self._outbox = outbox
         self._dead_letters = DeadLetters(outbox)
         self._backpressure = backpressure
         self._acknowledged = acknowledged
 
-    def reply(self, request: PendingRequest, reply: Reply) -> None:
-        """Answer a record with its results."""
-        record, address = request.record, request.address
-        value = encode_reply(reply)
+    def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
+        """Answer records with their results, encoded."""
+        self._send(
+            [
+                self._answer(request.record, request.address, value, self._replied)
+                for request, value in zip(requests, values, strict=True)
+            ]
+        )
 
-        def done(error: KafkaError | None) -> None:
-            self._backpressure.reply_bytes -= len(value)
-            if error is None:
-                self._acknowledged(record)
-            elif isinstance(error, MessageSizeTooLargeError):
-                # The address is good, so the client is told: with fewer sequences the reply may fit.
-                self.reject(Rejection(record, address, _reply_too_large(len(value))))
-            else:
-                self._keep_undeliverable(record, error)
+    def reject(self, rejections: Iterable[Rejection]) -> None:
+        """Answer records with errors. Keep the originals of those at fault as dead letters.
 
-        self._send(record, address, value, done)
-
-    def reject(self, rejection: Rejection) -> None:
-        """Answer a record with an error. Keep the original as a dead letter, unless the client may retry.
-
-        Without an address the dead letter is the only answer. A dead letter of a request that is sent again, as under
-        overload, would double the work for nothing.
+        Requests that are late or refused leave none: their clients know, and may send them again. Without an address
+        the dead letter is the only answer.
         """
-        record, address, error = rejection.record, rejection.address, rejection.error
+        for error, group in groupby(rejections, _ERROR):  # those of a slice that are late or refused share an error
+            self._reject(error, list(group))
+
+    def _reject(self, error: PenstockError, rejections: Sequence[Rejection]) -> None:
+        first = rejections[0].record.original
         log.info(
             "request_refused",
             code=error.code,
             reason=error.message[:500],
-            topic=record.original.topic,
-            partition=record.original.partition,
-            offset=record.original.offset,
-            answered=address is not None,
+            records=len(rejections),
+            topic=first.topic,
+            partition=first.partition,
+            offset=first.offset,
+            answered=rejections[0].address is not None,
         )
-        is_kept = address is None or not error.retriable
-        num_owed = (address is not None) + is_kept
+        value = encode_error(error)
+        is_transient = error.retriable or isinstance(error, Expired)
+        answers: list[_Answer] = []
+        for record, address, _ in rejections:
+            is_kept = address is None or not is_transient
+            record.num_owed = (address is not None) + is_kept
+            if address is not None:
+                answers.append(self._answer(record, address, value, self._error_replied))
+            if is_kept:
+                self._keep(record, error.code, error.message)
+        self._send(answers)
 
-        def done() -> None:
-            nonlocal num_owed
-            num_owed -= 1
-            if num_owed == 0:
-                self._acknowledged(record)
+    def _answer(
+        self,
+        record: PendingRecord,
+        address: ReplyAddress,
+        value: bytes,
+        done: Callable[[Sequence[_Answer], KafkaError | None], None],
+    ) -> _Answer:
+        return _Answer(reply_key(record.original), value, address.headers(), done, record, address)
 
-        if address is not None:
-            value = encode_error(error)
+    def _send(self, answers: Iterable[_Answer]) -> None:
+        by_destination: dict[tuple[str, int | None], list[_Answer]] = {}
+        for answer in answers:
+            destination = answer.address.topic, answer.address.partition
+            by_destination.setdefault(destination, []).append(answer)
+        for (topic, partition), chosen in by_destination.items():
+            self._backpressure.reply_bytes += _num_bytes(chosen)
+            self._outbox.put(topic, partition, chosen)
 
-            def answered(problem: KafkaError | None) -> None:
-                self._backpressure.reply_bytes -= len(value)
-                if problem is not None:
-                    log.warning("error_reply_undeliverable", offset=record.original.offset, error=repr(problem))
-                done()
+    def _replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+        self._backpressure.reply_bytes -= _num_bytes(answers)
+        if error is None:
+            self._acknowledged([answer.record for answer in answers])
+        elif isinstance(error, MessageSizeTooLargeError):
+            # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
+            self.reject([Rejection(answer.record, answer.address, _reply_too_large(answer)) for answer in answers])
+        else:
+            self._keep_undeliverable(answers, error)
 
-            self._send(record, address, value, answered)
-        if is_kept:
-            self._dead_letters.keep(record.original, error.code, error.message, done)
+    def _error_replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+        self._backpressure.reply_bytes -= _num_bytes(answers)
+        if error is not None:
+            offset = answers[0].record.original.offset
+            log.warning("error_reply_undeliverable", records=len(answers), offset=offset, error=repr(error))
+        self._pay([answer.record for answer in answers])
 
-    def _send(
-        self, record: PendingRecord, address: ReplyAddress, value: bytes, done: Callable[[KafkaError | None], None]
-    ) -> None:
-        self._backpressure.reply_bytes += len(value)
-        answer = OutRecord(reply_key(record.original), value, address.headers(), done)
-        self._outbox.put(address.topic, address.partition, answer)
+    def _keep_undeliverable(self, answers: Sequence[_Answer], error: KafkaError) -> None:
+        """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
+        for answer in answers:
+            original = answer.record.original
+            log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
+            self._keep(answer.record, "backend", f"The reply could not be delivered: {error!r}")
 
-    def _keep_undeliverable(self, record: PendingRecord, error: KafkaError) -> None:
-        """The reply topic does not take the answer: a dead letter says so, so that the request is not lost."""
-        original = record.original
-        log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
-        reason = f"The reply could not be delivered: {error!r}"
-        self._dead_letters.keep(original, "backend", reason, lambda: self._acknowledged(record))
+    def _keep(self, record: PendingRecord, code: str, reason: str) -> None:
+        self._dead_letters.keep(record.original, code, reason, lambda: self._pay([record]))
+
+    def _pay(self, records: Iterable[PendingRecord]) -> None:
+        """The broker has one of the answers that each of these records is owed."""
+        paid = []
+        for record in records:
+            record.num_owed -= 1
+            if record.num_owed == 0:
+                paid.append(record)
+        self._acknowledged(paid)
 
 
-def _reply_too_large(num_bytes: int) -> InvalidRequest:
+def _num_bytes(answers: Iterable[_Answer]) -> int:
+    return sum([len(answer.value or b"") for answer in answers])
+
+
+def _reply_too_large(answer: _Answer) -> InvalidRequest:
     """As for a reply that validation foresees to be too large; clients then send the same in parts."""
+    num_bytes = _num_bytes([answer])
     return InvalidRequest(f"The reply of {num_bytes:,} bytes is larger than its topic takes; send fewer sequences.")

@@ -1,49 +1,67 @@
-"""The reply to a complete request: vectors and scores of pairs as they are, other scores as labels."""
+"""Replies to complete requests: vectors and scores of pairs as they are, other scores as labels."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.types import Float32Array, ModelInfo
+from penstock.producer.wire.codec import encode_notes, encode_reply, encode_vectors
 from penstock.producer.wire.messages import Classification, Reply, TokenTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest, Results
+from penstock.worker.requests.request import PendingRequest
 
 
-def make_reply(request: PendingRequest, info: ModelInfo) -> Reply:
-    """The reply with the results of all sequences, in the request's order."""
-    results = [result for result in request.results if result is not None]
-    if len(results) != len(request.results):
-        raise RuntimeError("A reply was made before all results were there. This is a bug.")
-    return Reply(
-        model=info.name,
-        revision=info.revision,
-        cached=request.num_cached,
-        timing=request.timing_ms,
-        batch=request.batch,
-        **_content(request, info, results),
-    )
+def encode_replies(
+    requests: Sequence[PendingRequest], info: ModelInfo, stats: BatchStats | None, now: float
+) -> list[bytes]:
+    """The values of the replies to requests that one batch completed, or the cache: `stats` is None.
+
+    What requests of one slice of records have in common is encoded once.
+    """
+    encoded: dict[tuple[int, int, int], bytes] = {}
+    values = []
+    for request in requests:
+        if request.num_missing:
+            raise RuntimeError("A reply was made before all results were there. This is a bug.")
+        notes_key = id(request.times), request.record.original.timestamp, request.num_cached
+        notes = encoded.get(notes_key)
+        if notes is None:
+            notes = encoded[notes_key] = _notes(request, stats, now)
+        values.append(_encode(request, info, notes))
+    return values
 
 
-def _content(request: PendingRequest, info: ModelInfo, results: list[Float32Array]) -> dict[str, Any]:
-    """The field of the reply that holds the results."""
+def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:
+    times = request.times
+    timing_ms = {
+        "queue": round(max(0.0, times.arrived_unix_ms - request.record.original.timestamp), 3),
+        "tokenize": times.tokenize_ms,
+        "cache": times.cache_ms,
+    }
+    if stats is None:
+        return encode_notes(request.num_cached, timing_ms, {})
+    timing_ms["schedule"] = round(max(0.0, now - times.queued - stats.device_s) * 1e3, 3)
+    timing_ms["compute"] = round(stats.device_s * 1e3, 3)
+    batch = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
+    return encode_notes(request.num_cached, timing_ms, batch)
+
+
+def _encode(request: PendingRequest, info: ModelInfo, notes: bytes) -> bytes:
+    results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
     options = request.message.options
     match request.message.task:
         case "embed":
-            return {"vectors": _stack(results).astype(options.dtype, copy=False)}
+            return encode_vectors(info.name, info.revision, results, options.dtype, notes)
         case "classify":
-            return {"classes": _classify(_stack(results), info.labels, options.top_k)}
+            reply = Reply(info.name, info.revision, classes=_classify(np.stack(results), info.labels, options.top_k))
         case "rerank":
-            return {"scores": tuple([float(result[0]) for result in results])}
+            reply = Reply(info.name, info.revision, scores=tuple([float(result[0]) for result in results]))
         case "token_classify":
-            return {"tokens": _token_table(request, results, info.labels)}
+            reply = Reply(info.name, info.revision, tokens=_token_table(request, results, info.labels))
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
-
-
-def _stack(results: list[Float32Array]) -> Float32Array:
-    return results[0].reshape(1, -1) if len(results) == 1 else np.stack(results)
+    return encode_reply(reply, notes)
 
 
 def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tuple[Classification, ...]:
@@ -74,14 +92,3 @@ def _best(scores: Float32Array, top_k: int) -> tuple[npt.NDArray[np.intp], Float
     """The `top_k` (0: all) best columns of each row, best first, and their scores: two arrays [rows, k]."""
     best_first = np.argsort(-scores, axis=1, kind="stable")[:, : top_k or scores.shape[1]]
     return best_first, np.take_along_axis(scores, best_first, axis=1)
-
-
-def note_batch(stats: BatchStats, results: Results, now: float) -> None:
-    """Note in the requests of these results, for their replies, which batch computed them and how long it took."""
-    batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
-    compute_ms = round(stats.device_s * 1e3, 3)
-    for sequence, _ in results:
-        request = sequence.request
-        request.timing_ms["schedule"] = round(max(0.0, now - sequence.queued_at - stats.device_s) * 1e3, 3)
-        request.timing_ms["compute"] = compute_ms
-        request.batch = batch

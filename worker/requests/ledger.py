@@ -1,8 +1,12 @@
-"""The life of every record: each step is taken once, in order, and counted where back-pressure and commits need it."""
+"""The life of every record: each step is taken once, in order, and counted where back-pressure and commits need it.
+
+Records take their steps in slices, so that counts are kept once a slice.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker, Source
@@ -38,46 +42,49 @@ class RecordLedger:
         return self._offsets.num_unfinished
 
     def receive(self, originals: Sequence[KafkaRecord]) -> list[PendingRecord]:
-        """Records of one topic were polled."""
-        bulk_topic = originals[0].topic == self._bulk_topic
-        num_bytes = sum([len(original.value or b"") for original in originals])
-        self._backpressure.add_records(len(originals), num_bytes, bulk=bulk_topic)
-        return [PendingRecord(original, bulk_topic) for original in originals]
+        """Records of one partition were polled."""
+        first = originals[0]
+        source, bulk_topic = (first.topic, first.partition), first.topic == self._bulk_topic
+        records = [PendingRecord(original, source, bulk_topic) for original in originals]
+        self._add(records, 1)
+        return records
 
-    def release(self, records: Iterable[PendingRecord]) -> None:
+    def release(self, records: Collection[PendingRecord]) -> None:
         """The worker gives these up before validation. The partition's next owner reads them again."""
-        for record in records:
-            _advance(record, _RECEIVED, RecordState.RELEASED)
-            self._remove(record)
+        _advance(records, _RECEIVED, RecordState.RELEASED)
+        self._add(records, -1)
 
-    def admit(self, records: Iterable[PendingRecord]) -> None:
+    def admit(self, records: Collection[PendingRecord]) -> None:
         """From here on this worker has to answer these. Called in the order of each partition."""
-        for record in records:
-            _advance(record, _RECEIVED, RecordState.ADMITTED)
-            original = record.original
-            self._offsets.start((original.topic, original.partition), original.offset)
+        _advance(records, _RECEIVED, RecordState.ADMITTED)
+        for _, run in groupby(records, _poll):
+            polled = list(run)
+            self._offsets.start(polled[0].source, [record.original.offset for record in polled])
         if self._offsets.num_unfinished:
             self._all_finished.clear()
 
     def queue(self, requests: Collection[PendingRequest]) -> None:
         """These requests were prepared: their sequences wait for results."""
+        records = [request.record for request in requests]
+        _advance(records, _ADMITTED, RecordState.QUEUED)
         for request in requests:
-            record = request.record
-            _advance(record, _ADMITTED, RecordState.QUEUED)
-            record.num_sequences = len(request.results)
-            self._backpressure.add_sequences(record.num_sequences, bulk=record.bulk_topic)
+            request.record.num_sequences = len(request.results)
+        self._add_sequences(records, 1)
 
-    def answer(self, record: PendingRecord) -> None:
-        """The record's answer goes to the outbox. Called once a record, before it does."""
-        _advance(record, _UNANSWERED, RecordState.ANSWERED)
-        self._backpressure.add_sequences(-record.num_sequences, bulk=record.bulk_topic)
+    def answer(self, records: Collection[PendingRecord]) -> None:
+        """The answers of these records go to the outbox. Called once a record, before they do."""
+        _advance(records, _UNANSWERED, RecordState.ANSWERED)
+        self._add_sequences(records, -1)
 
-    def acknowledge(self, record: PendingRecord) -> None:
-        """The broker has all that the record is owed: its offset is finished."""
-        _advance(record, _ANSWERED, RecordState.ACKNOWLEDGED)
-        self._remove(record)
-        original = record.original
-        self._offsets.finish((original.topic, original.partition), original.offset)
+    def acknowledge(self, records: Collection[PendingRecord]) -> None:
+        """The broker has all that these records are owed: their offsets are finished."""
+        _advance(records, _ANSWERED, RecordState.ACKNOWLEDGED)
+        self._add(records, -1)
+        offsets: dict[Source, list[int]] = {}
+        for record in records:
+            offsets.setdefault(record.source, []).append(record.original.offset)
+        for source, finished in offsets.items():
+            self._offsets.finish(source, finished)
         self._note_if_finished()
 
     def forget(self, sources: set[Source]) -> None:
@@ -91,15 +98,28 @@ class RecordLedger:
             await asyncio.wait_for(self._all_finished.wait(), timeout_s)
         return self._all_finished.is_set()
 
-    def _remove(self, record: PendingRecord) -> None:
-        self._backpressure.add_records(-1, -len(record.original.value or b""), bulk=record.bulk_topic)
+    def _add(self, records: Collection[PendingRecord], sign: int) -> None:
+        for bulk in (False, True):
+            sizes = [record.num_bytes for record in records if record.bulk_topic is bulk]
+            self._backpressure.add_records(sign * len(sizes), sign * sum(sizes), bulk=bulk)
+
+    def _add_sequences(self, records: Collection[PendingRecord], sign: int) -> None:
+        for bulk in (False, True):
+            num_sequences = sum([record.num_sequences for record in records if record.bulk_topic is bulk])
+            self._backpressure.add_sequences(sign * num_sequences, bulk=bulk)
 
     def _note_if_finished(self) -> None:
         if self._offsets.num_unfinished == 0:
             self._all_finished.set()
 
 
-def _advance(record: PendingRecord, expected: tuple[RecordState, ...], state: RecordState) -> None:
-    if record.state not in expected:
-        raise RuntimeError(f"A record that is {record.state.value} cannot become {state.value}. This is a bug.")
-    record.state = state
+def _poll(record: PendingRecord) -> int:
+    """Identifies the poll that a record came with: its records share one `source`, and their offsets increase."""
+    return id(record.source)
+
+
+def _advance(records: Iterable[PendingRecord], expected: tuple[RecordState, ...], state: RecordState) -> None:
+    for record in records:
+        if record.state not in expected:
+            raise RuntimeError(f"A record that is {record.state.value} cannot become {state.value}. This is a bug.")
+        record.state = state

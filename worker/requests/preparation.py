@@ -1,6 +1,5 @@
 """The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
-import functools
 import itertools
 from collections.abc import Iterable
 
@@ -19,14 +18,16 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.wire.messages import Request, Text, Tokens
+from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.requests.validation import first_error
 
 log = structlog.get_logger("penstock.preparation")
 
-_Ids = tuple[Int32Array, Int32Array | None]  # token ids; token types, None: all zero
+_Ids = tuple[Int32Array | Uint32Array, Int32Array | None]  # token ids; token types, None: all zero
+_Shared = tuple[TaskOptions, KeySpace]
+_Found = tuple[PendingRequest, list[_Ids] | PenstockError]
 
 
 class RequestPreparer:
@@ -37,32 +38,39 @@ class RequestPreparer:
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
+        self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
         """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
-        ids: list[tuple[PendingRequest, list[_Ids] | PenstockError]] = []
+        found: list[_Found] = []
         with_text: dict[tuple[bool, bool], list[PendingRequest]] = {}  # by truncate, spans
         for request in requests:
             message = request.message
             if message.tokens is not None:
-                ids.append((request, _split(message.tokens)))
+                found.append((request, _split(message.tokens)))
             else:
                 wanted = message.options.truncate, message.task == "token_classify"
                 with_text.setdefault(wanted, []).append(request)
+        is_bounded = self._is_bounded(request.message.tokens for request, _ in found)
         for (truncate, spans), chosen in with_text.items():
-            ids += await self._tokenize(chosen, truncate, spans)
+            found += await self._tokenize(chosen, truncate, spans)
         sequences: list[PendingSequence] = []
         rejections: list[Rejection] = []
-        for request, found in ids:
+        for request, ids in found:
             try:
-                sequences += self._keyed(request, self._fit(request.message, found))
+                sequences += self._keyed(request, self._fit(request.message, ids, is_bounded=is_bounded))
             except PenstockError as error:
                 rejections.append(request.reject(error))
         return sequences, rejections
 
+    def _is_bounded(self, tokens: Iterable[Tokens | None]) -> bool:
+        """Whether all ids of a slice are in the vocabulary: one look at all of them."""
+        ids = [one.ids for one in tokens if one is not None]
+        return not ids or int(np.concatenate(ids).max()) < self._info.vocab_size
+
     async def _tokenize(
         self, requests: list[PendingRequest], truncate: bool, spans: bool
-    ) -> list[tuple[PendingRequest, list[_Ids] | PenstockError]]:
+    ) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
@@ -78,15 +86,17 @@ class RequestPreparer:
                 return [(requests[0], BackendError(f"The tokenizer failed on this text: {problem!r}"[:500]))]
             return [one for request in requests for one in await self._tokenize([request], truncate, spans)]
         remaining = iter(encoded)
-        found: list[tuple[PendingRequest, list[_Ids] | PenstockError]] = []
+        found: list[_Found] = []
         for request in requests:
             own = list(itertools.islice(remaining, request.message.num_sequences))
             request.spans = [one.spans for one in own if one.spans is not None]
             found.append((request, [(one.ids, one.token_type_ids) for one in own]))
         return found
 
-    def _fit(self, message: Request, found: list[_Ids] | PenstockError) -> list[_Ids]:
+    def _fit(self, message: Request, found: list[_Ids] | PenstockError, *, is_bounded: bool) -> list[_Ids]:
         """Bound sequences to the vocabulary and the model's maximum. A cut keeps the last id, which ends the text.
+
+        `is_bounded`: no id of the slice is outside the vocabulary.
 
         Raises:
             BadTokenId, EmptyInput, TooLong: with the sequences at fault.
@@ -95,8 +105,8 @@ class RequestPreparer:
         if isinstance(found, PenstockError):
             raise found
         info, lengths = self._info, [len(ids) for ids, _ in found]
-        if message.tokens is not None and message.tokens.ids.max() >= info.vocab_size:
-            highest = [int(ids.view(np.uint32).max()) for ids, _ in found]
+        if message.tokens is not None and not is_bounded and message.tokens.ids.max() >= info.vocab_size:
+            highest = [int(ids.max()) for ids, _ in found]
             raise _above(info.vocab_size - 1, highest, BadTokenId, f"Token ids must be below {info.vocab_size}.")
         if 0 in lengths:
             raise first_error({i: EmptyInput("The text holds no token.") for i, n in enumerate(lengths) if n == 0})
@@ -108,12 +118,7 @@ class RequestPreparer:
         return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
-        info, wanted = self._info, request.message.options
-        options, keys = _options_and_keys(
-            info.revision,
-            info.dtype,
-            TaskOptions(request.message.task, wanted.pooling, wanted.normalize, wanted.dimensions),
-        )
+        options, keys = self._shared(request.message)
         return [
             PendingSequence(
                 request,
@@ -126,12 +131,23 @@ class RequestPreparer:
             for i, (ids, types) in enumerate(sequences)
         ]
 
+    def _shared(self, message: Request) -> _Shared:
+        """The objects that requests with equal task and options share."""
+        wanted = message.options
+        named = message.task, wanted.pooling, wanted.normalize, wanted.dimensions
+        shared = self._by_options.get(named)
+        if shared is None:
+            shared = TaskOptions(*named), KeySpace(self._info.revision, self._info.dtype, *named)
+            self._by_options[named] = shared
+        return shared
+
 
 def _split(tokens: Tokens) -> list[_Ids]:
-    ids = tokens.ids.view(np.int32)
-    if len(tokens.lens) == 1:
+    ids, lens = tokens.ids, tokens.lens
+    if len(lens) == 1:
         return [(ids, None)]
-    return [(sequence, None) for sequence in np.split(ids, np.cumsum(tokens.lens[:-1]))]
+    ends = itertools.accumulate(lens)
+    return [(ids[end - length : end], None) for length, end in zip(lens, ends, strict=True)]
 
 
 def _above(maximum: int, values: list[int], kind: type[InvalidRequest], rule: str) -> PenstockError:
@@ -145,10 +161,3 @@ def _cut(sequence: _Ids, max_tokens: int) -> _Ids:
         return sequence
     kept = np.concatenate([ids[: max_tokens - 1], ids[-1:]])
     return kept, None if types is None else np.concatenate([types[: max_tokens - 1], types[-1:]])
-
-
-@functools.lru_cache(maxsize=256)
-def _options_and_keys(revision: str, dtype: str, options: TaskOptions) -> tuple[TaskOptions, KeySpace]:
-    """The objects that requests with equal options share."""
-    keys = KeySpace(revision, dtype, options.task, options.pooling, options.normalize, options.dimensions)
-    return options, keys

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock.worker.kafka.offsets import Source
+
 
 class KafkaRecord(Protocol):
     """The part of aiokafka's ConsumerRecord that the worker uses."""
@@ -34,6 +36,13 @@ class PendingRecord:
     """A record that the worker has polled and not finished."""
 
     original: KafkaRecord  # as it was read: a dead letter carries it
+    source: Source  # its topic and partition
     bulk_topic: bool  # whether it was read from the bulk topic
     state: RecordState = RecordState.RECEIVED
     num_sequences: int = 0  # queued; 0 before
+    num_owed: int = 1  # answers that the broker has yet to acknowledge: a reply, an error reply, a dead letter
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the record's value."""
+        return len(self.original.value or b"")

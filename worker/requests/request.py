@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from penstock.engine.types import Float32Array, Int32Array, TaskOptions
 from penstock.producer.errors import PenstockError
@@ -13,13 +11,23 @@ from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(NamedTuple):
     """A record that is answered with an error."""
 
     record: PendingRecord
     address: ReplyAddress | None  # None: the record names no place that may be answered
-    error: PenstockError
+    error: PenstockError  # records of one slice that are late, or refused, share it
+
+
+@dataclass(slots=True, eq=False)
+class SliceTimes:
+    """When the stages took a slice of records: one object, which all requests of the slice share."""
+
+    arrived: float  # monotonic seconds at validation
+    arrived_unix_ms: float  # the same moment
+    queued: float = 0.0  # monotonic seconds when the dispatcher got the sequences
+    tokenize_ms: float = 0.0
+    cache_ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -31,24 +39,22 @@ class PendingRequest:
     message: Request
     deadline: float | None  # monotonic seconds; the request's own, else from the worker's objective
     bulk: bool  # of class bulk: latency does not matter
-    arrived: float  # monotonic seconds at validation
-    results: list[Float32Array | None]  # by sequence, in the request's order
-    num_missing: int  # results still to come
+    times: SliceTimes
     num_cached: int = 0  # results that came from the cache
     is_failed: bool = False  # ended with an error; results that come later are ignored
+    spans: Sequence[Uint32Array] = ()  # token_classify of texts: [n, 2] a sequence
     job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it
-    timing_ms: dict[str, float] = field(default_factory=dict)  # stage -> ms, for the reply
-    batch: dict[str, int | str] = field(default_factory=dict)  # the last batch with one of its sequences, for the reply
-    spans: list[Uint32Array] = field(default_factory=list)  # token_classify of texts: [n, 2] a sequence
+    results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
+    num_missing: int = field(init=False)  # results still to come
+
+    def __post_init__(self) -> None:
+        self.num_missing = self.message.num_sequences
+        self.results = [None] * self.num_missing
 
     def reject(self, error: PenstockError) -> Rejection:
         """End with an error."""
         self.is_failed = True
         return Rejection(self.record, self.address, error)
-
-    def fail(self, index: int, error: PenstockError) -> Rejection | None:
-        """End with the error of sequence `index`. Returns None if an earlier error has ended the request."""
-        return None if self.is_failed else self.reject(type(error)(error.message, {index: error}))
 
 
 @dataclass(slots=True, eq=False)
@@ -57,11 +63,10 @@ class PendingSequence:
 
     request: PendingRequest
     index: int  # its place in request.results
-    token_ids: Int32Array | npt.NDArray[np.uint32]
+    token_ids: Int32Array | Uint32Array
     token_type_ids: Int32Array | None
     options: TaskOptions
     key: bytes  # for the cache and single flight: equal keys mean equal results
-    queued_at: float = 0.0  # monotonic seconds when the dispatcher got it
     job_id: int = -1  # the last job that the scheduler got for it
 
     def settle(self, result: Float32Array) -> bool:

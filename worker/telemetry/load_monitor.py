@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -33,23 +34,26 @@ class LoadMonitor:
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
 
-    def answered(self, request: PendingRequest, now: float) -> None:
-        """Count a request that is answered with its results."""
-        self._answered_ok.inc()
-        self._metrics.latency[request.bulk].observe(now - request.arrived)
-        if request.deadline is not None and now > request.deadline:
-            # Nothing was predicted of a request without jobs: its results came from the cache or from other requests.
-            self._missed(_PREDICTED_WRONG if request.job_ids else Cause.QUEUED)
+    def answered(self, requests: Sequence[PendingRequest], now: float) -> None:
+        """Count requests that are answered with their results."""
+        self._answered_ok.inc(len(requests))
+        latencies = Counter([(now - request.times.arrived, request.bulk) for request in requests])
+        for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
+            self._metrics.latency.observe(seconds, count, bulk=bulk)
+        late = [request for request in requests if request.deadline is not None and now > request.deadline]
+        # Nothing was predicted of a request without jobs: its results came from the cache or from other requests.
+        for cause, count in Counter([_PREDICTED_WRONG if one.job_ids else Cause.QUEUED for one in late]).items():
+            self._missed(cause, count)
 
-    def rejected(self, error: PenstockError) -> None:
-        """Count a record that is answered with an error."""
-        self._metrics.requests.labels(error.code).inc()
-        cause = cause_of(error)
-        if cause is Cause.OVERLOADED:
-            self._since_logged[cause] += 1
-            self._metrics.overload_refusals.inc()
-        elif cause is not None:
-            self._missed(cause)
+    def rejected(self, errors: Iterable[PenstockError]) -> None:
+        """Count records that are answered with an error."""
+        for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
+            self._metrics.requests.labels(code).inc(count)
+            if cause is Cause.OVERLOADED:
+                self._since_logged[cause] += count
+                self._metrics.overload_refusals.inc(count)
+            elif cause is not None:
+                self._missed(cause, count)
 
     def batch_done(self, stats: BatchStats) -> None:
         """Count and log a batch that ran."""
@@ -96,9 +100,9 @@ class LoadMonitor:
             missed={str(cause): since[cause] for cause in _MISSES},
         )
 
-    def _missed(self, cause: str) -> None:
-        self._since_logged[cause] += 1
-        self._metrics.deadline_misses.labels(cause).inc()
+    def _missed(self, cause: str, count: int) -> None:
+        self._since_logged[cause] += count
+        self._metrics.deadline_misses.labels(cause).inc(count)
 
 
 def _rounded(error: float) -> float | None:

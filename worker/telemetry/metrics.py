@@ -1,6 +1,13 @@
 """Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
 
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
@@ -10,6 +17,29 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class SliceHistogram(Collector):
+    """A histogram of seconds by class, which counts a slice of requests at once, as prometheus_client's does not."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._counts = {bulk: [0] * (len(_SECONDS) + 1) for bulk in (False, True)}
+        self._sums = {False: 0.0, True: 0.0}
+
+    def observe(self, seconds: float, num_requests: int, *, bulk: bool) -> None:
+        """Requests of one class that took equally long."""
+        self._counts[bulk][bisect_left(_SECONDS, seconds)] += num_requests
+        self._sums[bulk] += seconds * num_requests
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Called at each scrape, from another thread."""
+        family = HistogramMetricFamily(self._name, self._meaning, labels=["class"])
+        bounds = [*[floatToGoString(bound) for bound in _SECONDS], "+Inf"]
+        for bulk, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric(["bulk" if bulk else "online"], buckets, self._sums[bulk])
+        yield family
+
+
 class Metrics:
     """One registry for each worker, so that several workers in one process stay apart."""
 
@@ -17,14 +47,10 @@ class Metrics:
         """The arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
         self.requests = self._counter("penstock_requests", "Finished records, by outcome code.", "outcome")
-        latency = Histogram(
-            "penstock_request_seconds",
-            "From validation to the reply's hand-over, by class: online or bulk.",
-            ["class"],
-            registry=self.registry,
-            buckets=_SECONDS,
+        self.latency = SliceHistogram(
+            "penstock_request_seconds", "From validation to the reply's hand-over, by class: online or bulk."
         )
-        self.latency = {bulk: latency.labels("bulk" if bulk else "online") for bulk in (False, True)}
+        self.registry.register(self.latency)
         self.deadline_misses = self._counter(
             "penstock_deadline_misses",
             "Records that missed their deadline: arrived_late, queued (too long) or predicted_wrong (answered late).",
