@@ -16,7 +16,7 @@ import numpy as np
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, Vector, utf8_fault
 from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
-from penstock.producer.wire.reply_rows import decode_rows, dtype_name, is_int, matrix_bytes, row_items
+from penstock.producer.wire.reply_rows import decode_rows, dtype_name, is_int, matrix_bytes, row_items, rows_bytes
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -84,7 +84,7 @@ def encode_reply(reply: Reply, notes: bytes | None = None) -> bytes:
         head = _vectors_head(reply.model, reply.revision, *vectors.shape, dtype_name(vectors))
         return head + matrix_bytes(vectors) + notes
     items = {**_head_items(reply.model, reply.revision), **row_items(reply)}
-    return _map_head(items) + msgpack.packb(items)[1:] + notes
+    return _map_head(items) + bytes(msgpack.packb(items))[1:] + notes
 
 
 def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str, notes: bytes) -> bytes:
@@ -92,11 +92,8 @@ def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str
 
     Replies of one slice share all but the vectors themselves, which are copied once.
     """
-    data = matrix_bytes(rows)
-    dim = len(rows[0])
-    if dtype != "float32":
-        data = matrix_bytes(np.frombuffer(data, np.float32).astype(dtype))
-    return b"".join((_vectors_head(model, revision, len(rows), dim, dtype), data, notes))
+    data = rows_bytes(rows) if dtype == "float32" else matrix_bytes(np.concatenate(rows).astype(dtype))
+    return b"".join((_vectors_head(model, revision, len(rows), len(rows[0]), dtype), data, notes))
 
 
 def encode_notes(cached: int, timing: Mapping[str, float], batch: Mapping[str, int | str]) -> bytes:
@@ -115,7 +112,7 @@ def _vectors_head(model: str, revision: str, n: int, dim: int, dtype: str) -> by
         "dtype": dtype,
         "data": bytes(num_bytes),
     }
-    return _map_head(items) + msgpack.packb(items)[1 : -num_bytes or None]
+    return _map_head(items) + bytes(msgpack.packb(items))[1 : -num_bytes or None]
 
 
 def _head_items(model: str, revision: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -34,11 +34,16 @@ def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
     return _DTYPE_NAMES[matrix.dtype]
 
 
-def matrix_bytes(rows: Iterable[Vector]) -> bytes:
-    """The elements of an array's rows, or of several arrays, end to end, little-endian."""
-    if isinstance(rows, np.ndarray):
-        return (rows if _LITTLE_ENDIAN else rows.byteswap()).tobytes()
-    return b"".join(rows if _LITTLE_ENDIAN else [row.byteswap() for row in rows])
+def matrix_bytes(matrix: Vector) -> bytes:
+    """The elements of an array, row after row, little-endian."""
+    return (matrix if _LITTLE_ENDIAN else matrix.byteswap()).tobytes()
+
+
+def rows_bytes(rows: Sequence[Vector]) -> bytes:
+    """The same for the rows of an array, each an array of its own. Nothing but the result is allocated."""
+    if not _LITTLE_ENDIAN:
+        return matrix_bytes(np.stack(rows))
+    return b"".join(rows)  # type: ignore[arg-type]  # before Python 3.12 types do not say that arrays are buffers
 
 
 def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import EmbeddingTail
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.requests.request import PendingRequest, PendingSequence, Results
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Results, SliceTimes
 from tests.engine.fake_cuda import FakeCuda, FakeEvent, FakeStream
 from tests.engine.helpers import pack, random_sequences
 
@@ -212,8 +213,8 @@ async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
 
 def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
     nothing: Any = None  # what the dispatcher does not look at
-    n = len(sequences)
-    request = PendingRequest(nothing, nothing, nothing, None, False, 0.0, [None] * n, n)
+    message = Request("tiny", "embed", tokens=join_tokens(sequences))
+    request = PendingRequest(nothing, nothing, message, None, False, SliceTimes(0.0, 0.0))
     return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
 
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,15 +47,18 @@ class EchoEngine(NullEngine):
 class LateOutbox(Outbox):
     """Delays acknowledgements from topics called "….late" until the file RELEASE exists. Sends at once."""
 
-    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
-        def when_released(error: KafkaError | None) -> None:
-            if RELEASE.exists():
-                record.done(error)
-            else:
-                asyncio.get_running_loop().call_later(0.02, when_released, error)
+    def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
+        done = records[0].done  # of replies that are put together
 
-        done = when_released if topic.endswith(".late") else record.done
-        super().put(topic, partition, replace(record, done=done))
+        def when_released(sent: Sequence[OutRecord], error: KafkaError | None) -> None:
+            if RELEASE.exists():
+                done(sent, error)
+            else:
+                asyncio.get_running_loop().call_later(0.02, when_released, sent, error)
+
+        if topic.endswith(".late"):
+            records = [replace(record, done=when_released) for record in records]
+        super().put(topic, partition, records)
 
 
 if __name__ == "__main__":

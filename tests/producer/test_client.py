@@ -5,7 +5,7 @@ import importlib.util
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,9 @@ class Loop:
                 self._unanswered.clear()
                 await self._unanswered.wait()
 
-    def put(self, topic: str, partition: int, record: OutRecord) -> None:
-        record.done(None)
+    def put(self, topic: str, partition: int, records: Sequence[OutRecord]) -> None:
+        [record] = records
+        record.done(records, None)
         self.topics.add(topic)
         request = decode_request(record.value)
         self.requests.append(request)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -113,7 +113,7 @@ class Results:
         self.of: list[tuple[bytes, KafkaError | None]] = []
 
     def record(self, value: bytes, key: bytes = b"key!") -> OutRecord:
-        return OutRecord(key, value, [], lambda error: self.of.append((value, error)))
+        return OutRecord(key, value, [], lambda _, error: self.of.append((value, error)))
 
     @property
     def refused(self) -> list[bytes]:
@@ -128,11 +128,11 @@ async def test_what_is_put_while_a_batch_is_away_leaves_in_the_next_one_in_order
 
     producer, results = StandIn(slowly), Results()
     async with outbox_over(producer) as outbox:
-        outbox.put("t", 1, results.record(b"0"))
+        outbox.put("t", 1, [results.record(b"0")])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         for n in range(1, 6):
-            outbox.put("t", 1, results.record(b"%d" % n))
+            outbox.put("t", 1, [results.record(b"%d" % n)])
         assert results.of == []
         gate.set()
         await outbox.flush()
@@ -147,8 +147,8 @@ async def test_nothing_is_done_before_its_acknowledgement() -> None:
         events.append(f"produced {b''.join(values).decode()}")
 
     async with outbox_over(StandIn(answer)) as outbox:
-        outbox.put("t", 0, OutRecord(b"key!", b"a", [], lambda error: events.append("done a")))
-        outbox.put("t", 0, OutRecord(b"key!", b"b", [], lambda error: events.append("done b")))
+        outbox.put("t", 0, [OutRecord(b"key!", b"a", [], lambda *_: events.append("done a"))])
+        outbox.put("t", 0, [OutRecord(b"key!", b"b", [], lambda *_: events.append("done b"))])
         await outbox.flush()
     assert events == ["produced ab", "done a", "done b"]
 
@@ -157,7 +157,7 @@ async def test_a_record_without_a_partition_goes_where_its_key_says() -> None:
     producer, results = StandIn(accept), Results()
     async with outbox_over(producer) as outbox:
         for n in range(9):
-            outbox.put("t", None, results.record(b"%d" % n, key=n.to_bytes(4, "big")))
+            outbox.put("t", None, [results.record(b"%d" % n, key=n.to_bytes(4, "big"))])
         await outbox.flush()
     assert {p: producer.sent["t", p] for p in range(3)} == {
         0: [[b"0", b"3", b"6"]],
@@ -170,7 +170,7 @@ async def test_a_full_batch_leaves_and_the_rest_follows() -> None:
     producer, results = StandIn(accept, room=10), Results()
     async with outbox_over(producer) as outbox:
         for value in (b"aaaa", b"bbbb", b"cccc", b"d" * 50, b"e"):
-            outbox.put("t", 0, results.record(value))
+            outbox.put("t", 0, [results.record(value)])
         await outbox.flush()
     assert producer.sent["t", 0] == [[b"aaaa", b"bbbb"], [b"cccc"], [b"d" * 50], [b"e"]]
 
@@ -188,7 +188,7 @@ async def test_a_failed_batch_is_sent_again_until_it_is_acknowledged(error: Kafk
     producer, results = StandIn(fail_first), Results()
     async with outbox_over(producer) as outbox:
         for n in range(4):
-            outbox.put("t", 0, results.record(b"%d" % n))
+            outbox.put("t", 0, [results.record(b"%d" % n)])
         await outbox.flush()
     assert [value for batch in producer.sent["t", 0] for value in batch] == [b"0", b"1", b"2", b"3"]
     assert results.of == [(b"%d" % n, None) for n in range(4)]
@@ -202,7 +202,7 @@ async def test_a_record_that_is_too_large_is_refused_alone() -> None:
     producer, results = StandIn(refuse_large), Results()
     async with outbox_over(producer) as outbox:
         for value in (b"a" * 60, b"b" * 60, b"c" * 101, b"d"):
-            outbox.put("t", 0, results.record(value))
+            outbox.put("t", 0, [results.record(value)])
         await outbox.flush()
     assert results.refused == [b"c" * 101]
     assert producer.counted["t", 0] == 3
@@ -213,8 +213,8 @@ async def test_a_record_that_is_too_large_is_refused_alone() -> None:
 async def test_a_destination_that_is_not_there_refuses_its_own_records_only(topic: str, partition: int | None) -> None:
     producer, results = StandIn(accept), Results()
     async with outbox_over(producer) as outbox:
-        outbox.put(topic, partition, results.record(b"lost"))
-        outbox.put("t", 0, results.record(b"fine"))
+        outbox.put(topic, partition, [results.record(b"lost")])
+        outbox.put("t", 0, [results.record(b"fine")])
         await outbox.flush()
     assert results.refused == [b"lost"]
     assert producer.sent["t", 0] == [[b"fine"]]
@@ -224,7 +224,7 @@ async def test_a_topic_is_not_missing_while_no_broker_answers() -> None:
     producer, results = StandIn(accept), Results()
     producer.brokers_away = 3
     async with outbox_over(producer) as outbox:
-        outbox.put("late", 0, results.record(b"kept"))
+        outbox.put("late", 0, [results.record(b"kept")])
         await outbox.flush()
     assert results.of == [(b"kept", None)]
 
@@ -238,7 +238,7 @@ async def test_a_producer_that_died_is_replaced_and_nothing_is_lost() -> None:
     first, second, results = StandIn(die), StandIn(accept), Results()
     async with outbox_over(first, second) as outbox:
         for partition in range(3):
-            outbox.put("t", partition, results.record(b"%d" % partition))
+            outbox.put("t", partition, [results.record(b"%d" % partition)])
         await outbox.flush()
     assert first.stopped
     assert [second.sent["t", partition] for partition in range(3)] == [[[b"0"]], [[b"1"]], [[b"2"]]]
@@ -252,7 +252,7 @@ async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
     outbox = Outbox("nowhere:1", client_id="test")
     outbox._make_producer = lambda: producer  # type: ignore[method-assign]  # the one place where aiokafka is made
     await outbox.start()
-    outbox.put("t", 0, results.record(b"a"))
+    outbox.put("t", 0, [results.record(b"a")])
     await outbox.stop(timeout_s=0.01)
     assert producer.stopped
     assert results.of == []
@@ -274,11 +274,11 @@ async def test_batches_shrink_by_halves_and_grow_back_slowly_where_the_broker_re
     producer, results = StandIn(refuse_many), Results()
     async with outbox_over(producer) as outbox:
         for n in range(2000):
-            outbox.put("t", 0, results.record(b"%d" % n))
+            outbox.put("t", 0, [results.record(b"%d" % n)])
         await outbox.flush()
-        outbox.put("t", 1, results.record(b"elsewhere"))
+        outbox.put("t", 1, [results.record(b"elsewhere")])
         for n in range(2000, 2050):
-            outbox.put("t", 0, results.record(b"%d" % n))
+            outbox.put("t", 0, [results.record(b"%d" % n)])
         await outbox.flush()
     refused = [size for size in tried if size > 100]
     assert tried[:6] == [2000, 1000, 500, 250, 125, 62]
@@ -300,7 +300,7 @@ async def test_an_unexpected_error_completes_its_batch_and_the_next_one_is_sent(
     async with outbox_over(producer) as outbox:
         with capture_logs() as logs:
             for n in range(4):
-                outbox.put("t", 0, results.record(b"%d" % n))
+                outbox.put("t", 0, [results.record(b"%d" % n)])
             await outbox.flush()
     assert [value for value, _ in results.of] == [b"0", b"1", b"2", b"3"]
     assert results.refused == [b"0", b"1"]
@@ -316,7 +316,7 @@ async def test_a_producer_that_died_of_a_surprise_is_replaced() -> None:
     first, second, results = StandIn(die, room=1), StandIn(accept), Results()
     async with outbox_over(first, second) as outbox:
         for n in range(3):
-            outbox.put("t", 0, results.record(b"%d" % n))
+            outbox.put("t", 0, [results.record(b"%d" % n)])
         await outbox.flush()
     assert results.refused == [b"0"]
     assert second.sent["t", 0] == [[b"1", b"2"]]
@@ -334,7 +334,7 @@ async def test_a_producer_that_cannot_be_replaced_yet_is_replaced_later() -> Non
     first, second, third, results = StandIn(die), StandIn(accept), StandIn(accept), Results()
     second.start = refuse  # type: ignore[method-assign]  # a broker that turns the newcomer away
     async with outbox_over(first, second, third) as outbox:
-        outbox.put("t", 0, results.record(b"0"))
+        outbox.put("t", 0, [results.record(b"0")])
         await outbox.flush()
     assert results.of == [(b"0", None)]
     assert third.sent["t", 0] == [[b"0"]]
@@ -344,7 +344,7 @@ async def test_a_record_that_cannot_be_encoded_fails_alone() -> None:
     producer, results = StandIn(accept), Results()
     async with outbox_over(producer) as outbox:
         for value, key in ((b"0", b"key!"), (b"1", "key!"), (b"2", b"key!")):
-            outbox.put("t", 0, results.record(value, key))  # type: ignore[arg-type]  # this is the mistake
+            outbox.put("t", 0, [results.record(value, key)])  # type: ignore[arg-type]  # this is the mistake
         await outbox.flush()
     assert results.refused == [b"1"]
     assert [value for batch in producer.sent["t", 0] for value in batch] == [b"0", b"2"]
@@ -358,24 +358,24 @@ async def test_a_surprise_before_the_sending_completes_what_waits() -> None:
 
     async with outbox_over(producer) as outbox:
         producer.partitions_for, usual = partitions_for, producer.partitions_for  # type: ignore[method-assign]  # once
-        outbox.put("t", 0, results.record(b"0"))
-        outbox.put("t", None, results.record(b"1"))
+        outbox.put("t", 0, [results.record(b"0")])
+        outbox.put("t", None, [results.record(b"1")])
         await outbox.flush()
         producer.partitions_for = usual  # type: ignore[method-assign]  # as it was
-        outbox.put("t", 0, results.record(b"2"))
+        outbox.put("t", 0, [results.record(b"2")])
         await outbox.flush()
     assert results.refused == [b"0", b"1"]
     assert producer.sent["t", 0] == [[b"2"]]
 
 
 async def test_a_failing_callback_does_not_block_the_others() -> None:
-    def fails(error: KafkaError | None) -> None:
+    def fails(_: Sequence[OutRecord], error: KafkaError | None) -> None:
         raise ValueError("the owner is broken")
 
     producer, results = StandIn(accept), Results()
     async with outbox_over(producer) as outbox:
-        outbox.put("t", 0, OutRecord(b"key!", b"0", [], fails))
-        outbox.put("t", 0, results.record(b"1"))
+        outbox.put("t", 0, [OutRecord(b"key!", b"0", [], fails)])
+        outbox.put("t", 0, [results.record(b"1")])
         await outbox.flush()
     assert results.of == [(b"1", None)]
     assert producer.sent["t", 0] == [[b"0", b"1"]]

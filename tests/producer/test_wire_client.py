@@ -42,11 +42,15 @@ async def answer_one(servers: str, answer: bytes) -> tuple[Request, dict[str, An
         await producer.partitions_for("penstock.requests.m")  # creates the topic
         consumer.assign([TopicPartition("penstock.requests.m", partition) for partition in range(4)])
         record = await consumer.getone()
-        address = parse_address(record.headers)
+        headers = dict(record.headers)
+        address = parse_address(headers)
         stray = [("kafka_correlationId", b"of another client")]
         await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=stray)
         await producer.send_and_wait(address.topic, answer, partition=address.partition, headers=address.headers())
-        return decode_request(record.value), {"address": address, "deadline_ms": parse_deadline_ms(record.headers)}
+        return decode_request(record.value), {
+            "address": address,
+            "deadline_ms": parse_deadline_ms(headers),
+        }
 
 
 async def call(servers: str, answer: bytes) -> tuple[Any, Request, dict[str, Any]]:

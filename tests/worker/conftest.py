@@ -11,7 +11,7 @@ from penstock.engine.types import ModelInfo, TaskOptions
 from penstock.producer.wire.headers import ReplyAddress, request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest, PendingSequence, SliceTimes
 
 REQUEST_TOPIC = "penstock.requests.tiny"
 
@@ -71,10 +71,9 @@ def make_sequences() -> MakeSequences:
         record: PendingRecord | None = None,
     ) -> list[PendingSequence]:
         message = Request("tiny", task, tokens=join_tokens(sequences), options=options or Options())
-        n = len(sequences)
-        record = record or PendingRecord(FakeRecord(offset=next(offsets)), bulk_topic=False)
+        record = record or PendingRecord(FakeRecord(offset=next(offsets)), (REQUEST_TOPIC, 0), bulk_topic=False)
         address = ReplyAddress("penstock.replies", 0, b"id", None)
-        request = PendingRequest(record, address, message, deadline, bulk, 0.0, [None] * n, n)
+        request = PendingRequest(record, address, message, deadline, bulk, SliceTimes(0.0, 0.0))
         arrays = [np.array(ids, np.int32) for ids in sequences]
         return [
             PendingSequence(request, i, ids, None, TaskOptions(task), ids.tobytes()) for i, ids in enumerate(arrays)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -87,9 +87,10 @@ class FakeOutbox:
 
     async def stop(self, _: float) -> None: ...
 
-    def put(self, topic: str, _: int | None, record: OutRecord) -> None:
-        self.sent.append((topic, dict(record.headers).get(CORRELATION_ID)))
-        asyncio.get_running_loop().call_soon(record.done, None)
+    def put(self, topic: str, _: int | None, records: Sequence[OutRecord]) -> None:
+        for record in records:
+            self.sent.append((topic, dict(record.headers).get(CORRELATION_ID)))
+            asyncio.get_running_loop().call_soon(record.done, [record], None)
 
 
 @pytest.fixture

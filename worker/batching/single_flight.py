@@ -37,7 +37,7 @@ class SingleFlight:
         return list(candidates.values())
 
     def promote(self, sequences: Iterable[PendingSequence]) -> list[PendingSequence]:
-        """The jobs of these sequences are queued. Returns the leaders that they replace: the caller removes those jobs."""
+        """These sequences have queued jobs. Returns the leaders that they replace: the caller removes those jobs."""
         replaced = []
         for sequence in sequences:
             former = self._leaders.get(sequence.key)

@@ -73,15 +73,18 @@ class Delivery:
         )
         value = encode_error(error)
         is_transient = error.retriable or isinstance(error, Expired)
-        answers: list[_Answer] = []
+        kept = [one.record for one in rejections if one.address is None or not is_transient]
+        for record in kept:
+            record.num_owed += 1
+        answers = []
         for record, address, _ in rejections:
-            is_kept = address is None or not is_transient
-            record.num_owed = (address is not None) + is_kept
-            if address is not None:
+            if address is None:
+                record.num_owed -= 1
+            else:
                 answers.append(self._answer(record, address, value, self._error_replied))
-            if is_kept:
-                self._keep(record, error.code, error.message)
         self._send(answers)
+        for record in kept:
+            self._keep(record, error.code, error.message)
 
     def _answer(
         self,

@@ -43,7 +43,7 @@ def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> byt
         return encode_notes(request.num_cached, timing_ms, {})
     timing_ms["schedule"] = round(max(0.0, now - times.queued - stats.device_s) * 1e3, 3)
     timing_ms["compute"] = round(stats.device_s * 1e3, 3)
-    batch = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
+    batch: dict[str, int | str] = {"size": stats.sums.count, "tokens": stats.sums.tokens, "trigger": stats.trigger}
     return encode_notes(request.num_cached, timing_ms, batch)
 
 

@@ -68,9 +68,7 @@ class RequestPreparer:
         ids = [one.ids for one in tokens if one is not None]
         return not ids or int(np.concatenate(ids).max()) < self._info.vocab_size
 
-    async def _tokenize(
-        self, requests: list[PendingRequest], truncate: bool, spans: bool
-    ) -> list[_Found]:
+    async def _tokenize(self, requests: list[PendingRequest], truncate: bool, spans: bool) -> list[_Found]:
         """Tokenize all texts in one call. If it fails, each request gets its own, so that only the culprit fails."""
         if self._tokenizer is None:
             error = UnsupportedTask(f"{self._info.name!r} has no tokenizer here: send token ids.")
@@ -89,7 +87,7 @@ class RequestPreparer:
         found: list[_Found] = []
         for request in requests:
             own = list(itertools.islice(remaining, request.message.num_sequences))
-            request.spans = [one.spans for one in own if one.spans is not None]
+            request.spans = tuple([one.spans for one in own if one.spans is not None])
             found.append((request, [(one.ids, one.token_type_ids) for one in own]))
         return found
 

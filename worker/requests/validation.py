@@ -95,7 +95,7 @@ class RequestValidator:
         """The request in a record's value. Raises PenstockError if this worker cannot answer it."""
         message = decode_request(value)
         self._check(message)
-        return message if message.text is None else self._bound_texts(self._prompts.apply(message))
+        return self._bound_texts(self._prompts.apply(message))
 
     def _check(self, request: Request) -> None:
         info, n = self._info, request.num_sequences
@@ -112,6 +112,8 @@ class RequestValidator:
 
     def _bound_texts(self, request: Request) -> Request:
         """Cut or reject texts that take too long to tokenize, as sequences with too many tokens are."""
+        if request.text is None:
+            return request
         max_characters = self._info.max_tokens * _CHARACTERS_PER_TOKEN
         sizes = [len(text) if isinstance(text, str) else max(map(len, text)) for text in request.text]
         if max(sizes, default=0) <= max_characters:

@@ -7,7 +7,6 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
@@ -33,7 +32,7 @@ class SliceHistogram(Collector):
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Called at each scrape, from another thread."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=["class"])
-        bounds = [*[floatToGoString(bound) for bound in _SECONDS], "+Inf"]
+        bounds = [*[str(float(bound)) for bound in _SECONDS], "+Inf"]
         for bulk, counts in self._counts.items():
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             family.add_metric(["bulk" if bulk else "online"], buckets, self._sums[bulk])

@@ -26,24 +26,22 @@ def one(make_sequences: MakeSequences) -> One:
 
 
 def promote_all(flights: SingleFlight, sequences: Sequence[PendingSequence]) -> None:
-    for candidate in flights.join(sequences):
-        flights.promote(candidate)
+    assert flights.promote(flights.join(sequences)) == []
 
 
 def fail(sequence: PendingSequence) -> None:
-    assert sequence.request.fail(sequence.index, Overloaded("too late")) is not None
+    sequence.request.reject(Overloaded("too late"))
 
 
 def test_equal_sequences_need_one_job(one: One) -> None:
     flights = SingleFlight()
     first, second, other = one(1), one(1), one(2)
     assert flights.join([first, second, other]) == [first, other]
-    for leader in (first, other):
-        assert flights.promote(leader) is None
+    assert flights.promote([first, other]) == []
     third = one(1)
     assert flights.join([third]) == []
-    flights.start(first)
-    assert flights.finish(first) == [first, second, third]
+    flights.start([first])
+    assert flights.finish([first]) == [[first, second, third]]
     assert flights.join([one(1)])  # a new flight
 
 
@@ -67,7 +65,7 @@ def test_a_more_urgent_sequence_takes_over_while_the_job_is_queued(
     promote_all(flights, [leader])
     assert flights.join([newcomer]) == ([newcomer] if takes_over else [])
     if takes_over:
-        assert flights.promote(newcomer) is leader
+        assert flights.promote([newcomer]) == [leader]
     together = [one(**first), one(**later)]
     assert SingleFlight().join(together) == [together[1] if takes_over else together[0]]
 
@@ -76,7 +74,7 @@ def test_the_leader_is_fixed_once_its_job_has_started(one: One) -> None:
     flights = SingleFlight()
     leader = one(bulk=True)
     promote_all(flights, [leader])
-    flights.start(leader)
+    flights.start([leader])
     assert flights.join([one(deadline=1.0)]) == []
 
 
@@ -99,14 +97,14 @@ def test_a_refused_newcomer_leaves_the_flight_to_its_leader(one: One) -> None:
     assert flights.late_with(newcomer, 20.0) == [(newcomer, 20.0)]
     fail(newcomer)
     assert flights.next_leader(newcomer) is None
-    flights.start(leader)
-    assert flights.finish(leader) == [leader]
+    flights.start([leader])
+    assert flights.finish([leader]) == [[leader]]
 
 
 def test_a_flight_without_requests_ends(one: One) -> None:
     flights = SingleFlight()
     promote_all(flights, [leader := one()])
-    flights.start(leader)
+    flights.start([leader])
     fail(leader)
     assert flights.next_leader(leader) is None
     assert flights.join([again := one()]) == [again]
@@ -137,19 +135,20 @@ def test_each_sequence_comes_back_once_and_the_leader_is_the_most_urgent_admitte
             next_leaders = []
             for candidate in candidates:
                 if is_admitted[id(candidate)]:
-                    assert flights.promote(candidate) is leaders.get(candidate.key)
+                    former = leaders.get(candidate.key)
+                    assert flights.promote([candidate]) == ([] if former is None else [former])
                     leaders[candidate.key] = candidate
                     continue
                 for late, by_s in flights.late_with(candidate, 0.5):
                     assert by_s > 0
-                    late.request.fail(late.index, Overloaded("too late"))
+                    fail(late)
                 assert candidate.request.is_failed
                 next_leaders.append(flights.next_leader(candidate))
             candidates = [leader for leader in next_leaders if leader is not None]
     finished: list[PendingSequence] = []
     for leader in leaders.values():
-        flights.start(leader)
-        flight = flights.finish(leader)
+        flights.start([leader])
+        [flight] = flights.finish([leader])
         assert not flight or leader.request.is_failed or urgency(leader) == min(map(urgency, flight))
         finished += flight
     kept = [sequence for sequence in sequences if not sequence.request.is_failed]

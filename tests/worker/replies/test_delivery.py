@@ -1,7 +1,7 @@
 """The order of delivery as a list of events, with a fake outbox: produced, acknowledged, finished."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.reply import make_reply
+from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection
 
@@ -38,18 +38,23 @@ class Desk:
         self.events: list[str] = []
         self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
-        self.delivery = self.deliver_to(lambda record: self.events.append(f"finished {record.original.offset}"))
+        self.delivery = self.deliver_to(self.finish)
 
-    def deliver_to(self, acknowledged: Callable[[PendingRecord], None]) -> Delivery:
+    def finish(self, records: Sequence[PendingRecord]) -> None:
+        self.events += [f"finished {record.original.offset}" for record in records]
+
+    def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
         return Delivery(self, self.held, acknowledged)  # type: ignore[arg-type]  # it uses only `put` of an Outbox
 
-    def put(self, topic: str, partition: int | None, record: OutRecord) -> None:
-        self.events.append(f"produced to {topic}")
-        self.sent.append((topic, partition, record))
+    def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
+        for record in records:
+            self.events.append(f"produced to {topic}")
+            self.sent.append((topic, partition, record))
 
     def acknowledge(self, index: int, error: KafkaError | None = None) -> None:
         self.events.append(f"acknowledged {index}" if error is None else f"refused {index}")
-        self.sent[index][2].done(error)
+        record = self.sent[index][2]
+        record.done([record], error)
 
 
 @pytest.fixture
@@ -59,11 +64,12 @@ def desk() -> Desk:
 
 def answer(desk: Desk, info: ModelInfo, sequence: PendingSequence) -> None:
     sequence.settle(np.zeros(4, np.float32))
-    desk.delivery.reply(sequence.request, make_reply(sequence.request, info))
+    desk.delivery.reply([sequence.request], encode_replies([sequence.request], info, None, 0.0))
 
 
 def reject(desk: Desk, record: Any, address: ReplyAddress | None, error: PenstockError) -> None:
-    desk.delivery.reject(Rejection(PendingRecord(record, bulk_topic=False), address, error))
+    pending = PendingRecord(record, (record.topic, record.partition), bulk_topic=False)
+    desk.delivery.reject([Rejection(pending, address, error)])
 
 
 def test_a_record_is_finished_when_its_reply_is_acknowledged(
@@ -81,10 +87,12 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
 ) -> None:
     desk, offsets = Desk(), OffsetTracker()
     source = TopicPartition("penstock.requests.tiny", 0)
-    desk.delivery = desk.deliver_to(lambda record: offsets.finish(source, record.original.offset))
+    desk.delivery = desk.deliver_to(
+        lambda records: offsets.finish(source, [record.original.offset for record in records])
+    )
     sequences = [make_sequences([n])[0] for n in range(3)]
     for sequence in sequences:
-        offsets.start(source, sequence.request.record.original.offset)
+        offsets.start(source, [sequence.request.record.original.offset])
         answer(desk, info, sequence)
 
     def committable_after(index: int) -> dict[TopicPartition, int]:

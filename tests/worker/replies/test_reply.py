@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.wire.codec import decode_reply, encode_reply
-from penstock.producer.wire.messages import Options
-from penstock.worker.replies.reply import make_reply
+from penstock.producer.wire.codec import decode_reply
+from penstock.producer.wire.messages import Options, Reply
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.request import PendingSequence
 
 MakeSequences = Callable[..., list[PendingSequence]]
@@ -18,12 +19,19 @@ def vector(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)
 
 
+def reply_to(sequence: PendingSequence, info: ModelInfo, stats: BatchStats | None = None, now: float = 0.0) -> Reply:
+    """The reply to a sequence's request, as a client decodes it."""
+    reply = decode_reply(encode_replies([sequence.request], info, stats, now)[0])
+    assert isinstance(reply, Reply)
+    return reply
+
+
 def test_results_stand_in_the_requests_order_whatever_order_they_came_in(
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:
     sequences = make_sequences([1], [2], [3])
     assert [sequences[index].settle(vector(index, 0, 0, 0)) for index in (2, 0, 1)] == [False, False, True]
-    reply = make_reply(sequences[0].request, info)
+    reply = reply_to(sequences[0], info)
     assert reply.vectors is not None
     assert reply.vectors[:, 0].tolist() == [0, 1, 2]
     assert (reply.model, reply.revision) == ("tiny", "r1")
@@ -33,10 +41,10 @@ def test_results_stand_in_the_requests_order_whatever_order_they_came_in(
 def test_vectors_have_the_requested_dtype(info: ModelInfo, make_sequences: MakeSequences, dtype: str) -> None:
     [sequence] = make_sequences([1], options=Options(dtype=dtype))
     sequence.settle(vector(0.5, -1, 0.1, 65504))
-    reply = decode_reply(encode_reply(make_reply(sequence.request, info)))
-    assert reply.vectors is not None  # type: ignore[union-attr]  # not an ErrorReply
-    assert reply.vectors.dtype == dtype  # type: ignore[union-attr]  # not an ErrorReply
-    np.testing.assert_array_equal(reply.vectors, [vector(0.5, -1, 0.1, 65504).astype(dtype)])  # type: ignore[union-attr]  # not an ErrorReply
+    reply = reply_to(sequence, info)
+    assert reply.vectors is not None
+    assert reply.vectors.dtype == dtype
+    np.testing.assert_array_equal(reply.vectors, [vector(0.5, -1, 0.1, 65504).astype(dtype)])
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def test_labels_are_the_best_first(
 ) -> None:
     [sequence] = make_sequences([1], task="classify", options=Options(top_k=top_k))
     sequence.settle(vector(0.25, 0.125, 0.625))
-    reply = make_reply(sequence.request, info)
+    reply = reply_to(sequence, info)
     assert reply.classes is not None
     assert list(reply.classes[0].labels) == labels
     assert list(reply.classes[0].scores) == [0.625, 0.25, 0.125][: len(labels)]
@@ -57,7 +65,7 @@ def test_labels_are_the_best_first(
 def test_equal_scores_keep_the_models_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
     [sequence] = make_sequences([1], task="classify", options=Options(top_k=0))
     sequence.settle(vector(0.5, 0.5, 0.5))
-    reply = make_reply(sequence.request, info)
+    reply = reply_to(sequence, info)
     assert reply.classes is not None
     assert reply.classes[0].labels == info.labels
 
@@ -66,7 +74,7 @@ def test_scores_of_pairs_are_numbers_in_the_requests_order(info: ModelInfo, make
     first, second = make_sequences([1], [2], task="rerank")
     second.settle(vector(-1.5))
     first.settle(vector(0.25))
-    assert make_reply(first.request, info).scores == (0.25, -1.5)
+    assert reply_to(first, info).scores == (0.25, -1.5)
 
 
 @pytest.mark.parametrize(("top_k", "kept"), [(1, 1), (2, 2), (0, 3), (9, 3)])
@@ -79,7 +87,7 @@ def test_tokens_have_their_labels_and_spans(
     scores = np.array([[0.25, 0.125, 0.625], [0.5, 0.5, 0.0]], np.float32)
     second.settle(vector(0.0, 1.0, 0.0))
     first.settle(scores.ravel() if flat else scores)
-    tokens = make_reply(first.request, info).tokens
+    tokens = reply_to(first, info).tokens
     assert tokens is not None
     assert (tokens.names, tokens.lens) == (info.labels, (2, 1))
     assert tokens.classes.tolist() == [row[:kept] for row in ([2, 0, 1], [0, 1, 2], [1, 0, 2])]
@@ -93,7 +101,7 @@ def test_a_reply_before_its_results_is_a_bug(info: ModelInfo, make_sequences: Ma
     sequences = make_sequences([1], [2])
     sequences[0].settle(vector(1, 2, 3, 4))
     with pytest.raises(RuntimeError, match="This is a bug"):
-        make_reply(sequences[0].request, info)
+        reply_to(sequences[0], info)
 
 
 def test_a_sequence_settled_twice_is_a_bug(make_sequences: MakeSequences) -> None:

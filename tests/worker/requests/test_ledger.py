@@ -40,9 +40,9 @@ def test_a_record_is_counted_from_the_poll_to_the_acknowledgement(books: Books, 
     assert (record.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.RECEIVED, 1, 0)
     books.ledger.admit([record])
     assert books.ledger.num_unfinished == 1
-    books.ledger.answer(record)
+    books.ledger.answer([record])
     assert (books.held.num_records, books.offsets.take_committable()) == (1, {})
-    books.ledger.acknowledge(record)
+    books.ledger.acknowledge([record])
     assert (record.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.ACKNOWLEDGED, 0, 0)
     assert books.offsets.take_committable() == {SOURCE: 8}
 
@@ -53,25 +53,25 @@ def test_sequences_are_counted_until_the_answer(
     [record] = books.admitted(make_record, 0)
     books.ledger.queue([make_sequences(*[[n] for n in range(8)], record=record)[0].request])
     assert not books.held.can_admit()
-    books.ledger.answer(record)
+    books.ledger.answer([record])
     assert books.held.can_admit()
 
 
 def test_a_record_is_answered_once(books: Books, make_record: MakeRecord) -> None:
     [record] = books.admitted(make_record, 0)
-    books.ledger.answer(record)
+    books.ledger.answer([record])
     with pytest.raises(RuntimeError, match=r"answered cannot become answered\. This is a bug"):
-        books.ledger.answer(record)
-    books.ledger.acknowledge(record)
+        books.ledger.answer([record])
+    books.ledger.acknowledge([record])
     with pytest.raises(RuntimeError, match=r"acknowledged cannot become answered\. This is a bug"):
-        books.ledger.answer(record)
+        books.ledger.answer([record])
 
 
 def test_steps_cannot_be_left_out(books: Books, make_record: MakeRecord) -> None:
     [record] = books.ledger.receive([make_record()])
     for step in (books.ledger.answer, books.ledger.acknowledge):
         with pytest.raises(RuntimeError, match="received cannot become"):
-            step(record)
+            step([record])
     books.ledger.admit([record])
     with pytest.raises(RuntimeError, match="admitted cannot become released"):
         books.ledger.release([record])
@@ -92,8 +92,8 @@ async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
     [first, second] = books.admitted(make_record, 0, 1)
     for record in (first, second):
         assert not await books.ledger.wait_until_finished(0.0)
-        books.ledger.answer(record)
-        books.ledger.acknowledge(record)
+        books.ledger.answer([record])
+        books.ledger.acknowledge([record])
     assert await books.ledger.wait_until_finished(0.0)
     books.admitted(make_record, 2)
     assert not await books.ledger.wait_until_finished(0.0)

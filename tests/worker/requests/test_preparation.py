@@ -20,14 +20,13 @@ from penstock.producer.errors import (
     UnsupportedTask,
 )
 from penstock.producer.tokenization import Encoded
-from penstock.producer.wire.codec import encode_reply
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Options, Request, Text, join_tokens
-from penstock.worker.replies.reply import make_reply
+from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.requests.request import PendingRequest, PendingSequence, SliceTimes
 
 TINY = ModelInfo("tiny", "r", "float32", "cpu", 100, 8, frozenset({"embed"}), 4, ())
 
@@ -54,10 +53,14 @@ class FakeTokenizer:
         return Encoded(ids, types if second else None, places if spans else None)
 
 
+class FakeOriginal:
+    timestamp = 0
+
+
 def request_of(message: Request) -> PendingRequest:
-    n = message.num_sequences
-    record: Any = PendingRecord(original=object(), bulk_topic=False)  # type: ignore[arg-type]  # not looked at here
-    return PendingRequest(record, ReplyAddress("replies", 0, None, None), message, None, False, 0.0, [None] * n, n)
+    record = PendingRecord(FakeOriginal(), ("requests", 0), bulk_topic=False)  # type: ignore[arg-type]  # a part of it
+    address = ReplyAddress("replies", 0, None, None)
+    return PendingRequest(record, address, message, None, False, SliceTimes(0.0, 0.0))
 
 
 def make_preparer(info: ModelInfo = TINY, tokenizer: Any = None, max_reply_bytes: int = 1024) -> RequestPreparer:
@@ -179,7 +182,7 @@ def test_tokens_are_counted_before_they_are_classified(options: Options, num_lab
         sequences = prepare(preparer, message)
         for sequence in sequences:
             sequence.settle(np.ones((len(sequence.token_ids), num_labels), np.float32))
-        return len(encode_reply(make_reply(sequences[0].request, info)))
+        return len(encode_replies([sequences[0].request], info, None, 0.0)[0])
 
     assert reply_bytes(at_most) < 4000 + 256  # what every reply has: names of fields, timing
     with pytest.raises(
@@ -222,7 +225,7 @@ def test_texts_with_equal_options_are_tokenized_in_one_call() -> None:
         (2, 0),
         (4, 0),
     ]
-    assert [request.spans == [] for request in requests] == [True, True, True, True, False]
+    assert [request.spans == () for request in requests] == [True, True, True, True, False]
 
 
 def test_a_text_on_which_the_tokenizer_fails_stops_no_other() -> None:

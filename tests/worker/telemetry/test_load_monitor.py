@@ -65,8 +65,7 @@ def late(make_sequences: Callable[..., list[PendingSequence]]) -> PendingRequest
 
 
 def reject(bench: Bench, *causes: Cause) -> None:
-    for cause in causes:
-        bench.monitor.rejected(deadline_error(cause, 1.0))
+    bench.monitor.rejected([deadline_error(cause, 1.0) for cause in causes])
 
 
 def test_an_idle_worker_logs_nothing(bench: Bench) -> None:
@@ -84,7 +83,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered(late, 0.0)
+    bench.monitor.answered([late], 0.0)
     [event] = bench.logged(0.0)
     assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
     assert event["backlog_s"] == pytest.approx(2.0 + bench.scheduler.backlog_s, abs=1e-3)
@@ -105,8 +104,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
     late.job_ids.append(1)
-    for _ in range(2):
-        bench.monitor.answered(late, 0.0)
+    bench.monitor.answered([late, late], 0.0)
     bench.monitor.tick(0.0)
     assert bench.value("penstock_overload_refusals_total") == 1
     assert bench.value("penstock_deadline_misses_total", cause="arrived_late") == 1
@@ -119,7 +117,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
 
 
 def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late: PendingRequest) -> None:
-    bench.monitor.answered(late, 0.0)  # from the cache, or from another request's computation
+    bench.monitor.answered([late], 0.0)  # from the cache, or from another request's computation
     assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
 
 
