@@ -18,4 +18,4 @@ class NullEngine:
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         rows = np.zeros((len(batch.options), self._info.dim), dtype=np.float32)
-        return BatchOutput(list(rows), device_s=0.0)
+        return BatchOutput(rows=list(rows), device_s=0.0)

@@ -23,7 +23,7 @@ class Cause(StrEnum):
     QUEUED = "queued"  # admitted, but its deadline passed in the queue, or can no longer be met
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Job:
     """One sequence waiting for the engine."""
 

@@ -41,6 +41,7 @@ from penstock.worker.telemetry.metrics import Metrics
 _NUM_PARTITIONS = 8  # of topics that the worker has to create
 _QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _DISCONNECT_S = 2.0
+_TURNS = 4  # of the event loop between two slices: a reply takes several to get from the lane to its socket
 _LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
 log = structlog.get_logger("penstock.worker")
@@ -172,7 +173,8 @@ class Worker:
     async def _process_fetched(self, *, bulk: bool) -> None:
         while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._process(self._fetched.take_slice(bulk=bulk))
-            await asyncio.sleep(0)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
 
     async def _process(self, records: Sequence[PendingRecord]) -> None:
         """Take admitted records through the stages up to the batch queue."""

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, Vector, utf8_fault
 from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
-from penstock.producer.wire.reply_rows import decode_rows, dtype_name, is_int, matrix_bytes, row_items, rows_bytes
+from penstock.producer.wire.reply_rows import LITTLE_ENDIAN, decode_rows, dtype_name, is_int, matrix_bytes, row_items
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -92,8 +92,10 @@ def encode_vectors(model: str, revision: str, rows: Sequence[Vector], dtype: str
 
     Replies of one slice share all but the vectors themselves, which are copied once.
     """
-    data = rows_bytes(rows) if dtype == "float32" else matrix_bytes(np.concatenate(rows).astype(dtype))
-    return b"".join((_vectors_head(model, revision, len(rows), len(rows[0]), dtype), data, notes))
+    head = _vectors_head(model, revision, len(rows), len(rows[0]), dtype)
+    if dtype == "float32" and LITTLE_ENDIAN:
+        return b"".join((head, *rows, notes))  # type: ignore[arg-type]  # typed as buffers from Python 3.12 on
+    return b"".join((head, matrix_bytes(np.concatenate(rows).astype(dtype)), notes))
 
 
 def encode_notes(cached: int, timing: Mapping[str, float], batch: Mapping[str, int | str]) -> bytes:
@@ -218,14 +220,14 @@ def _decode_tokens(body: Mapping[str, Any]) -> Tokens | None:
         raise InvalidRequest("`ids` and `lens` must both be bytes of little-endian uint32.")
     if len(lens) > 4 * MAX_SEQUENCES:
         raise InvalidRequest(f"A record holds at most {MAX_SEQUENCES} sequences. Given: {len(lens) // 4}")
-    lengths = struct.unpack(f"<{len(lens) // 4}I", lens)
+    lengths = (int.from_bytes(lens, "little"),) if len(lens) == 4 else struct.unpack(f"<{len(lens) // 4}I", lens)
     if not lengths:
         raise EmptyInput("`lens` is empty: the request holds no sequence.")
     if 0 in lengths:
         raise EmptyInput(f"Sequence {lengths.index(0)} has zero ids.")
     if sum(lengths) * 4 != len(ids):
         raise InvalidRequest(f"`lens` add up to {sum(lengths)}, but `ids` holds {len(ids) // 4} ids.")
-    return Tokens(np.frombuffer(ids, dtype=_UINT32), lengths)
+    return Tokens(np.frombuffer(ids, _UINT32), lengths)
 
 
 def _decode_text(body: Mapping[str, Any]) -> tuple[Text, ...] | None:

@@ -2,7 +2,7 @@
 
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.messages import DTYPES, Classification, Reply, TokenTable, Vector
 
-_LITTLE_ENDIAN = sys.byteorder == "little"
+LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 _UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # dtype.name costs microseconds
@@ -36,14 +36,7 @@ def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
 
 def matrix_bytes(matrix: Vector) -> bytes:
     """The elements of an array, row after row, little-endian."""
-    return (matrix if _LITTLE_ENDIAN else matrix.byteswap()).tobytes()
-
-
-def rows_bytes(rows: Sequence[Vector]) -> bytes:
-    """The same for the rows of an array, each an array of its own. Nothing but the result is allocated."""
-    if not _LITTLE_ENDIAN:
-        return matrix_bytes(np.stack(rows))
-    return b"".join(rows)  # type: ignore[arg-type]  # before Python 3.12 types do not say that arrays are buffers
+    return (matrix if LITTLE_ENDIAN else matrix.byteswap()).tobytes()
 
 
 def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:

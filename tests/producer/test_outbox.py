@@ -368,6 +368,22 @@ async def test_a_surprise_before_the_sending_completes_what_waits() -> None:
     assert producer.sent["t", 0] == [[b"2"]]
 
 
+async def test_records_that_share_a_callable_end_together() -> None:
+    ended: list[tuple[list[bytes | None], object]] = []
+
+    def done(records: Sequence[OutRecord], error: KafkaError | None) -> None:
+        ended.append(([record.value for record in records], error))
+
+    producer, results = StandIn(accept), Results()
+    async with outbox_over(producer) as outbox:
+        outbox.put("t", 0, [OutRecord(b"key!", b"%d" % n, [], done) for n in range(3)])
+        outbox.put("t", 0, [results.record(b"other")])
+        outbox.put("t", 0, [OutRecord(b"key!", b"3", [], done)])
+        await outbox.flush()
+    assert ended == [([b"0", b"1", b"2"], None), ([b"3"], None)]
+    assert producer.sent["t", 0] == [[b"0", b"1", b"2", b"other", b"3"]]
+
+
 async def test_a_failing_callback_does_not_block_the_others() -> None:
     def fails(_: Sequence[OutRecord], error: KafkaError | None) -> None:
         raise ValueError("the owner is broken")

@@ -5,14 +5,16 @@ Records take their steps in slices, so that counts are kept once a slice.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker, Source
 from penstock.worker.requests.record import KafkaRecord, PendingRecord, RecordState
 from penstock.worker.requests.request import PendingRequest
 
+_IS_BULK = attrgetter("bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
@@ -98,19 +100,24 @@ class RecordLedger:
             await asyncio.wait_for(self._all_finished.wait(), timeout_s)
         return self._all_finished.is_set()
 
-    def _add(self, records: Collection[PendingRecord], sign: int) -> None:
-        for bulk in (False, True):
-            sizes = [record.num_bytes for record in records if record.bulk_topic is bulk]
-            self._backpressure.add_records(sign * len(sizes), sign * sum(sizes), bulk=bulk)
+    def _add(self, records: Iterable[PendingRecord], sign: int) -> None:
+        for bulk, chosen in _by_topic(records):
+            num_bytes = sum([record.num_bytes for record in chosen])
+            self._backpressure.add_records(sign * len(chosen), sign * num_bytes, bulk=bulk)
 
-    def _add_sequences(self, records: Collection[PendingRecord], sign: int) -> None:
-        for bulk in (False, True):
-            num_sequences = sum([record.num_sequences for record in records if record.bulk_topic is bulk])
+    def _add_sequences(self, records: Iterable[PendingRecord], sign: int) -> None:
+        for bulk, chosen in _by_topic(records):
+            num_sequences = sum([record.num_sequences for record in chosen])
             self._backpressure.add_sequences(sign * num_sequences, bulk=bulk)
 
     def _note_if_finished(self) -> None:
         if self._offsets.num_unfinished == 0:
             self._all_finished.set()
+
+
+def _by_topic(records: Iterable[PendingRecord]) -> Iterator[tuple[bool, list[PendingRecord]]]:
+    """Runs of records of the bulk topic, or of the other. Nearly always one."""
+    return ((bulk, list(run)) for bulk, run in groupby(records, _IS_BULK))
 
 
 def _poll(record: PendingRecord) -> int:

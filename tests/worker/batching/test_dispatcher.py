@@ -365,6 +365,7 @@ async def test_a_request_that_would_be_late_as_a_whole_keeps_no_other_out(
         b.dispatcher.add(large + fitting)
         [rejection] = b.rejections
         assert ([rejection.record], type(rejection.error)) == (records(large), Overloaded)
+        assert rejection.error.rows == {}  # it is the whole record's: the client sends it again whole, or not at all
         b.dispatcher.drain()
         await b.finish(2 + len(small))
         assert sorted(b.engine.sequences_run) == sorted([[9], *small])

@@ -16,6 +16,8 @@ from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded, PenstockError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
+from penstock.scheduler import Cause
+from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.replies import dead_letters
@@ -50,6 +52,11 @@ class Desk:
         for record in records:
             self.events.append(f"produced to {topic}")
             self.sent.append((topic, partition, record))
+
+    def acknowledge_all(self) -> None:
+        """As one batch, of records that share their `done`."""
+        sent = [record for _, _, record in self.sent]
+        sent[0].done(sent, None)
 
     def acknowledge(self, index: int, error: KafkaError | None = None) -> None:
         self.events.append(f"acknowledged {index}" if error is None else f"refused {index}")
@@ -128,6 +135,22 @@ def test_a_retriable_error_is_answered_without_a_dead_letter(desk: Desk, make_re
     reject(desk, make_record(b"fine", offset=7), ADDRESS, Overloaded("later"))
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 7"]
+
+
+def test_requests_that_are_late_together_get_one_error_in_one_put_and_no_dead_letter(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    error = deadline_error(Cause.ARRIVED_LATE, 0.5)
+    records = [
+        PendingRecord(make_record(b"fine", offset=offset), ("penstock.requests.tiny", 0), False) for offset in range(3)
+    ]
+    with capture_logs() as logs:
+        desk.delivery.reject([Rejection(record, ADDRESS, error) for record in records])
+    assert [(entry["event"], entry["code"], entry["records"]) for entry in logs] == [("request_refused", "expired", 3)]
+    assert len({record.value for _, _, record in desk.sent}) == 1
+    assert len({record.key for _, _, record in desk.sent}) == 3
+    desk.acknowledge_all()
+    assert desk.events == ["produced to penstock.replies"] * 3 + ["finished 0", "finished 1", "finished 2"]
 
 
 def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: MakeRecord) -> None:

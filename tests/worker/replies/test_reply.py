@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.wire.codec import decode_reply
+from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.messages import Options, Reply
-from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.replies.reply import encode_replies
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.request import PendingSequence, SliceTimes
 
 MakeSequences = Callable[..., list[PendingSequence]]
 
@@ -109,3 +109,34 @@ def test_a_sequence_settled_twice_is_a_bug(make_sequences: MakeSequences) -> Non
     sequences[0].settle(vector(1, 2, 3, 4))
     with pytest.raises(RuntimeError, match="This is a bug"):
         sequences[0].settle(vector(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vectors_are_encoded_as_every_other_reply(info: ModelInfo, make_sequences: MakeSequences, dtype: str) -> None:
+    sequences = make_sequences([1], [2], options=Options(dtype=dtype))
+    rows = [vector(1, 2, 3, 4), vector(5, 6, 7, 8)]
+    for sequence, row in zip(sequences, rows, strict=True):
+        sequence.settle(row)
+    [value] = encode_replies([sequences[0].request], info, None, 0.0)
+    timing = {"queue": 0.0, "tokenize": 0.0, "cache": 0.0}
+    assert value == encode_reply(Reply("tiny", "r1", vectors=np.stack(rows).astype(dtype), timing=timing))
+
+
+def test_replies_tell_the_times_of_their_slice_their_batch_and_themselves(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    times = SliceTimes(arrived=10.0, arrived_unix_ms=2000.0, queued=10.5, tokenize_ms=1.5, cache_ms=0.25)
+    requests = [make_sequences([n])[0] for n in range(3)]
+    for sequence, timestamp in zip(requests, (1900, 1900, 1990), strict=True):
+        sequence.request.times = times
+        sequence.request.record.original.timestamp = timestamp
+        sequence.settle(vector(1, 2, 3, 4))
+    requests[1].request.num_cached = 1
+    stats = BatchStats("timeout", "fifo", 0.0, Sums(3, 3, 1, 3), 0.1, device_s=0.125)
+    values = encode_replies([sequence.request for sequence in requests], info, stats, 11.0)
+    replies = [decode_reply(value) for value in values]
+    assert all(isinstance(reply, Reply) for reply in replies)
+    shared = {"tokenize": 1.5, "cache": 0.25, "schedule": 375.0, "compute": 125.0}
+    assert [reply.timing for reply in replies] == [{"queue": queue, **shared} for queue in (100.0, 100.0, 10.0)]
+    assert [reply.cached for reply in replies] == [0, 1, 0]
+    assert [reply.batch for reply in replies] == [{"size": 3, "tokens": 3, "trigger": "timeout"}] * 3

@@ -99,3 +99,14 @@ async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
     assert not await books.ledger.wait_until_finished(0.0)
     books.ledger.forget({SOURCE})
     assert await books.ledger.wait_until_finished(0.0)
+
+
+def test_a_slice_may_hold_the_end_of_a_topic_and_its_new_beginning(books: Books, make_record: MakeRecord) -> None:
+    old = books.ledger.receive([make_record(offset=offset) for offset in (8, 9)])
+    new = books.ledger.receive([make_record(offset=offset) for offset in (0, 1)])
+    books.ledger.admit([*old, *new])
+    assert books.ledger.num_unfinished == 2
+    books.ledger.answer([*old, *new])
+    books.ledger.acknowledge([*new, *old])
+    assert books.offsets.take_committable() == {SOURCE: 2}
+    assert books.held.num_records == 0

@@ -244,6 +244,16 @@ def test_a_deadline_moves_from_the_wall_clock_to_the_workers(
         accept(validator, record, 100.0, 1.8e9)  # it was given in seconds
 
 
+def test_the_value_of_an_expired_record_is_not_decoded(
+    validator: RequestValidator, make_record: Callable[..., Any]
+) -> None:
+    record = make_record(b"not msgpack", headers=request_headers(b"id", "penstock.replies", 0, 12_500))
+    with pytest.raises(ArrivedLate):
+        accept(validator, record, 100.0, 13.0)
+    with pytest.raises(InvalidRequest, match="msgpack"):
+        accept(validator, record, 100.0, 12.0)
+
+
 def test_the_workers_objective_is_the_default_deadline_of_online_requests_alone(
     info: ModelInfo, make_record: Callable[..., Any]
 ) -> None:

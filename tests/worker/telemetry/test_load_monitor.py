@@ -24,6 +24,7 @@ from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
+LATENCIES = ("0.005", "0.01", "30.0", "+Inf")
 SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
 
 
@@ -114,6 +115,20 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     assert bench.value("penstock_prediction_error", quantile="0.5") == pytest.approx(0.2)
     assert bench.value("penstock_requests_total", outcome="ok") == 2
     assert bench.value("penstock_requests_total", outcome="expired") == 2
+
+
+def test_latencies_are_counted_a_slice_at_a_time_by_class(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    online = [make_sequences([n])[0].request for n in range(3)]
+    bulk = make_sequences([1], bulk=True)[0].request
+    bench.monitor.answered([*online, bulk], 0.01)
+    bench.monitor.answered(online, 100.0)
+    assert bench.value("penstock_request_seconds_count", **{"class": "online"}) == 6
+    assert bench.value("penstock_request_seconds_sum", **{"class": "online"}) == pytest.approx(300.03)
+    buckets = [bench.value("penstock_request_seconds_bucket", le=le, **{"class": "online"}) for le in LATENCIES]
+    assert buckets == [0, 3, 3, 6]
+    assert bench.value("penstock_request_seconds_count", **{"class": "bulk"}) == 1
 
 
 def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late: PendingRequest) -> None:
