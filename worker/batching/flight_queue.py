@@ -111,6 +111,8 @@ class FlightQueue:
             return []
         self._rejections.append(request.reject(error))
         ids = [job_id for job_id in request.job_ids if job_id in self._leaders]
+        if not ids:
+            return []
         self._driver.remove(ids)
         return self.take(ids)
 

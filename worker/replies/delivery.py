@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -16,8 +14,6 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.dead_letters import DeadLetters, reply_key
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
-
-_ERROR = attrgetter("error")
 
 log = structlog.get_logger("penstock.delivery")
 
@@ -56,11 +52,15 @@ class Delivery:
         Requests that are late or refused leave none: their clients know, and may send them again. Without an address
         the dead letter is the only answer.
         """
-        for error, group in groupby(rejections, _ERROR):  # those of a slice that are late or refused share an error
-            self._reject(error, list(group))
+        kinds: dict[str | PenstockError, list[Rejection]] = {}
+        for one in rejections:
+            kinds.setdefault(one.error.code if _is_transient(one.error) else one.error, []).append(one)
+        for kind in kinds.values():
+            self._reject(kind)
 
-    def _reject(self, error: PenstockError, rejections: Sequence[Rejection]) -> None:
-        first = rejections[0].record.original
+    def _reject(self, rejections: Sequence[Rejection]) -> None:
+        """Reject records that are at fault alike, or late or refused with one code: those are logged together."""
+        first, answered, error = rejections[0].record.original, rejections[0].address is not None, rejections[0].error
         log.info(
             "request_refused",
             code=error.code,
@@ -69,22 +69,24 @@ class Delivery:
             topic=first.topic,
             partition=first.partition,
             offset=first.offset,
-            answered=rejections[0].address is not None,
+            answered=answered,
         )
-        value = encode_error(error)
-        is_transient = error.retriable or isinstance(error, Expired)
-        kept = [one.record for one in rejections if one.address is None or not is_transient]
-        for record in kept:
-            record.num_owed += 1
+        kept = [one for one in rejections if one.address is None or not _is_transient(error)]
+        for one in kept:
+            one.record.num_owed += 1
+        encoded: dict[PenstockError, bytes] = {}
         answers = []
-        for record, address, _ in rejections:
+        for record, address, own in rejections:
             if address is None:
                 record.num_owed -= 1
-            else:
-                answers.append(self._answer(record, address, value, self._error_replied))
+                continue
+            value = encoded.get(own)
+            if value is None:
+                value = encoded[own] = encode_error(own)
+            answers.append(self._answer(record, address, value, self._error_replied))
         self._send(answers)
-        for record in kept:
-            self._keep(record, error.code, error.message)
+        for one in kept:
+            self._keep(one.record, one.error.code, one.error.message)
 
     def _answer(
         self,
@@ -139,6 +141,11 @@ class Delivery:
             if record.num_owed == 0:
                 paid.append(record)
         self._acknowledged(paid)
+
+
+def _is_transient(error: PenstockError) -> bool:
+    """Whether nothing is wrong with the record, which may be answered when it is sent again."""
+    return error.retriable or isinstance(error, Expired)
 
 
 def _num_bytes(answers: Iterable[_Answer]) -> int:

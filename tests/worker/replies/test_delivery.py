@@ -137,17 +137,19 @@ def test_a_retriable_error_is_answered_without_a_dead_letter(desk: Desk, make_re
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 7"]
 
 
-def test_requests_that_are_late_together_get_one_error_in_one_put_and_no_dead_letter(
+def test_requests_that_are_late_together_are_logged_together_and_leave_no_dead_letter(
     desk: Desk, make_record: MakeRecord
 ) -> None:
-    error = deadline_error(Cause.ARRIVED_LATE, 0.5)
+    errors = [deadline_error(Cause.ARRIVED_LATE, late_s) for late_s in (0.5, 0.6, 0.501)]
     records = [
         PendingRecord(make_record(b"fine", offset=offset), ("penstock.requests.tiny", 0), False) for offset in range(3)
     ]
     with capture_logs() as logs:
-        desk.delivery.reject([Rejection(record, ADDRESS, error) for record in records])
+        desk.delivery.reject([Rejection(record, ADDRESS, error) for record, error in zip(records, errors, strict=True)])
     assert [(entry["event"], entry["code"], entry["records"]) for entry in logs] == [("request_refused", "expired", 3)]
-    assert len({record.value for _, _, record in desk.sent}) == 1
+    values = [record.value or b"" for _, _, record in desk.sent]
+    assert [b"500 ms" in value for value in values] == [True, False, True]
+    assert values[0] is values[2]
     assert len({record.key for _, _, record in desk.sent}) == 3
     desk.acknowledge_all()
     assert desk.events == ["produced to penstock.replies"] * 3 + ["finished 0", "finished 1", "finished 2"]
