@@ -90,7 +90,7 @@ class Worker:
             slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,
         )
-        self._preparer = RequestPreparer(info, bounds, tokenizer)
+        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=cache is not None)
         scheduler = Scheduler(scheduler_settings(settings), cost)
         driver = LaneDriver(scheduler, lanes.num_lanes)
         self._dispatcher = Dispatcher(

@@ -1,7 +1,7 @@
 """The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import structlog
@@ -26,18 +26,20 @@ from penstock.worker.requests.validation import first_error
 log = structlog.get_logger("penstock.preparation")
 
 _Ids = tuple[Int32Array | Uint32Array, Int32Array | None]  # token ids; token types, None: all zero
-_Shared = tuple[TaskOptions, KeySpace]
+_MakeKey = Callable[[bytes, bytes | None], bytes]  # of token ids and token types
+_Shared = tuple[TaskOptions, _MakeKey]
 _Found = tuple[PendingRequest, list[_Ids] | PenstockError]
 
 
 class RequestPreparer:
     """Splits, tokenizes, bounds and keys the sequences of requests."""
 
-    def __init__(self, info: ModelInfo, bounds: ReplyBounds, tokenizer: Tokenizer | None) -> None:
-        """Without a `tokenizer`, requests with text are rejected."""
+    def __init__(self, info: ModelInfo, bounds: ReplyBounds, tokenizer: Tokenizer | None, *, has_cache: bool) -> None:
+        """Without a `tokenizer`, requests with text are rejected. Without a cache, keys are for single flight alone."""
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
+        self._has_cache = has_cache
         self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
@@ -116,7 +118,7 @@ class RequestPreparer:
         return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
-        options, keys = self._shared(request.message)
+        options, make_key = self._shared(request.message)
         return [
             PendingSequence(
                 request,
@@ -124,7 +126,7 @@ class RequestPreparer:
                 ids,
                 types,
                 options,
-                keys.key(ids.tobytes(), None if types is None else types.tobytes()),
+                make_key(ids.tobytes(), None if types is None else types.tobytes()),
             )
             for i, (ids, types) in enumerate(sequences)
         ]
@@ -135,9 +137,21 @@ class RequestPreparer:
         named = message.task, wanted.pooling, wanted.normalize, wanted.dimensions
         shared = self._by_options.get(named)
         if shared is None:
-            shared = TaskOptions(*named), KeySpace(self._info.revision, self._info.dtype, *named)
-            self._by_options[named] = shared
+            make_key = _flight_key(len(self._by_options))
+            if self._has_cache:
+                make_key = KeySpace(self._info.revision, self._info.dtype, *named).key
+            shared = self._by_options[named] = TaskOptions(*named), make_key
         return shared
+
+
+def _flight_key(number: int) -> _MakeKey:
+    """Makes keys of sequences with equal options, which have this number: the ids as they are, which costs no hash."""
+    untyped, typed = b"%d," % number, b"%d+" % number
+
+    def key(ids: bytes, types: bytes | None) -> bytes:
+        return untyped + ids if types is None else typed + ids + types
+
+    return key
 
 
 def _split(tokens: Tokens) -> list[_Ids]:

@@ -105,9 +105,10 @@ class RequestValidator:
             raise UnsupportedTask(f"{info.name!r} can {' or '.join(sorted(info.tasks))}. Asked for: {request.task!r}")
         if n > self._max_sequences:
             raise InvalidRequest(f"A record holds at most {self._max_sequences} sequences. Given: {n}")
-        if request.options.dimensions not in (None, *info.dimensions):
+        dimensions = request.options.dimensions
+        if dimensions is not None and dimensions not in info.dimensions:
             lengths = ", ".join(map(str, info.dimensions)) or "left out, as this model is not trained to be cut"
-            raise InvalidRequest(f"`opts.dimensions` must be {lengths}. Given: {request.options.dimensions}")
+            raise InvalidRequest(f"`opts.dimensions` must be {lengths}. Given: {dimensions}")
         self._bounds.check_sequences(request)
 
     def _bound_texts(self, request: Request) -> Request:

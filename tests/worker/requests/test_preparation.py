@@ -63,8 +63,10 @@ def request_of(message: Request) -> PendingRequest:
     return PendingRequest(record, address, message, None, False, SliceTimes(0.0, 0.0))
 
 
-def make_preparer(info: ModelInfo = TINY, tokenizer: Any = None, max_reply_bytes: int = 1024) -> RequestPreparer:
-    return RequestPreparer(info, ReplyBounds(info, max_reply_bytes), tokenizer)
+def make_preparer(
+    info: ModelInfo = TINY, tokenizer: Any = None, max_reply_bytes: int = 1024, *, has_cache: bool = True
+) -> RequestPreparer:
+    return RequestPreparer(info, ReplyBounds(info, max_reply_bytes), tokenizer, has_cache=has_cache)
 
 
 def prepare(preparer: RequestPreparer, message: Request) -> list[PendingSequence]:
@@ -259,3 +261,23 @@ def test_keys_are_equal_where_results_are() -> None:
     ]
     assert len({base, *different}) == len(different) + 1
     assert key(texts_of("ab")) != key(texts_of(("a", "b")))  # equal ids of other types
+
+
+def test_without_a_cache_keys_still_tell_sequences_apart() -> None:
+    preparer = make_preparer(tokenizer=FakeTokenizer(), has_cache=False)
+
+    def key(message: Request) -> bytes:
+        return prepare(preparer, message)[0].key
+
+    pair = texts_of(("a", "b"))
+    typed = [ord("a"), ord("b") % 100]
+    messages = [
+        tokens_of([1, 2]),
+        tokens_of([2, 1]),
+        tokens_of([1, 2], task="classify"),
+        Request("tiny", "embed", tokens=join_tokens([[1, 2]]), options=Options(pooling="cls")),
+        pair,
+        tokens_of([*typed, 0, 1]),  # the ids and types of the pair
+    ]
+    assert len(set(map(key, messages))) == len(messages)
+    assert key(messages[0]) == key(tokens_of([1, 2], truncate=True))
