@@ -128,6 +128,7 @@ def bad_records(model: str) -> dict[str, tuple[bytes | None, list[tuple[str, byt
 
 
 UNANSWERABLE = {"no reply topic", "reply topic outside the allow-list", "reply partition that is no number"}
+NOT_AT_FAULT = {"expired deadline"}  # their clients are told, and nothing is wrong with the records
 
 
 async def test_bad_records_are_answered_and_dead_lettered_and_the_rest_is_served(
@@ -160,7 +161,7 @@ async def test_bad_records_are_answered_and_dead_lettered_and_the_rest_is_served
         replies: dict[str, Any] = {}
         letters: dict[bytes, Any] = {}
         async with asyncio.timeout(30):
-            while len(replies) < num_replies or len(letters) < len(bad):
+            while len(replies) < num_replies or len(letters) < len(bad) - len(NOT_AT_FAULT):
                 for source, records in (await consumer.getmany(timeout_ms=200)).items():
                     for record in records:
                         if source == inbox:
@@ -175,6 +176,9 @@ async def test_bad_records_are_answered_and_dead_lettered_and_the_rest_is_served
         if name in replies:
             assert (replies[name]["ok"], replies[name]["error"]["code"]) == (False, code), name
             assert replies[name]["error"]["message"], name
+        assert (name.encode() in letters) == (name not in NOT_AT_FAULT), name
+        if name in NOT_AT_FAULT:
+            continue
         letter = letters[name.encode()]
         found = dict(letter.headers)
         assert (letter.value or None) == value, name
