@@ -59,34 +59,24 @@ class Delivery:
             self._reject(kind)
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:
-        """Reject records that are at fault alike, or late or refused with one code: those are logged together."""
-        first, answered, error = rejections[0].record.original, rejections[0].address is not None, rejections[0].error
-        log.info(
-            "request_refused",
-            code=error.code,
-            reason=error.message[:500],
-            records=len(rejections),
-            topic=first.topic,
-            partition=first.partition,
-            offset=first.offset,
-            answered=answered,
-        )
-        kept = [one for one in rejections if one.address is None or not _is_transient(error)]
-        for one in kept:
-            one.record.num_owed += 1
+        """Reject records that are at fault alike, or late or refused with one code."""
+        _log(rejections)
+        self._send(self._error_answers(rejections))
+        for record, address, error in rejections:
+            if address is None or not _is_transient(error):
+                self._keep(record, error.code, error.message)
+
+    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
+        """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
         answers = []
-        for record, address, own in rejections:
-            if address is None:
-                record.num_owed -= 1
-                continue
-            value = encoded.get(own)
-            if value is None:
-                value = encoded[own] = encode_error(own)
-            answers.append(self._answer(record, address, value, self._error_replied))
-        self._send(answers)
-        for one in kept:
-            self._keep(one.record, one.error.code, one.error.message)
+        for record, address, error in rejections:
+            if address is not None:
+                if error not in encoded:
+                    encoded[error] = encode_error(error)
+                record.num_owed += 1
+                answers.append(self._answer(record, address, encoded[error], self._error_replied))
+        return answers
 
     def _answer(
         self,
@@ -131,6 +121,7 @@ class Delivery:
             self._keep(answer.record, "backend", f"The reply could not be delivered: {error!r}")
 
     def _keep(self, record: PendingRecord, code: str, reason: str) -> None:
+        record.num_owed += 1
         self._dead_letters.keep(record.original, code, reason, lambda: self._pay([record]))
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
@@ -141,6 +132,21 @@ class Delivery:
             if record.num_owed == 0:
                 paid.append(record)
         self._acknowledged(paid)
+
+
+def _log(rejections: Sequence[Rejection]) -> None:
+    """One event for records that are rejected alike: the first of them, and their number."""
+    record, address, error = rejections[0]
+    log.info(
+        "request_refused",
+        code=error.code,
+        reason=error.message[:500],
+        records=len(rejections),
+        topic=record.original.topic,
+        partition=record.original.partition,
+        offset=record.original.offset,
+        answered=address is not None,
+    )
 
 
 def _is_transient(error: PenstockError) -> bool:

@@ -40,7 +40,7 @@ class PendingRecord:
     bulk_topic: bool  # whether it was read from the bulk topic
     state: RecordState = RecordState.RECEIVED
     num_sequences: int = 0  # queued; 0 before
-    num_owed: int = 1  # answers that the broker has yet to acknowledge: a reply, an error reply, a dead letter
+    num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
 
     @property
     def num_bytes(self) -> int:
