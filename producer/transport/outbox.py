@@ -56,7 +56,7 @@ class OutRecord:
     key: bytes
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
-    done: "Callable[[Sequence[Any], KafkaError | None], None]"  # Any: the subclass that the caller has put
+    done: Callable[[Sequence[Any], KafkaError | None], None]  # Any: the subclass that the caller has put
 
 
 class Outbox:
