@@ -2,24 +2,30 @@
 
 Calls of one turn of the event loop share records. A record is a list of rows, each one sequence of one call. Rows at
 fault are removed and the others sent again, so sharing a record is invisible to callers.
+
+Overload and expiry concern a whole record, even where a reply names rows: its parts share one deadline and one count of
+attempts (see `Exchange`), and when these are spent, no part is sent again. A call of n sequences that fill r records
+therefore sends at most 4 r records under overload and expiry. A further one is sent only after a reply that settled at
+least one row, or that made the client halve a record which was too large.
 """
 
 import asyncio
-import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
+from penstock.producer.transport.exchange import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
 
 # Sends the sequences, all of one kind, as one record, and returns one row a sequence. Raises PenstockError.
-Ask = Callable[[str, Options, Sequence[Any], float], Awaitable[Sequence[Row]]]
+Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Sequence[Row]]]
 
+_OF_RECORD = (Overloaded, ShuttingDown, Expired)  # errors of the moment, which no row alone has
 _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the broker's usual 1 MiB
 
 
@@ -69,7 +75,7 @@ class CallBatcher:
             if record is None or len(record.rows) >= at_most or record.num_bytes + size > _RECORD_BYTES:
                 if record is not None:
                     self._send(record)
-                record = _Record(task, options, time.time() + timeout_s)
+                record = _Record(task, options, Attempts(time.time() + timeout_s))
             if not records or records[-1] is not record:
                 records.append(record)
             record.rows.append((call, index))
@@ -109,13 +115,16 @@ class CallBatcher:
             try:
                 answers = await self._ask_rows(record, rows)
             except PenstockError as error:
-                if not error.rows and type(error) is InvalidRequest and len(rows) > 1:
+                if isinstance(error, _OF_RECORD):
+                    rows += [row for part in parts for row in part]
+                    parts.clear()
+                elif not error.rows and type(error) is InvalidRequest and len(rows) > 1:
                     # No row is at fault, so there are too many of them for a record or for its reply.
                     half = (len(rows) + 1) // 2
                     parts += [rows[half:], rows[:half]]
                     refusal = error.message
                     continue
-                if len(rows) == 1 and not error.rows:
+                elif len(rows) == 1 and not error.rows:
                     if error.message == refusal:  # a single row meets it too, so the number of rows is not the cause
                         rows += [row for part in parts for row in part]
                         parts.clear()
@@ -130,18 +139,22 @@ class CallBatcher:
 
     async def _ask_rows(self, record: "_Record", rows: list["_RowRef"]) -> Sequence[Row]:
         sequences = [call.sequences[index] for call, index in rows]
-        answers = await self._ask(record.task, record.options, sequences, record.deadline)
+        answers = await self._ask(record.task, record.options, sequences, record.attempts)
         if len(answers) != len(rows):
             raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
         return answers
 
 
 def _settle_faults(rows: list["_RowRef"], error: PenstockError) -> list["_RowRef"]:
-    """Settle the rows that the error names, or all if it names none; returns the others, to be sent again."""
-    faults = {position: own for position, own in error.rows.items() if position in range(len(rows))}
-    if not faults:
-        # A copy for each: callers raise it, and a traceback grows with every raise.
-        faults = {position: copy.copy(error) for position in range(len(rows))}
+    """Settle the rows at fault, or all if none is; returns the others, to be sent again."""
+    faults = {
+        position: own
+        for position, own in error.rows.items()
+        if position in range(len(rows)) and not isinstance(own, _OF_RECORD)
+    }
+    if not faults or isinstance(error, _OF_RECORD):
+        # One for each: callers raise it, and a traceback grows with every raise. Rows are the record's, not the call's.
+        faults = {position: type(error)(*error.args) for position in range(len(rows))} | faults
     for position, fault in faults.items():
         call, index = rows[position]
         call.settle(index, fault)
@@ -181,7 +194,7 @@ class _Record:
 
     task: str
     options: Options
-    deadline: float  # Unix time, seconds
+    attempts: Attempts
     rows: list[_RowRef] = field(default_factory=list)
     num_bytes: int = 0
     carrier: asyncio.Task[None] | None = None  # None before it is sent

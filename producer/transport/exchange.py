@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError
 
@@ -22,15 +23,31 @@ from penstock.producer.wire.topics import request_topic
 
 _NUM_PARTITIONS = 8  # of topics that the client has to create
 _SWEEP_S = 0.1
-# Pauses between tries double from the first bound to the last. Each is drawn from zero to its bound ("full jitter"),
-# so that the records of one overload are not sent again at the same moment.
+# Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
+# records of one overload are not sent again at the same moment; its least share of the bound limits their number.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
+_LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
 
 
+@dataclass(slots=True)
+class Attempts:
+    """A record's deadline, and how often it was refused.
+
+    Made once for a record, and kept when the record is sent in parts or without its rows at fault.
+    """
+
+    deadline: float  # Unix time, seconds
+    refused: int = 0
+
+
 class Exchange:
-    """Request and reply over Kafka for one model. Records in flight are bounded in number and by deadlines."""
+    """Request and reply over Kafka for one model. Records in flight are bounded in number and by deadlines.
+
+    A refused record is sent again as a whole, with its deadline: after `Overloaded` until it was sent four times, after
+    `ShuttingDown`, or if patient, until its deadline. The pauses bound the latter to 9 + T/6 sends in T seconds.
+    """
 
     def __init__(self, settings: ClientSettings, *, patient: bool = False) -> None:
         """`patient`: `Overloaded` is retried until the deadline, as bulk requests are."""
@@ -93,42 +110,46 @@ class Exchange:
         if not self._open:
             raise ShuttingDown("The client is closed.")
 
-    async def ask(self, request: Request, deadline: float) -> Reply:
-        """Send one record and await its answer; `deadline` is Unix time in seconds.
+    async def ask(self, request: Request, attempts: Attempts) -> Reply:
+        """Send one record and await its answer, which may take several attempts.
 
-        Retriable errors are retried after growing pauses. The record keeps its permit in the pauses, so that overload
-        does not raise the number of records in flight.
+        The record keeps its permit in the pauses between them, so that overload does not raise the number of records in
+        flight. Nothing is sent after the deadline.
 
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
         value = encode_request(request)
         if self._permits.locked():
-            await self._wait_for_permit(deadline)
+            await self._wait_for_permit(attempts.deadline)
         else:
             await self._permits.acquire()  # does not wait, and needs no timeout
         permit = _Permit(self._permits)
         try:
-            tries = 1
-            while isinstance(reply := await self._ask_once(value, deadline, permit), ErrorReply):
-                await self._pause_after(reply.exception(), tries, deadline)
-                tries += 1
+            while isinstance(reply := await self._ask_once(value, attempts.deadline, permit), ErrorReply):
+                await self._pause_after(reply.exception(), attempts)
             return reply
         finally:
             permit.leave()
 
     async def _ask_once(self, value: bytes, deadline: float, permit: "_Permit") -> Reply | ErrorReply:
+        if time.time() >= deadline:
+            raise Expired("The deadline passed before the record was sent.")
         correlation_id = next(self._ids)
         try:
             return await self._post(correlation_id, value, deadline, permit)
         finally:
             self._inbox.forget(correlation_id)
 
-    async def _pause_after(self, error: PenstockError, tries: int, deadline: float) -> None:
+    async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""
-        is_last = isinstance(error, Overloaded) and tries >= _TRIES and not self._patient
-        pause_s = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16)))
-        if not error.retriable or is_last or time.time() + pause_s > deadline:
+        if not error.retriable:
+            raise error
+        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempts.refused, 16))
+        attempts.refused += 1
+        is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
+        pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
+        if is_last or time.time() + pause_s >= attempts.deadline:
             raise error
         await self._pause(pause_s)
 
