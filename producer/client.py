@@ -128,7 +128,7 @@ class Client:
         rows = await self._rows("embed", texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
-        return rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
+        return np.concatenate(rows).reshape(len(rows), rows[0].size) if len(rows) > 1 else rows[0][np.newaxis]
 
     async def classify(
         self,
@@ -238,7 +238,7 @@ class Client:
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         model: str = self._settings.model
         encoded: list[Encoded] = []
-        if isinstance(sequences[0], np.ndarray):
+        if isinstance(sequences[0], bytes):
             request = Request(model, task, concatenate_tokens(sequences), None, options)
         elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
@@ -247,7 +247,7 @@ class Client:
             prompted = self._tokenizer.prompts.apply(Request(model, task, None, tuple(sequences), options))
             spans = task == "token_classify"
             encoded = await self._tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
-            options = dataclasses.replace(options, prompt_name=None, prompt=None)  # it is in the ids
+            options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, attempts)
         return _with_spans(reply, encoded).rows(task)

@@ -46,9 +46,9 @@ class CallBatcher:
     ) -> list[Result]:
         """One result a sequence, in order: its row, or its own error."""
         call = _Call(sequences)
-        if not call.unsettled:
-            return call.results
         records = self._assign(call, (task, options, kind, timeout_s))
+        if not records:
+            return call.items
         try:
             if not self._share:
                 await self._answer(records[-1])  # of this call alone, so it needs no task
@@ -58,17 +58,15 @@ class CallBatcher:
             for record in records:
                 record.abandon()
             raise
-        return call.results
+        return call.items
 
     def _assign(self, call: "_Call", key: tuple[str, Options, Kind, float]) -> list["_Record"]:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
-        at_most = self._sequences_per_record
-        if self._at_most:  # nearly always empty, and hashing options takes time
-            at_most = self._at_most.get((task, options), at_most)
+        at_most = self._at_most.get((task, options), self._sequences_per_record)
         record = at_first = self._open.get(key)
         records: list[_Record] = []
-        for index, sequence in enumerate(call.sequences):
+        for index, sequence in enumerate(call.items):
             if isinstance(sequence, PenstockError):
                 continue
             size = num_bytes(sequence)
@@ -80,6 +78,7 @@ class CallBatcher:
                 records.append(record)
             record.rows.append((call, index))
             record.num_bytes += size
+            call.unsettled += 1
         if self._share and record is not None and record is not at_first:
             if not self._open:
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -138,7 +137,7 @@ class CallBatcher:
             self._at_most[record.task, record.options] = largest
 
     async def _ask_rows(self, record: "_Record", rows: list["_RowRef"]) -> Sequence[Row]:
-        sequences = [call.sequences[index] for call, index in rows]
+        sequences = [call.items[index] for call, index in rows]
         answers = await self._ask(record.task, record.options, sequences, record.attempts)
         if len(answers) != len(rows):
             raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
@@ -162,19 +161,18 @@ def _settle_faults(rows: list["_RowRef"], error: PenstockError) -> list["_RowRef
 
 
 class _Call:
-    """The sequences of one call and their results."""
+    """The sequences of one call, each replaced by its result."""
 
-    __slots__ = ("finished", "results", "sequences", "unsettled")
+    __slots__ = ("finished", "items", "unsettled")
 
     def __init__(self, sequences: list[Checked]) -> None:
-        self.sequences: list[Any] = sequences  # those that are errors are never sent
-        self.results: list[Any] = sequences.copy()  # errors stay, other items are replaced
-        self.unsettled = sum([not isinstance(sequence, PenstockError) for sequence in sequences])
+        self.items: list[Any] = sequences  # those that are errors are never sent
+        self.unsettled = 0
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(self, index: int, result: Result) -> None:
         """Record one result. Called once a sequence, unless the call was cancelled."""
-        self.results[index] = result
+        self.items[index] = result
         self.unsettled -= 1
         if self.unsettled == 0 and not self.finished.done():
             self.finished.set_result(None)

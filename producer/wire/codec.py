@@ -6,15 +6,14 @@ is allocated from them.
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
-from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
+from penstock.producer.wire.messages import NO_OPTIONS, ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
+from penstock.producer.wire.options import check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
@@ -25,7 +24,6 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
 _UINT32 = np.dtype("<u4")
-_OPTION_NAMES = tuple(field.name for field in fields(Options))
 _SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
 _TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
 _MAX_FIELDS = 64
@@ -47,8 +45,8 @@ def encode_request(request: Request) -> bytes:
     else:
         body["text"] = request.text
     if request.options != NO_OPTIONS:
-        items = ((name, getattr(request.options, name)) for name in _OPTION_NAMES)
-        body["opts"] = {name: value for name, value in items if value != getattr(NO_OPTIONS, name)}
+        given = zip(Options._fields, request.options, NO_OPTIONS, strict=True)
+        body["opts"] = {name: value for name, value, default in given if value != default}
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:

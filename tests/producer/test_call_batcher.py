@@ -31,7 +31,7 @@ class Worker:
 
     async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
         await asyncio.sleep(0)
-        given = [sequence.tolist() for sequence in sequences]
+        given = [np.frombuffer(sequence, np.uint32).tolist() for sequence in sequences]
         self.records.append(given)
         self.deadlines.append(attempts.deadline)
         if len(given) > AT_MOST:
