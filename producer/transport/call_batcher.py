@@ -112,7 +112,10 @@ class CallBatcher:
             if not rows:
                 continue
             try:
-                answers = await self._ask_rows(record, rows)
+                sequences = [call.items[index] for call, index in rows]
+                answers = await self._ask(record.task, record.options, sequences, record.attempts)
+                if len(answers) != len(rows):
+                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
             except PenstockError as error:
                 if isinstance(error, _OF_RECORD):
                     rows += [row for part in parts for row in part]
@@ -135,13 +138,6 @@ class CallBatcher:
                     call.settle(index, answer)
         if refusal and largest:
             self._at_most[record.task, record.options] = largest
-
-    async def _ask_rows(self, record: "_Record", rows: list["_RowRef"]) -> Sequence[Row]:
-        sequences = [call.items[index] for call, index in rows]
-        answers = await self._ask(record.task, record.options, sequences, record.attempts)
-        if len(answers) != len(rows):
-            raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
-        return answers
 
 
 def _settle_faults(rows: list["_RowRef"], error: PenstockError) -> list["_RowRef"]:

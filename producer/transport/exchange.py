@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import random
 import time
@@ -16,6 +17,7 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
+from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import content_key, partition_for, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
@@ -62,7 +64,7 @@ class Exchange:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._permits = asyncio.Semaphore(settings.max_in_flight)
+        self._permits = Permits(settings.max_in_flight)
         self._num_partitions = 0
         self._patient = patient
         self._open = False
@@ -98,7 +100,7 @@ class Exchange:
         if self._open:
             self._open = False
             self._closing.set()
-            self._permits.release()  # one extra permit, which each waiting caller takes and releases in turn
+            self._permits.refuse(math.inf, _closed)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -108,7 +110,7 @@ class Exchange:
     def check_open(self) -> None:
         """Raises `ShuttingDown` before `start` and after `close`."""
         if not self._open:
-            raise ShuttingDown("The client is closed.")
+            raise _closed()
 
     async def ask(self, request: Request, attempts: Attempts) -> Reply:
         """Send one record and await its answer, which may take several attempts.
@@ -120,26 +122,20 @@ class Exchange:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
         value = encode_request(request)
-        if self._permits.locked():
-            await self._wait_for_permit(attempts.deadline)
-        else:
-            await self._permits.acquire()  # does not wait, and needs no timeout
-        permit = _Permit(self._permits)
+        key = content_key(value)
+        permit = self._permits.take() or await self._permits.wait(attempts.deadline)
         try:
-            while isinstance(reply := await self._ask_once(value, attempts.deadline, permit), ErrorReply):
+            while True:
+                correlation_id = next(self._ids)
+                try:
+                    reply = await self._post(correlation_id, key, value, attempts.deadline, permit)
+                finally:
+                    self._inbox.forget(correlation_id)
+                if not isinstance(reply, ErrorReply):
+                    return reply
                 await self._pause_after(reply.exception(), attempts)
-            return reply
         finally:
             permit.leave()
-
-    async def _ask_once(self, value: bytes, deadline: float, permit: "_Permit") -> Reply | ErrorReply:
-        if time.time() >= deadline:
-            raise Expired("The deadline passed before the record was sent.")
-        correlation_id = next(self._ids)
-        try:
-            return await self._post(correlation_id, value, deadline, permit)
-        finally:
-            self._inbox.forget(correlation_id)
 
     async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""
@@ -159,17 +155,11 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    async def _wait_for_permit(self, deadline: float) -> None:
-        """Acquire a permit, or raise `Expired` at the deadline."""
-        try:
-            async with asyncio.timeout(deadline - time.time()):
-                await self._permits.acquire()
-        except TimeoutError as error:
-            raise Expired("The deadline passed while earlier requests were on their way.") from error
-
-    def _post(self, correlation_id: bytes, value: bytes, deadline: float, permit: "_Permit") -> Answer:
+    def _post(self, correlation_id: bytes, key: bytes, value: bytes, deadline: float, permit: Permit) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
+        if time.time() >= deadline:
+            raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
         permit.holders += 1
@@ -182,7 +172,6 @@ class Exchange:
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
-        key = content_key(value)
         self._outbox.put(self._topic, partition_for(key, self._num_partitions), OutRecord(key, value, headers, sent))
         return answer
 
@@ -190,27 +179,17 @@ class Exchange:
         """Fail expired requests, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._inbox.expire(time.time(), _late)
-
-
-class _Permit:
-    """A permit for one record in flight. It is released when both the caller and the unsent record let go of it."""
-
-    __slots__ = ("_permits", "holders")
-
-    def __init__(self, permits: asyncio.Semaphore) -> None:
-        self._permits = permits
-        self.holders = 1
-
-    def leave(self) -> None:
-        """Let go of the permit; the last holder releases it."""
-        self.holders -= 1
-        if self.holders == 0:
-            self._permits.release()
+            now = time.time()
+            self._inbox.expire(now, _late)
+            self._permits.refuse(now, _late)
 
 
 def _late() -> PenstockError:
     return Expired("No answer came before the deadline.")
+
+
+def _closed() -> PenstockError:
+    return ShuttingDown("The client is closed.")
 
 
 def _correlation_ids() -> Iterator[bytes]:

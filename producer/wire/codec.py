@@ -25,7 +25,7 @@ MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: in
 
 _UINT32 = np.dtype("<u4")
 _SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
-_TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
+_TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
 _MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some for fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
@@ -255,4 +255,6 @@ def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict
     value = body.get(name)
     if not isinstance(value, dict):
         return {}
+    if types.issuperset(map(type, value.values())) and _STRING.issuperset(map(type, value)):
+        return value
     return {key: item for key, item in value.items() if type(item) in types and type(key) is str}

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
 
-TASKS = ("embed", "classify", "rerank", "token_classify")
+_ROWS_OF = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_classify": "tokens"}  # in a reply
+TASKS = tuple(_ROWS_OF)
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
 
@@ -144,15 +145,10 @@ class Reply:
         Raises:
             BackendError: the reply is one to another task.
         """
-        rows: Any = {
-            "embed": self.vectors,
-            "classify": self.classes,
-            "rerank": self.scores,
-            "token_classify": self.tokens and self.tokens.rows(),
-        }[task]
+        rows: Any = getattr(self, _ROWS_OF[task])
         if rows is None:
             raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
-        return rows  # type: ignore[no-any-return]  # an array is a sequence of its rows, which its type does not say
+        return rows.rows() if task == "token_classify" else rows  # type: ignore[no-any-return]  # an array is a sequence of rows
 
 
 @dataclass(frozen=True, slots=True)

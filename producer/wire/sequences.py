@@ -1,6 +1,6 @@
 """Checks of a caller's sequences, one at a time, so that an error is that of one sequence."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -29,12 +29,12 @@ def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> 
     if (texts is None) == (ids is None):
         raise InvalidRequest("Give exactly one of `texts` and `ids`.")
     if texts is not None:
-        if isinstance(texts, str) or not isinstance(texts, Sized):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
             raise InvalidRequest("`texts` must be a list of strings, or of pairs of strings.")
         is_paired = any(isinstance(text, tuple) for text in texts)
         kind = Kind.PAIRS if is_paired else Kind.TEXTS
         return kind, [_check_text(text, index) for index, text in enumerate(texts)]
-    if isinstance(ids, str) or not isinstance(ids, Sized):
+    if isinstance(ids, str) or not hasattr(ids, "__len__"):
         raise InvalidRequest("`ids` must be a list of sequences of token ids.")
     return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
 
