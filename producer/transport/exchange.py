@@ -17,9 +17,10 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
+from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import content_key, partition_for, request_headers
+from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
 from penstock.producer.wire.topics import request_topic
 
@@ -65,7 +66,7 @@ class Exchange:
         )
         self._ids = _correlation_ids()
         self._permits = Permits(settings.max_in_flight)
-        self._num_partitions = 0
+        self._partitioner = StickyPartitioner(1)  # replaced by `start`
         self._patient = patient
         self._open = False
         self._closing = asyncio.Event()
@@ -89,7 +90,7 @@ class Exchange:
         settings = self._settings
         await self._outbox.start()
         await ensure_topics(settings.bootstrap_servers, [self._topic, settings.reply_topic], _NUM_PARTITIONS)
-        self._num_partitions = await self._outbox.partitions(self._topic)
+        self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
         self._closing.clear()
@@ -158,7 +159,8 @@ class Exchange:
     def _post(self, correlation_id: bytes, key: bytes, value: bytes, deadline: float, permit: Permit) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
-        if time.time() >= deadline:
+        now = time.time()
+        if now >= deadline:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
@@ -172,7 +174,8 @@ class Exchange:
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
-        self._outbox.put(self._topic, partition_for(key, self._num_partitions), OutRecord(key, value, headers, sent))
+        partition = self._partitioner.partition(key, len(value), now)
+        self._outbox.put(self._topic, partition, OutRecord(key, value, headers, sent))
         return answer
 
     async def _sweep(self) -> None:
