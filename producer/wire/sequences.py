@@ -34,7 +34,7 @@ def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> 
         is_paired = any(isinstance(text, tuple) for text in texts)
         kind = Kind.PAIRS if is_paired else Kind.TEXTS
         return kind, [_check_text(text, index) for index, text in enumerate(texts)]
-    if isinstance(ids, str) or not hasattr(ids, "__len__"):
+    if ids is None or isinstance(ids, str) or not hasattr(ids, "__len__"):
         raise InvalidRequest("`ids` must be a list of sequences of token ids.")
     return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
 
