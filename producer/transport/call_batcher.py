@@ -12,7 +12,6 @@ least one row, or that made the client halve a record which was too large.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
@@ -73,7 +72,7 @@ class CallBatcher:
             if record is None or len(record.rows) >= at_most or record.num_bytes + size > _RECORD_BYTES:
                 if record is not None:
                     self._send(record)
-                record = _Record(task, options, Attempts(time.time() + timeout_s))
+                record = _Record(task, options, time.time() + timeout_s)
             if not records or records[-1] is not record:
                 records.append(record)
             record.rows.append((call, index))
@@ -104,56 +103,18 @@ class CallBatcher:
 
     async def _answer(self, record: "_Record") -> None:
         """Send the rows of a record, in parts and again if needed, until each is settled."""
-        parts = [record.rows]
-        refusal = ""  # message for which a part was halved
-        largest = 0  # rows of the largest part that was answered
-        while parts:
-            rows = [(call, index) for call, index in parts.pop() if not call.finished.done()]
-            if not rows:
-                continue
+        while rows := record.next_part():
             try:
                 sequences = [call.items[index] for call, index in rows]
                 answers = await self._ask(record.task, record.options, sequences, record.attempts)
                 if len(answers) != len(rows):
                     raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
             except PenstockError as error:
-                if isinstance(error, _OF_RECORD):
-                    rows += [row for part in parts for row in part]
-                    parts.clear()
-                elif not error.rows and type(error) is InvalidRequest and len(rows) > 1:
-                    # No row is at fault, so there are too many of them for a record or for its reply.
-                    half = (len(rows) + 1) // 2
-                    parts += [rows[half:], rows[:half]]
-                    refusal = error.message
-                    continue
-                elif len(rows) == 1 and not error.rows:
-                    if error.message == refusal:  # a single row meets it too, so the number of rows is not the cause
-                        rows += [row for part in parts for row in part]
-                        parts.clear()
-                    refusal = ""
-                parts.append(_settle_faults(rows, error))
+                record.refuse(rows, error)
             else:
-                largest = max(largest, len(rows))
-                for (call, index), answer in zip(rows, answers, strict=True):
-                    call.settle(index, answer)
-        if refusal and largest:
-            self._at_most[record.task, record.options] = largest
-
-
-def _settle_faults(rows: list["_RowRef"], error: PenstockError) -> list["_RowRef"]:
-    """Settle the rows at fault, or all if none is; returns the others, to be sent again."""
-    faults = {
-        position: own
-        for position, own in error.rows.items()
-        if position in range(len(rows)) and not isinstance(own, _OF_RECORD)
-    }
-    if not faults or isinstance(error, _OF_RECORD):
-        # One for each: callers raise it, and a traceback grows with every raise. Rows are the record's, not the call's.
-        faults = {position: type(error)(*error.args) for position in range(len(rows))} | faults
-    for position, fault in faults.items():
-        call, index = rows[position]
-        call.settle(index, fault)
-    return [row for position, row in enumerate(rows) if position not in faults]
+                record.answer(rows, answers)
+        if record.refusal and record.largest:
+            self._at_most[record.task, record.options] = record.largest
 
 
 class _Call:
@@ -182,18 +143,75 @@ class _Call:
 _RowRef = tuple[_Call, int]  # a call, and the index of one of its sequences
 
 
-@dataclass(slots=True, eq=False)
 class _Record:
-    """Rows that are sent together."""
+    """Rows that are sent together, or in parts if they are too many."""
 
-    task: str
-    options: Options
-    attempts: Attempts
-    rows: list[_RowRef] = field(default_factory=list)
-    num_bytes: int = 0
-    carrier: asyncio.Task[None] | None = None  # None before it is sent
+    __slots__ = ("attempts", "carrier", "largest", "num_bytes", "options", "parts", "refusal", "rows", "task")
+
+    def __init__(self, task: str, options: Options, deadline: float) -> None:
+        self.task = task
+        self.options = options
+        self.attempts = Attempts(deadline)
+        self.rows: list[_RowRef] = []
+        self.num_bytes = 0
+        self.carrier: asyncio.Task[None] | None = None  # None before it is sent
+        self.parts = [self.rows]  # not sent yet, or to be sent again
+        self.refusal = ""  # message for which a part was halved
+        self.largest = 0  # rows of the largest part that was answered
+
+    def next_part(self) -> list[_RowRef]:
+        """The rows to send next, without those of cancelled calls; none if all rows are settled."""
+        rows: list[_RowRef] = []
+        while self.parts and not rows:
+            rows = [row for row in self.parts.pop() if not row[0].finished.done()]
+        return rows
+
+    def answer(self, rows: list[_RowRef], answers: Sequence[Row]) -> None:
+        """Settle a part with its answers."""
+        self.largest = max(self.largest, len(rows))
+        for (call, index), answer in zip(rows, answers, strict=True):
+            call.settle(index, answer)
+
+    def refuse(self, rows: list[_RowRef], error: PenstockError) -> None:
+        """Settle what the error concerns, and put the other rows of the part among those to send."""
+        if isinstance(error, _OF_RECORD):
+            self._settle([*rows, *self._rest()], error)
+        elif error.rows:
+            self.parts.append(self._settle(rows, error))
+        elif type(error) is InvalidRequest and len(rows) > 1:
+            # No row is at fault, so there are too many of them for a record or for its reply.
+            half = (len(rows) + 1) // 2
+            self.parts += [rows[half:], rows[:half]]
+            self.refusal = error.message
+        else:
+            if len(rows) == 1:
+                if error.message == self.refusal:  # a single row meets it too: the number of rows is not the cause
+                    rows = [*rows, *self._rest()]
+                self.refusal = ""
+            self._settle(rows, error)
 
     def abandon(self) -> None:
         """A call was cancelled: cancel the record if no other call needs it."""
         if self.carrier is not None and all(call.finished.done() for call, _ in self.rows):
             self.carrier.cancel()
+
+    def _rest(self) -> list[_RowRef]:
+        rest = [row for part in self.parts for row in part]
+        self.parts.clear()
+        return rest
+
+    @staticmethod
+    def _settle(rows: list[_RowRef], error: PenstockError) -> list[_RowRef]:
+        """Settle the rows at fault, or all if none is; returns the others."""
+        own = {place: fault for place, fault in error.rows.items() if not isinstance(fault, _OF_RECORD)}
+        is_of_all = isinstance(error, _OF_RECORD) or own.keys().isdisjoint(range(len(rows)))
+        others: list[_RowRef] = []
+        for place, (call, index) in enumerate(rows):
+            if place in own:
+                call.settle(index, own[place])
+            elif is_of_all:
+                # One for each: callers raise it, and a traceback grows with every raise.
+                call.settle(index, type(error)(*error.args))
+            else:
+                others.append((call, index))
+        return others
