@@ -93,21 +93,18 @@ def encode_error(error: PenstockError) -> bytes:
 def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     """Parse and check a reply value. Raises InvalidRequest for anything but a reply of this version."""
     body = _unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
-    if body.get("ok") is False:
+    ok, n, cached = body.get("ok"), body.get("n"), body.get("cached")
+    if ok is False:
         return _decode_error(body.get("error"))
-    if body.get("ok") is not True:
+    if ok is not True:
         raise InvalidRequest("`ok` must be true or false.")
-    n = body.get("n")
     if not is_int(n) or not 1 <= n <= MAX_SEQUENCES:
         raise InvalidRequest(f"`n` must be a count of rows, 1 to {MAX_SEQUENCES}.")
-    return Reply(
-        model=_string(body, "model"),
-        revision=_string(body, "revision"),
-        cached=body["cached"] if is_int(body.get("cached")) else 0,
-        timing=_entries(body, "timing", _TIMING_TYPES),
-        batch=_entries(body, "batch", _BATCH_TYPES),
-        **decode_rows(body, n),
-    )
+    reply = Reply(_string(body, "model"), _string(body, "revision"), **decode_rows(body, n))
+    reply.cached = cached if is_int(cached) else 0
+    reply.timing = _entries(body.get("timing"), _TIMING_TYPES)
+    reply.batch = _entries(body.get("batch"), _BATCH_TYPES)
+    return reply
 
 
 def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
@@ -250,9 +247,8 @@ def _decode_row_error(row: object) -> tuple[int, str, str]:
     raise InvalidRequest("An item of `error.rows` must be [sequence index, code, message].")
 
 
-def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict[str, Any]:
+def _entries(value: object, types: frozenset[type]) -> dict[str, Any]:
     """Named values of an informative field. Malformed entries are dropped, since the reply itself is valid."""
-    value = body.get(name)
     if not isinstance(value, dict):
         return {}
     if types.issuperset(map(type, value.values())) and _STRING.issuperset(map(type, value)):

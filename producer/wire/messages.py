@@ -125,7 +125,7 @@ class TokenTable:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Reply:
     """One reply, with one of the four fields after `revision`; rows in the order of the request's sequences."""
 
