@@ -43,7 +43,7 @@ docs: $(INSTALLED)
 	@echo 'Open build/docs/index.html. Search needs a server: python3 -m http.server --directory build/docs'
 
 bench: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.pipeline
+	$(BIN)/python -m penstock.ops.bench.cpu
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.gpu

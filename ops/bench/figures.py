@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock.ops.bench.common.kept_tables import run_table
+from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.gpu import figures as gpu
-from penstock.ops.bench.pipeline import figures as pipeline
 from penstock.ops.bench.serving import figures as serving
 from penstock.ops.bench.serving.ablation_table import ablations
 from penstock.ops.bench.serving.scheduler_constants import constant_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "headline": lambda: "\n\n".join([pipeline.short_headline(), gpu.short_headline()]),
+    "headline": lambda: "\n\n".join([cpu.short_headline(), gpu.short_headline()]),
     "runs": run_table,
-    "pipeline-cpu": pipeline.headline,
-    "pipeline-targets": pipeline.against_targets,
+    "cpu-headline": cpu.headline,
+    "cpu-targets": cpu.against_targets,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
     "gpu-grid": gpu.grid,
