@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.ops.bench.common.kept_tables import run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.gpu import figures as gpu
+from penstock.ops.bench.pipeline import pipeline_tables as pipeline
 from penstock.ops.bench.serving import figures as serving
 from penstock.ops.bench.serving.ablation_table import ablations
 from penstock.ops.bench.serving.scheduler_constants import constant_table
@@ -23,6 +24,13 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "runs": run_table,
     "cpu-headline": cpu.headline,
     "cpu-targets": cpu.against_targets,
+    "pipeline-headline": pipeline.short_throughput,
+    "pipeline-throughput": pipeline.throughput,
+    "pipeline-latency": pipeline.latency,
+    "pipeline-robustness": pipeline.robustness,
+    "pipeline-null": pipeline.without_model,
+    "pipeline-gpus": pipeline.scale_out,
+    "pipeline-targets": pipeline.against_targets,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
     "gpu-grid": gpu.grid,
@@ -57,9 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.gpu.plots import draw_newest  # matplotlib is an optional dependency
+        from penstock.ops.bench.gpu import plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in draw_newest():
+        for path in [*plots.draw_newest(), *pipeline_plots.draw_newest()]:
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 

@@ -1,6 +1,8 @@
 """One fleet behind one broker, and the measurements of it. The parts of a run are its methods."""
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -101,18 +103,26 @@ class FleetBench:
         record = self.offer(load)
         return {**record, "peak_per_s": peak_per_s, "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s}
 
-    def kill(self, saturation_per_s: float) -> Record:
-        """A member killed with SIGKILL under load: what was lost, and when p99 is as before."""
-        load = self._single_calls("a member killed", KILL_LOAD * saturation_per_s, KILL_SECONDS, timeout_s=20.0)
+    def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
+        """A member, or all of one GPU, killed with SIGKILL under load: what was lost, and when p99 is as before."""
+        victims = self._workers.members_of_last_device() if whole_gpu else self._workers.members()[-1:]
+        load = self._single_calls(
+            f"{len(victims)} of {self.num_members} members killed",
+            KILL_LOAD * saturation_per_s,
+            KILL_SECONDS,
+            timeout_s=20.0,
+        )
         self._bench.clock.require(load.span_s + _LOAD_OVERHEAD_S, load.name)
         start = self._clients.begin(load)
         killed_at = load.warm_s + KILL_AFTER_S
         _sleep_until(start + killed_at)
-        self._workers.kill_member()
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
         _sleep_until(start + load.span_s)
         offered = self._clients.collect(load, start)
         record = {
             "load": dataclasses.asdict(load),
+            "killed": len(victims),
             "killed_at_s": killed_at,
             "lost": float(offered.traffic.failed.sum()),
             "failures": offered.failures,
@@ -191,7 +201,7 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         servers = broker.bootstrap_servers
         workers = stack.enter_context(WorkerFleet(spec, "bench", servers, folder))
         clients = stack.enter_context(ClientFleet(bench.num_clients, servers, "bench", model, folder / "clients"))
-        ready_s = workers.wait_until_ready(READY_TIMEOUT_S)
+        ready_s = workers.wait_until_ready(min(READY_TIMEOUT_S, bench.clock.left_s))
         found = {
             "command": workers.command,
             "commands": spec.commands,

@@ -6,12 +6,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.ops.bench.common.machine import describe_machine, title
-from penstock.ops.bench.common.processes import Service, run_once
+from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
-from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG, Bench, FleetBench, Record, open_fleet
+from penstock.ops.bench.pipeline.bare_echo import echo_rates
+from penstock.ops.bench.pipeline.fleet_bench import Bench, FleetBench, Record, open_fleet
 from penstock.ops.bench.pipeline.loads import LONG, SCALES, SHORT, Load, Scale, closed_loads, open_load
 from penstock.ops.bench.pipeline.pipeline_plan import (
     FLEET_PARTS,
@@ -22,14 +22,13 @@ from penstock.ops.bench.pipeline.pipeline_plan import (
     SCALE_RATE_PER_S,
     PipelinePlan,
 )
+from penstock.ops.bench.pipeline.preparation import checkpoint, prepared, shown_command, with_gpu
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
-from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
 _ALONE_S, _FLEET_S = 20.0, 15.0  # least time to begin the engine alone, and a fleet
 _MAX_CLIENTS = 32
 _ECHOES = {"cuda": 100_000, "cpu": 20_000}
-_ECHO_IN_FLIGHT, _ECHO_WARM_UP = 5000, 6000
 
 
 def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> int:
@@ -38,7 +37,7 @@ def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> 
         del os.environ[name]  # settings of a real cluster
     clock = RunClock(plan.time_limit_s, write)
     machine = describe_machine()
-    header = begin("pipeline", machine, commit=plan.commit)
+    header = {**begin("pipeline", machine, commit=plan.commit), "command": shown_command()}
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
     run = PipelineRun(plan, clock, folder, header)
     for part in run.parts:
@@ -59,11 +58,10 @@ class PipelineRun:
         self._folder = folder
         self.found: dict[str, Record] = {}
         self._running = ""  # the part that is measured now
-        spec = {"model": plan.model, "folder": str(folder / "model")}
-        prepared = run_once("pipeline.prepare_process", spec, folder / "prepare.log")
-        self._device = "cuda" if prepared["gpus"] else "cpu"
-        self._header = _with_gpu(header, prepared["machine"], prepared["gpus"])
-        self._model = _model_directory(prepared["model"])
+        found = prepared(plan.model, folder)
+        self._device = "cuda" if found["gpus"] else "cpu"
+        self._header = with_gpu(header, found["machine"], found["gpus"])
+        self._model = checkpoint(found["model"])
         self._scale: Scale = SCALES[NULL if self._model is None else self._device]
         cores = len(os.sched_getaffinity(0))
         num_clients = plan.clients or min(_MAX_CLIENTS, max(1, cores // 2))
@@ -187,27 +185,9 @@ class PipelineRun:
                     self.found["null"][name]["loads"][load.name] = fleet.offer(load)
 
     def _echo(self, _step: str) -> None:
-        """A bare aiokafka echo of 200-byte records: one worker and one client."""
+        """A bare aiokafka echo."""
         self._clock.require(_FLEET_S, "echo")
-        self.found["echo"] = {}
-        with KafkaBroker(config=BROKER_CONFIG, jvm_flags=FULL_SPEED) as broker:
-            for kind in ("send", "batched"):
-                self.found["echo"][kind] = self._echo_rate(broker, kind)
-                self._clock.say(f"bare aiokafka echo, {kind}: {self.found['echo'][kind]['requests_per_s']:,.0f}/s")
-
-    def _echo_rate(self, broker: KafkaBroker, kind: str) -> Record:
-        common = {"bootstrap_servers": broker.bootstrap_servers, "topic": f"echo.{kind}"}
-        log = self._folder / f"echo-{kind}.log"
-        with Service("cpu.echo", {**common, "role": "worker", "batched": kind == "batched"}, log) as worker:
-            spec = {
-                **common,
-                "role": "client",
-                "num_requests": _ECHOES[self._device],
-                "warm_up": _ECHO_WARM_UP,
-                "in_flight": _ECHO_IN_FLIGHT,
-                "watch": {"worker": worker.pid, "broker": broker.pid},
-            }
-            return run_once("cpu.echo", spec, log, timeout_s=self._clock.left_s)
+        self.found["echo"] = echo_rates(self._folder, _ECHOES[self._device], self._clock)
 
     def _scale_out(self, _step: str) -> None:
         """The same command on more and more GPUs."""
@@ -229,6 +209,8 @@ class PipelineRun:
                 for load in chosen:
                     record["loads"][load.name] = fleet.offer(load)
                     self._keep()
+                if count == max(plan.gpus) > 1:
+                    record["kill"] = fleet.kill(record["loads"]["a record each"]["requests_per_s"], whole_gpu=True)
 
     def _offer_all(self, part: str, fleet: FleetBench, loads: Sequence[Load]) -> None:
         self.found[part] = {"loads": {}}
@@ -253,22 +235,3 @@ class PipelineRun:
         path = keep(record, self._plan.output)
         if self._plan.output == RESULTS:
             self._clock.say(f"kept: {path}")
-
-
-def _model_directory(model: str | None) -> Path | None:
-    """The checkpoint: the demo's by default. None for the null engine."""
-    if model is None:
-        from penstock.ops.demo.model import model_directory
-
-        return model_directory()
-    return None if model == NULL else Path(model)
-
-
-def _with_gpu(header: Record, gpu: dict[str, Any], count: int) -> Record:
-    """The header with the GPU's description. Several GPUs are a machine of their own."""
-    if not gpu:
-        return header
-    machine = header["machine"]
-    name = gpu["gpu"] if count == 1 else f"{count} x {gpu['gpu']}"
-    versions = {**machine["versions"], **{key: value for key, value in gpu["versions"].items() if value}}
-    return {**header, "machine": {**machine, **gpu, "gpu": name, "versions": versions}}

@@ -34,7 +34,7 @@ def make_model(shape: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """`spec`: model (a checkpoint, "null", a name of SHAPES, or null for the default), folder of a made checkpoint."""
+    """`spec`: model (a checkpoint, a name of SHAPES, or null for the default), and the folder of a made checkpoint."""
     spec = json.loads(sys.argv[1])
     machine, count = {}, torch.cuda.device_count()
     if count:
@@ -43,8 +43,9 @@ def main() -> None:
         machine = describe_gpu()
     model = spec["model"] or (GPU_MODEL if count else None)
     if model in SHAPES:
-        make_model(model, Path(spec["folder"]))
-        model = spec["folder"]
+        folder = Path(spec["folder"]) / model
+        make_model(model, folder)
+        model = str(folder)
     print(json.dumps({"model": model, "machine": machine, "gpus": count}))
 
 

@@ -14,6 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 BIN_S = 0.5  # of a timeline
 NORMAL_FACTOR, NORMAL_SLACK_S = 1.5, 0.005  # p99 up to 1.5 times that before, and 5 ms, is normal
+_UNTOUCHED_S = 1.0  # calls that were due so long before an event were answered before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,10 @@ def timeline(traffic: Traffic, start_s: float, end_s: float) -> list[dict[str, f
 def recovery_s(traffic: Traffic, start_s: float, event_s: float, end_s: float) -> float:
     """Seconds from an event to the last bin whose p99 is not as before it; infinite if the last bin is such a one.
 
-    "As before" is a p99 up to NORMAL_FACTOR times that of the calls due between `start_s` and the event, and
-    NORMAL_SLACK_S more.
+    "As before" is a p99 up to NORMAL_FACTOR times that of the calls due from `start_s` until a second before the event,
+    and NORMAL_SLACK_S more.
     """
-    before_ms = traffic.begun_within(start_s, event_s).percentile_s(99) * 1e3
+    before_ms = traffic.begun_within(start_s, event_s - _UNTOUCHED_S).percentile_s(99) * 1e3
     limit_ms = NORMAL_FACTOR * before_ms + NORMAL_SLACK_S * 1e3
     bins = timeline(traffic, event_s, end_s)
     late = [index for index, found in enumerate(bins) if not found["p99_ms"] <= limit_ms]

@@ -50,8 +50,8 @@ class WorkerFleet:
 
     @property
     def command(self) -> list[str]:
-        """As a user types it."""
-        return ["penstock", *self._command[len(PENSTOCK) :]]
+        """As a user types it, but for the broker's address."""
+        return ["penstock", "worker", "--model", Path(self._spec.model).name, *self._spec.arguments]
 
     def __enter__(self) -> Self:
         environment = {**os.environ, "PENSTOCK_LOG_FORMAT": "json", **self._spec.environment}
@@ -109,11 +109,11 @@ class WorkerFleet:
         labels = {f"member {index}": pid for index, pid in enumerate(members)}
         return labels | {f"supervisor {index}": pid for index, pid in enumerate(others)}
 
-    def kill_member(self) -> int:
-        """Kill one member with SIGKILL; returns its process id."""
-        pid = self.members()[-1]
-        os.kill(pid, signal.SIGKILL)
-        return pid
+    def members_of_last_device(self) -> list[int]:
+        """Process ids of the members on the device that a supervisor named last; empty without a supervisor."""
+        device_of = {event["member_pid"]: event["device"] for event in self.events("member_started")}
+        alive = [pid for pid in self.members() if pid in device_of]
+        return [pid for pid in alive if device_of[pid] == max(map(str, (device_of[one] for one in alive)))]
 
     def stop(self) -> tuple[float, list[int]]:
         """Send SIGTERM and wait; returns seconds and exit codes. What is left after a minute is killed."""
