@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.ops.bench.common.kept_tables import run_table
+from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.gpu import figures as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
@@ -20,11 +20,12 @@ from penstock.ops.bench.serving.scheduler_constants import constant_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "headline": lambda: "\n\n".join([cpu.short_headline(), gpu.short_headline()]),
+    "headline": lambda: "\n\n".join(
+        filter(is_kept, [cpu.short_headline(), gpu.short_headline(), pipeline.short_throughput()])
+    ),
     "runs": run_table,
     "cpu-headline": cpu.headline,
     "cpu-targets": cpu.against_targets,
-    "pipeline-headline": pipeline.short_throughput,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,

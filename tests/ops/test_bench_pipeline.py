@@ -107,7 +107,7 @@ def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -
     record = whole_record()
     assert {target.measure for target in targets("pipeline")} <= measures(record).keys()
     run = Run(keep(record, tmp_path), record)
-    for section in ("_throughput", "_latency", "_robustness", "_without_model", "_scale_out"):
+    for section in ("_throughput", "_short_throughput", "_latency", "_robustness", "_without_model", "_scale_out"):
         assert getattr(pipeline_tables, section)([run]).count("\n") >= 3
     assert [path.name for path in draw(record, tmp_path)] == ["throughput.png", "latency.png", "kill.png"]
 
@@ -178,6 +178,7 @@ def whole_record() -> dict[str, Any]:
             "engine": dict.fromkeys(CLOSED[:4], rate),
             "sentence_transformers": dict.fromkeys(CLOSED[2:4], rate),
         },
+        "fleet": {"batches": {"count": 1, "prediction_error_p95": 0.1}},
         "idle": {"cores": {"member 0": 0.01}},
         "closed": fleet(closed),
         "open": fleet([open_load(rate_per_s, 2.0, 4.0) for rate_per_s in scale.rates_per_s]),
@@ -194,7 +195,7 @@ def whole_record() -> dict[str, Any]:
         "echo": {"send": rate, "batched": rate},
         "scale": fleets,
     }
-    assert parts.keys() == set(PARTS)
+    assert parts.keys() == {"fleet", *PARTS}
     return {**begin("pipeline", MACHINE, commit="abcdef0"), "parts": parts}
 
 

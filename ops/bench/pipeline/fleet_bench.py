@@ -130,7 +130,7 @@ class FleetBench:
             "timeline": timeline(offered.traffic, load.warm_s, load.span_s),
             "members_after": self.num_members,
         }
-        shown = f"{record['lost']:,.0f} lost, p99 as before after {record['recovery_s']:.1f} s"
+        shown = f"{record['lost']:,.0f} lost {offered.failures or ''}, p99 as before after {record['recovery_s']:.1f} s"
         self._bench.clock.say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
         return record
 

@@ -73,6 +73,9 @@ def _latency(name: str, load: Mapping[str, Any]) -> Found:
 
 
 def _single_loads(parts: Mapping[str, Any]) -> Found:
+    batches = parts.get("fleet", {}).get("batches", {})
+    if "prediction_error_p95" in batches:
+        yield "all batches, prediction error, p95", batches["prediction_error_p95"]
     overload, kill, idle, drain = (parts.get(name, {}) for name in ("overload", "kill", "idle", "drain"))
     if "in_time_share_of_peak" in overload:
         yield "twice saturation, answers in time, share of the peak", overload["in_time_share_of_peak"]

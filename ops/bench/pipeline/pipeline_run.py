@@ -44,7 +44,7 @@ def run_pipeline_benchmark(plan: PipelinePlan, write: Callable[[str], None]) -> 
         run.measure(part)
     failed = {name: part["error"] for name, part in run.found.items() if "error" in part}
     for name, why in failed.items():
-        clock.say(f"FAILED {name}: {why}")
+        clock.say(f"FAILED {name}: {why.splitlines()[0]}")
     clock.say(f"logs in {folder}")
     return 1 if failed else 0
 

@@ -18,6 +18,7 @@ _FACTS = (
     ("idle member, cores", "busiest idle member, cores"),
     ("drain, s", "SIGTERM at 0.3 of saturation: seconds to the exit"),
     ("drain, exit code", "the same: exit code"),
+    ("all batches, prediction error, p95", "all batches of the model's fleet: error of the predicted time, p95"),
     ("a record each, members' processor µs", "a record each: members' processor time, µs a request"),
 )
 
@@ -55,8 +56,8 @@ def against_targets() -> str:
 
 
 def short_throughput() -> str:
-    """The throughput of the machine measured last, for README.md."""
-    return of_newest_machine(SUITE, PARTS, _throughput)
+    """The last part of table `headline`: the throughput of the machine measured last."""
+    return of_newest_machine(SUITE, PARTS, _short_throughput)
 
 
 def _throughput(runs: Sequence[Run]) -> str:
@@ -79,6 +80,14 @@ def _throughput(runs: Sequence[Run]) -> str:
         if f"{name}, req/s" in found
     ]
     return table(columns, rows) if rows else ""
+
+
+def _short_throughput(runs: Sequence[Run]) -> str:
+    found = spreads(runs, measures)
+    measured = ("{}, req/s", "engine alone, {}, req/s", "SentenceTransformer.encode, {}, req/s")
+    rows = [[name, *[_shown(found, each.format(name)) for each in measured]] for name in CLOSED]
+    columns = ["saturated, req/s", "through Kafka", "engine alone, no Kafka", "SentenceTransformer.encode, no Kafka"]
+    return table(columns, rows) if any(row[1] for row in rows) else ""
 
 
 def _latency(runs: Sequence[Run]) -> str:
