@@ -110,7 +110,7 @@ class FleetBench:
             f"{len(victims)} of {self.num_members} members killed",
             KILL_LOAD * saturation_per_s,
             KILL_SECONDS,
-            timeout_s=20.0,
+            timeout_s=30.0,
         )
         self._bench.clock.require(load.span_s + _LOAD_OVERHEAD_S, load.name)
         start = self._clients.begin(load)
