@@ -20,7 +20,7 @@ from penstock.ops.bench.pipeline import fleet_bench, pipeline_tables
 from penstock.ops.bench.pipeline.alone_process import full_batches
 from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
 from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
-from penstock.ops.bench.pipeline.payloads import calls
+from penstock.ops.bench.pipeline.payloads import calls, max_tokens
 from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
 from penstock.ops.bench.pipeline.pipeline_plots import draw
@@ -72,6 +72,14 @@ def test_all_clients_together_offer_the_rate_and_none_repeats_another() -> None:
     assert all(100.0 <= moment < 110.0 for times in due for moment in times)
     assert all(earlier < later for times in due for earlier, later in pairwise(times))
     assert len({times[0] for times in due}) == 4
+
+
+def test_a_model_gets_no_sequence_that_is_too_long_for_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    assert max_tokens(tmp_path) == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    loads = closed_loads(SCALES["cpu"], 1.0, 1.0, max_tokens=max_tokens(tmp_path), texts=True)
+    assert [load.name for load in loads] == ["ids 2-100", "shared calls", "a record each", "texts 2-100"]
 
 
 def test_no_sequence_of_a_load_is_like_another() -> None:
@@ -168,7 +176,7 @@ def kept(root: Path) -> dict[str, Any]:
 def whole_record() -> dict[str, Any]:
     """A run of all parts on a machine of four GPUs."""
     scale = SCALES["cuda"]
-    closed = closed_loads(scale, 2.0, 4.0, texts=True)
+    closed = closed_loads(scale, 2.0, 4.0, max_tokens=512, texts=True)
     rate = {"requests_per_s": 100.0}
     fleets = {
         str(count): fleet([*closed, *([open_load(60_000, 2.0, 4.0)] if count == 4 else [])]) for count in (1, 2, 4)

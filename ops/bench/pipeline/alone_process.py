@@ -16,7 +16,8 @@ import numpy as np
 
 from penstock.engine import EngineLanes, PackedBatch, TaskOptions, load_engine, warm_up
 from penstock.ops.bench.common.lengths import uniform
-from penstock.ops.bench.pipeline.payloads import SPECIAL_TOKENS, sequences
+from penstock.ops.bench.pipeline.loads import special_tokens
+from penstock.ops.bench.pipeline.payloads import sequences
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import WorkerSettings
 
@@ -42,12 +43,13 @@ def main() -> None:
         "sentence_transformers": {},
     }
     for name, payload, low, high, requests in spec["workloads"]:
-        special = SPECIAL_TOKENS if payload == "texts" else 0  # as many tokens as its texts have
-        rows = sequences("ids", uniform(low, high, requests, 7) + special, model, 7)
+        lengths = uniform(low, high, requests, 7) + special_tokens(payload)  # as many tokens as its texts have
+        rows = sequences("ids", lengths, model, 7)
         found["engine"][name] = _rates(requests, _passes(engine, settings, rows))
     if spec["batches"]:
         del engine
         encoder = _sentence_transformer(model, found["device"], found["dtype"])
+        found["sentence_transformers_max_tokens"] = encoder.max_seq_length  # a longer text is cut
         for name, payload, low, high, requests in spec["workloads"]:
             if payload == "texts":
                 texts = sequences("texts", uniform(low, high, requests, 8), model, 8)

@@ -58,8 +58,11 @@ SCALES: Mapping[str, Scale] = {
 }
 
 
-def closed_loads(scale: Scale, warm_s: float, seconds: float, *, texts: bool) -> list[Load]:
-    """Loads that saturate a fleet, in the order of the table. `texts`: the model has a tokenizer."""
+def closed_loads(scale: Scale, warm_s: float, seconds: float, *, max_tokens: int, texts: bool) -> list[Load]:
+    """Loads that saturate a fleet, in the order of the table; none with sequences that the model does not take.
+
+    `texts`: the model has a tokenizer.
+    """
     (short, short_end), (long, long_end) = SHORT, LONG
     loads = [
         Load("ids 2-100", "ids", short, short_end, ROWS, scale.short_lists),
@@ -72,7 +75,13 @@ def closed_loads(scale: Scale, warm_s: float, seconds: float, *, texts: bool) ->
             Load("texts 2-100", "texts", short, short_end, ROWS, scale.short_lists),
             Load("texts 5-500", "texts", long, long_end, ROWS, scale.long_lists),
         ]
-    return [dataclasses.replace(load, warm_s=warm_s, seconds=seconds) for load in loads]
+    taken = [load for load in loads if load.high + special_tokens(load.payload) <= max_tokens]
+    return [dataclasses.replace(load, warm_s=warm_s, seconds=seconds) for load in taken]
+
+
+def special_tokens(payload: Payload) -> int:
+    """Number of tokens that a tokenizer adds to a text."""
+    return 2 if payload == "texts" else 0
 
 
 def open_load(rate_per_s: float, warm_s: float, seconds: float) -> Load:

@@ -10,8 +10,11 @@ import numpy.typing as npt
 from penstock.ops.bench.common.lengths import Lengths, uniform
 from penstock.ops.bench.pipeline.loads import Payload
 
-SPECIAL_TOKENS = 2  # that a tokenizer adds to a text
-_FIRST_ID, _NULL_VOCABULARY = 1000, 30_000  # ids below the first are special or unused in BERT's vocabularies
+_FIRST_ID, _NULL_VOCABULARY, _NULL_MAX_TOKENS = (
+    1000,
+    30_000,
+    512,
+)  # ids below the first are special or unused in BERT's vocabularies
 _WORD_PREFIXES = ("##", "[", "<")  # continuations and special tokens
 
 
@@ -42,6 +45,17 @@ def vocabulary_size(model: Path | None) -> int:
         return _NULL_VOCABULARY
     size: int = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     return size
+
+
+def max_tokens(model: Path | None) -> int:
+    """Longest sequence that a checkpoint takes: its positions, or less where sentence-transformers' file says so."""
+    if model is None:
+        return _NULL_MAX_TOKENS
+    limits: list[int | None] = []
+    for name, key in (("config.json", "max_position_embeddings"), ("sentence_bert_config.json", "max_seq_length")):
+        if (model / name).exists():
+            limits.append(json.loads((model / name).read_text(encoding="utf-8")).get(key))
+    return min(limit for limit in limits if limit is not None)
 
 
 def vocabulary_words(model: Path) -> npt.NDArray[np.str_]:

@@ -12,7 +12,8 @@ from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
 from penstock.ops.bench.pipeline.bare_echo import echo_rates
 from penstock.ops.bench.pipeline.fleet_bench import Bench, FleetBench, Record, open_fleet
-from penstock.ops.bench.pipeline.loads import LONG, SCALES, SHORT, Load, Scale, closed_loads, open_load
+from penstock.ops.bench.pipeline.loads import LONG, ROWS, SCALES, SHORT, Load, Scale, closed_loads, open_load
+from penstock.ops.bench.pipeline.payloads import max_tokens
 from penstock.ops.bench.pipeline.pipeline_plan import (
     FLEET_PARTS,
     NULL,
@@ -104,12 +105,11 @@ class PipelineRun:
     def _alone(self, _step: str) -> None:
         """The engine alone, and SentenceTransformer.encode."""
         self._clock.require(_ALONE_S, "alone")
-        short, long = self._scale.alone_short, self._scale.alone_long
+        requests = {SHORT: self._scale.alone_short, LONG: self._scale.alone_long}
         workloads = [
-            ("ids 2-100", "ids", *SHORT, short),
-            ("ids 5-500", "ids", *LONG, long),
-            ("texts 2-100", "texts", *SHORT, short),
-            ("texts 5-500", "texts", *LONG, long),
+            (load.name, load.payload, load.low, load.high, requests[load.low, load.high])
+            for load in self._closed_loads()
+            if load.rows == ROWS
         ]
         spec = {"model": str(self._model), "workloads": workloads, "batches": list(self._scale.st_batches)}
         log = self._folder / "alone.log"
@@ -127,14 +127,21 @@ class PipelineRun:
         spec = FleetSpec(model, arguments, plan.commands, plan.members)
         with open_fleet(self._bench, "fleet", spec, self._model) as (fleet, described):
             self.found["fleet"] = described
-            closed = closed_loads(self._scale, plan.warm_s, plan.seconds, texts=self._model is not None)
+            closed = self._closed_loads()
             if step != "idle":
                 fleet.warm_up(closed[0])
-            for part in step.split(","):
-                self._running = part
-                getattr(self, f"_{part}")(fleet, closed)
-                self._keep()
-            described["batches"] = fleet.batches()
+            try:
+                for part in step.split(","):
+                    self._running = part
+                    getattr(self, f"_{part}")(fleet, closed)
+                    self._keep()
+            finally:
+                described["batches"] = fleet.batches()
+
+    def _closed_loads(self) -> list[Load]:
+        plan, model = self._plan, self._model
+        longest = max_tokens(model)
+        return closed_loads(self._scale, plan.warm_s, plan.seconds, max_tokens=longest, texts=model is not None)
 
     def _idle(self, fleet: FleetBench, _closed: Sequence[Load]) -> None:
         self.found["idle"] = fleet.idle()
@@ -178,7 +185,8 @@ class PipelineRun:
             name = f"{members} member{'s' if members > 1 else ''}"
             spec = FleetSpec(NULL, (*NULL_WORKER, *plan.null_arguments), commands=members, members=members)
             with open_fleet(self._bench, f"null-{members}", spec, None) as (fleet, described):
-                loads = [load for load in closed_loads(scale, 1.0, plan.seconds, texts=False) if load.high == SHORT[1]]
+                every = closed_loads(scale, 1.0, plan.seconds, max_tokens=max_tokens(None), texts=False)
+                loads = [load for load in every if load.high == SHORT[1]]
                 loads += [open_load(rate, 1.0, plan.seconds) for rate in NULL_RATES_PER_S]
                 self.found["null"][name] = {**described, "loads": {}}
                 for load in loads:
@@ -198,7 +206,7 @@ class PipelineRun:
             arguments = (*plan.worker_arguments, "--gpus", ",".join(map(str, range(count))))
             spec = FleetSpec(str(self._model), arguments)
             with open_fleet(self._bench, f"gpus-{count}", spec, self._model) as (fleet, described):
-                loads = closed_loads(self._scale, plan.warm_s, plan.seconds, texts=True)
+                loads = self._closed_loads()
                 record = self.found["scale"][str(count)] = {**described, "loads": {}}
                 fleet.warm_up(loads[0])
                 chosen = [
