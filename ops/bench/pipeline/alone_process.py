@@ -22,6 +22,7 @@ from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import WorkerSettings
 
 _UNTIMED, _ROUNDS = 2, 3
+_ENOUGH_S = 15.0  # of the rounds of one workload: a slow machine runs fewer
 _PAUSE_S = 0.2  # after each pass: an idle GPU captures the shapes that it has seen
 _OPTIONS = TaskOptions("embed")
 
@@ -48,7 +49,7 @@ def main() -> None:
         found["engine"][name] = _rates(requests, _passes(engine, settings, rows))
     if spec["batches"]:
         del engine
-        encoder = _sentence_transformer(model, found["device"], found["dtype"])
+        encoder = _sentence_transformer(model, settings.device, found["dtype"])
         found["sentence_transformers_max_tokens"] = encoder.max_seq_length  # a longer text is cut
         for name, payload, low, high, requests in spec["workloads"]:
             if payload == "texts":
@@ -63,9 +64,9 @@ def _passes(engine: Any, settings: ResolvedSettings, rows: Sequence[Any]) -> lis
 
     async def run() -> list[float]:
         lanes = EngineLanes(engine, settings.lanes)
-        seconds = []
+        seconds: list[float] = []
         try:
-            for _ in range(_UNTIMED + _ROUNDS):
+            while len(seconds) < _UNTIMED + _ROUNDS and not (len(seconds) > _UNTIMED and sum(seconds) > _ENOUGH_S):
                 begun = time.perf_counter()
                 await asyncio.gather(*[lanes.submit(batch) for batch in batches])
                 seconds.append(time.perf_counter() - begun)
@@ -119,9 +120,11 @@ def _best_of(encoder: Any, texts: Sequence[str], batches: Sequence[int]) -> dict
         return time.perf_counter() - begun
 
     encode(few, batches[0])
-    tried = {batch: len(few) / min(encode(few, batch) for _ in range(2)) for batch in batches}
+    tried = {batch: len(few) / encode(few, batch) for batch in batches}
     best = max(tried, key=lambda batch: tried[batch])
-    rounds = [encode(texts, best) for _ in range(_ROUNDS)]
+    rounds: list[float] = []
+    while len(rounds) < _ROUNDS and sum(rounds) < _ENOUGH_S:
+        rounds.append(encode(texts, best))
     return {**_rates(len(texts), rounds), "batch": best, "tried_requests_per_s": tried}
 
 
