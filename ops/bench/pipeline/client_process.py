@@ -90,7 +90,7 @@ class LoadRun:
             texts, ids = (sequences, None) if load.payload == "texts" else (None, sequences)
             results = await self._client.map("embed", texts, ids=ids)
             failed = [type(result).__name__ for result in results if isinstance(result, PenstockError)]
-        except PenstockError as error:
+        except Exception as error:  # any failure is a request without an answer
             failed = [type(error).__name__] * load.rows
         self.failures.update(failed)
         offset, finished = begun - self._start, time.perf_counter() - self._start

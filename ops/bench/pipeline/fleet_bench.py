@@ -25,15 +25,15 @@ Record = dict[str, Any]
 # More threads than a broker's default, so that it is not the limit; and its disk use stays bounded.
 BROKER_CONFIG = {
     "num.network.threads": "8",
-    "log.segment.bytes": str(256 << 20),
-    "log.retention.bytes": str(512 << 20),
+    "log.segment.bytes": str(128 << 20),
+    "log.retention.bytes": str(256 << 20),
     "log.retention.check.interval.ms": "5000",
     "log.segment.delete.delay.ms": "1000",
 }
 READY_TIMEOUT_S = 240.0
 KILL_AFTER_S, KILL_SECONDS = 3.0, 18.0
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
-_IDLE_SETTLES_S, _IDLE_S = 1.0, 3.0
+_IDLE_SETTLES_S, _IDLE_S = 3.0, 3.0  # an idle GPU member first captures the shapes that it has seen
 _LOAD_OVERHEAD_S = 2.0  # connecting clients, making sequences, the last answers
 
 

@@ -118,6 +118,8 @@ class PipelineRun:
         for kind in ("engine", "sentence_transformers"):
             rates = {name: f"{rate['requests_per_s']:,.0f}" for name, rate in self.found["alone"][kind].items()}
             self._clock.say(f"{kind} alone, req/s: {rates}")
+        if "sentence_transformers_error" in self.found["alone"]:
+            self._clock.say(f"FAILED {self.found['alone']['sentence_transformers_error']}")
 
     def _fleet(self, step: str) -> None:
         """All chosen parts that share the model's fleet."""
