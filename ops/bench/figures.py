@@ -12,9 +12,9 @@ from pathlib import Path
 
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
-from penstock.ops.bench.gpu import figures as gpu
+from penstock.ops.bench.gpu import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
-from penstock.ops.bench.serving import figures as serving
+from penstock.ops.bench.serving import serving_tables as serving
 from penstock.ops.bench.serving.ablation_table import ablations
 from penstock.ops.bench.serving.scheduler_constants import constant_table
 
@@ -66,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.gpu import plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.gpu import gpu_plots  # matplotlib is an optional dependency
         from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in [*plots.draw_newest(), *pipeline_plots.draw_newest()]:
+        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 
