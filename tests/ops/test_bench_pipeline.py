@@ -140,6 +140,7 @@ def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.integration
+@pytest.mark.timeout(240)
 def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_bench, "KILL_AFTER_S", 1.5)
     monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
@@ -162,7 +163,7 @@ def plan(output: Path, parts: list[str], **changed: Any) -> PipelinePlan:
     """A short run of the null engine."""
     values: dict[str, Any] = {"model": "null", "worker_arguments": (), "null_arguments": (), "commands": 1}
     values |= {"members": None, "null_members": (1,), "gpus": (), "clients": 1, "rates_per_s": ()}
-    values |= {"warm_s": 0.5, "seconds": 0.5, "time_limit_s": 110.0, "commit": "abcdef0", "output": output}
+    values |= {"warm_s": 0.5, "seconds": 0.5, "time_limit_s": 200.0, "commit": "abcdef0", "output": output}
     return PipelinePlan(parts=parts, **{**values, **changed})
 
 

@@ -30,7 +30,7 @@ BROKER_CONFIG = {
     "log.retention.check.interval.ms": "5000",
     "log.segment.delete.delay.ms": "1000",
 }
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S, RESTART_TIMEOUT_S = 240.0, 60.0
 KILL_AFTER_S, KILL_SECONDS = 3.0, 18.0
 KILL_LOAD, DRAIN_LOAD, OVERLOAD = 0.6, 0.3, 2.0  # of saturation
 _IDLE_SETTLES_S, _IDLE_S = 3.0, 3.0  # an idle GPU member first captures the shapes that it has seen
@@ -84,7 +84,7 @@ class FleetBench:
 
     def warm_up(self, load: Load) -> None:
         """A load that is not measured: shapes that come for the second time are captured then."""
-        self.offer(dataclasses.replace(load, name=f"warm-up, {load.name}", warm_s=1.0, seconds=3.0))
+        self.offer(dataclasses.replace(load, name=f"warm-up, {load.name}", warm_s=0.0, seconds=self._bench.seconds))
 
     def overload(self, peak_per_s: float, deadline_s: float) -> Record:
         """Twice what saturates the fleet, in lists, each with a deadline."""
@@ -105,9 +105,10 @@ class FleetBench:
 
     def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
         """A member, or all of one GPU, killed with SIGKILL under load: what was lost, and when p99 is as before."""
+        num_members = self.num_members
         victims = self._workers.members_of_last_device() if whole_gpu else self._workers.members()[-1:]
         load = self._single_calls(
-            f"{len(victims)} of {self.num_members} members killed",
+            f"{len(victims)} of {num_members} members killed",
             KILL_LOAD * saturation_per_s,
             KILL_SECONDS,
             timeout_s=30.0,
@@ -129,9 +130,12 @@ class FleetBench:
             "recovery_s": recovery_s(offered.traffic, load.warm_s, killed_at, load.span_s),
             "timeline": timeline(offered.traffic, load.warm_s, load.span_s),
             "members_after": self.num_members,
+            "restart_s": None,
         }
-        shown = f"{record['lost']:,.0f} lost {offered.failures or ''}, p99 as before after {record['recovery_s']:.1f} s"
+        shown = f"{record['lost']:,.0f} lost {offered.failures}, p99 as before after {record['recovery_s']:.1f} s"
         self._bench.clock.say(f"{load.name} at {load.rate_per_s:,.0f}/s: {shown}")
+        if self._workers.is_supervised and self._workers.wait_for_members(num_members, RESTART_TIMEOUT_S):
+            record["restart_s"] = time.perf_counter() - start - killed_at  # at most; seen after the load
         return record
 
     def idle(self) -> Record:

@@ -101,6 +101,20 @@ class WorkerFleet:
         said = {pid for _, pid in self._members_of("worker_ready") if pid is not None}
         return sorted(said & (below | set(own))) or own
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether members that end are started again."""
+        return any(True for _ in self.events("supervisor_starting"))
+
+    def wait_for_members(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many members are alive; False if they are not in time."""
+        ends = time.monotonic() + timeout_s
+        while len(self.members()) < count:
+            if time.monotonic() > ends:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
     def watched(self) -> dict[str, int]:
         """Every process of the commands, by label: members, and what supervises or helps them."""
         members = self.members()
