@@ -113,7 +113,9 @@ def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
 
 def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
     record = whole_record()
-    assert {target.measure for target in targets("pipeline")} <= measures(record).keys()
+    for machine, kind in ((MACHINE, "pipeline-cpu"), ({**MACHINE, "gpu": "NVIDIA H200"}, "pipeline")):
+        assert pipeline_tables.target_set(Run(tmp_path, {"machine": machine})) == kind
+        assert {target.measure for target in targets(kind)} <= measures(record).keys()
     run = Run(keep(record, tmp_path), record)
     for section in ("_throughput", "_short_throughput", "_latency", "_robustness", "_without_model", "_scale_out"):
         assert getattr(pipeline_tables, section)([run]).count("\n") >= 3

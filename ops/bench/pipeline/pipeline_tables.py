@@ -52,7 +52,12 @@ def scale_out() -> str:
 
 def against_targets() -> str:
     """Table `pipeline-targets`."""
-    return of_each_machine(SUITE, PARTS, lambda runs: target_table(SUITE, runs, measures))
+    return of_each_machine(SUITE, PARTS, lambda runs: target_table(target_set(runs[-1]), runs, measures))
+
+
+def target_set(run: Run) -> str:
+    """Key of the targets of a run's machine in targets.json."""
+    return "pipeline" if "gpu" in run.record["machine"] else "pipeline-cpu"
 
 
 def short_throughput() -> str:
