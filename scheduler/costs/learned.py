@@ -34,9 +34,6 @@ class LearnedCost:
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
         return self.scale * self.table.seconds(tokens, squares, longest, count)
 
-    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
-        return self.scale * self.table.lower_bound(tokens, squares, num_batches)
-
     def observe(self, tokens: int, squares: int, longest: int, count: int, measured_s: float) -> None:
         """Learn from one batch that ran. Impossible times (NaN, infinite, 0, negative, absurd) are ignored."""
         tabulated_s = float(self.table.seconds(tokens, squares, longest, count))

@@ -12,11 +12,6 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the SLO",
         "table: 1/2 loses bursts, 1/8 loses throughput on the CPU",
     ),
-    "queueing.work_estimator.LATENESS_SHARE": (
-        "of the SLO",
-        "table: 1/16 and 1/4 give the same; bounds how much lateness may reject (test_lateness)",
-    ),
-    "queueing.work_estimator._MEMORY": ("jobs", "table: 64 changes about 1 %; a longer memory is steadier"),
     "queueing.lateness._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
     "queueing.lateness._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
     "queueing.lateness._HIGH": ("quantile", "table: 0.5 breaks more promises"),
@@ -24,9 +19,6 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the predicted seconds",
         "guarantee: an idle worker admits a job that leaves half its SLO (test_lateness)",
     ),
-    "queueing.lateness._LEAST_HORIZON_S": ("s", "by design: one stall counts no more than an SLO"),
-    "queueing.lateness._MOST_HORIZON_S": ("s", "the same, where the SLO is long or there is none"),
-    "queueing.timeline._HEADROOM": ("jobs", "memory alone: the arrays are built anew after so many insertions"),
     "costs.learned._NUM_RECENT": ("batches", "guarantee: seven outliers change nothing (test_learning); table: 45"),
     "costs.learned._SLOW_GAIN": ("of the way, a batch", "guarantee: noise of 3 % moves nothing (test_learning)"),
     "costs.learned._QUICK_GAIN": (
