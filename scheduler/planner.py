@@ -122,12 +122,8 @@ class Planner:
         """
         jobs = queue.first(self._window if partition.reorders else min(self._window, lanes * self._caps.max_sequences))
         if not partition.reorders and partition.name != "naive":
-            room = lanes * self._caps.max_tokens
-            for place, job in enumerate(jobs):
-                room -= min(job.num_tokens, self._caps.max_tokens)  # one sequence over the cap fills a batch
-                if room < 0:
-                    jobs = jobs[: place + 1]
-                    break
+            tokens = list(accumulate([job.num_tokens for job in jobs]))
+            jobs = jobs[: bisect_right(tokens, lanes * self._caps.max_tokens) + 1]
         max_seconds = min(max_seconds, self._max_seconds(min([job.deadline - job.arrival for job in jobs])))
         if partition.reorders and max_seconds < math.inf:
             work_s = list(accumulate([job.work_s for job in jobs]))

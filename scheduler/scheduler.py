@@ -149,18 +149,13 @@ class Scheduler:
 
         A job from the future (the clock stepped back) came now, and keeps its SLO.
         """
-        due, ahead_s, token_s, small_s = (
-            self._due,
-            self._clock.ahead_s,
-            self._estimator.token_s,
-            self._estimator.small_s,
-        )
-        late_s = self._lateness.batch_s
-        num_lanes = self._settings.num_lanes / (1 + self._lateness.share(self._estimator.full_s))
+        due, ahead_s, estimator = self._due, self._clock.ahead_s, self._estimator
+        token_s, small_s, late_s = estimator.token_s, estimator.small_s, self._lateness.batch_s
+        work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
         queued = []
-        for number, (job_id, num_tokens, arrival, deadline, is_bulk) in enumerate(jobs, self._num_received):
-            slo_s = (math.inf if is_bulk else self._slo_s) if deadline is None else deadline - arrival
-            arrival = min(arrival + ahead_s, now)
+        for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
+            slo_s = (math.inf if is_bulk else self._slo_s) if due_at is None else due_at - came_at
+            arrival = came_at + ahead_s if came_at + ahead_s < now else now
             deadline = arrival + slo_s
             if deadline <= now:
                 refused.append(Refusal(job_id, Cause.ARRIVED_LATE, now - deadline))
@@ -169,10 +164,11 @@ class Scheduler:
             latest_begin = math.inf
             if slo_s < math.inf:
                 # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
-                batch_s = max(small_s, lane_s, slo_s * BATCH_SHARE) + min(late_s, slo_s * BATCH_SHARE)
-                latest_begin = deadline - batch_s
+                share_s = slo_s * BATCH_SHARE
+                margin_s = late_s if late_s < share_s else share_s
+                latest_begin = deadline - margin_s - max(share_s, lane_s, small_s)
             place = due(deadline, arrival), number
-            queued.append(QueuedJob(*place, job_id, num_tokens, arrival, deadline, lane_s / num_lanes, latest_begin))
+            queued.append(QueuedJob(*place, job_id, num_tokens, arrival, deadline, lane_s * work_share, latest_begin))
         return queued
 
     def _admit(self, jobs: Sequence[QueuedJob], begin: float) -> list[Refusal]:

@@ -145,4 +145,4 @@ def _knots(values: FloatArray, most: int) -> FloatArray:
     if len(knots) > 1:
         knots[-1] = values.max()
     chosen = np.linspace(0, len(knots) - 1, min(most, len(knots))).round().astype(int)
-    return np.array(knots, dtype=np.float64)[chosen]
+    return np.array([knots[place] for place in chosen], dtype=np.float64)

@@ -87,14 +87,14 @@ class CostTable:
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
         law_s = self.base.seconds(tokens, squares, longest, count)
         size = count if self.base.padded else tokens
-        p: Value
         if isinstance(size, np.ndarray) or isinstance(longest, np.ndarray):
             sizes, lengths, cells = self.arrays
             where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
             p, q, r, s = np.moveaxis(cells[where], -1, 0)
         else:
             p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
-        return law_s * (p + q * longest + (r + s * longest) * size)
+        seconds: Value = law_s * (p + q * longest + (r + s * longest) * size)
+        return seconds
 
     def residuals(self) -> list[Residual]:
         """Each timing of the fit beside its prediction, in the order they were given."""

@@ -42,9 +42,7 @@ class Partition:
         return sum(self.seconds)
 
 
-# Batches of sequences with these lengths (>= 1), given in the order in which they are due, within caps. The last
-# argument (>= 1) is how many batches the caller will run now. A policy that keeps the order stops there, and then
-# covers a prefix. No index comes twice.
+# See `PartitionPolicy.partition`. The last argument is `most`.
 _Policy = Callable[[Sequence[int], CostFunction, Caps, int], Partition]
 
 

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, KeysView, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -104,7 +103,7 @@ class JobQueue:
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
         work_s = sum([job.work_s for job in jobs])
-        are_last = not self._jobs or self._jobs[-1] < min(jobs)
+        are_last = self._are_last(jobs)
         # As if each of them came before all queued jobs, and behind them.
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
@@ -129,7 +128,8 @@ class JobQueue:
             return 0
         begin = bisect_left(self._jobs, min(gone))
         end = bisect_left(self._jobs, max(gone), begin) + 1
-        self._jobs[begin:end] = [job for job in islice(self._jobs, begin, end) if job.id in self._by_id]
+        are_all = end - begin == len(gone)
+        self._jobs[begin:end] = [] if are_all else [job for job in self._jobs[begin:end] if job.id in self._by_id]
         if self._timeline is not None:
             self._timeline = self._timeline.without_first(end) if end == len(gone) else None
         self._bounds = None if self._jobs else Bounds()
@@ -152,9 +152,9 @@ class JobQueue:
         `begin`: when the lanes are predicted to begin with the queue.
         """
         work_s = sum([job.work_s for job in jobs])
-        return begin + self.work_s + work_s <= min([job.latest_begin for job in jobs]) and (
-            begin + work_s <= self._safe_begin
-        )
+        if begin + self.work_s + work_s > min([job.latest_begin for job in jobs]):
+            return False
+        return begin + work_s <= self._safe_begin or self._are_last(jobs)
 
     def lateness(self, job: QueuedJob, begin: float) -> float:
         """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
@@ -180,6 +180,9 @@ class JobQueue:
         is_safe = self._safe_begin <= _Timeline.of(jobs).latest_begin(0) + 1e-6
         if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
+
+    def _are_last(self, jobs: Sequence[QueuedJob]) -> bool:
+        return not self._jobs or self._jobs[-1] < min(jobs)
 
     def _place(self, job: QueuedJob) -> int:
         """Where it is due, among the jobs as they are."""
