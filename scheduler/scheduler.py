@@ -29,7 +29,7 @@ class Scheduler:
         caps = Caps(1 if settings.partition == "none" else settings.max_batch_sequences, settings.max_batch_tokens)
         self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
-        self._due = ORDERS[settings.order].due
+        self._by_deadline = ORDERS[settings.order].by_deadline
         self._partition = PartitionPolicy(settings.partition)
         self._in_order = PartitionPolicy("fifo")
         self._estimator = WorkEstimator(cost, caps, slo_s=self._slo_s)
@@ -149,7 +149,7 @@ class Scheduler:
 
         A job from the future (the clock stepped back) came now, and keeps its SLO.
         """
-        due, ahead_s, estimator = self._due, self._clock.ahead_s, self._estimator
+        by_deadline, ahead_s, estimator = self._by_deadline, self._clock.ahead_s, self._estimator
         token_s, small_s, late_s = estimator.token_s, estimator.small_s, self._lateness.batch_s
         work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
         queued = []
@@ -167,8 +167,8 @@ class Scheduler:
                 share_s = slo_s * BATCH_SHARE
                 margin_s = late_s if late_s < share_s else share_s
                 latest_begin = deadline - margin_s - max(share_s, lane_s, small_s)
-            place = due(deadline, arrival), number
-            queued.append(QueuedJob(*place, job_id, num_tokens, arrival, deadline, lane_s * work_share, latest_begin))
+            due, work_s = deadline if by_deadline else arrival, lane_s * work_share
+            queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
         return queued
 
     def _admit(self, jobs: Sequence[QueuedJob], begin: float) -> list[Refusal]:

@@ -14,10 +14,10 @@ class Draft(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Two places, ascending."""
+    """The queue is in order of deadlines or of arrivals, and the batches of one plan are in order of `rank`."""
 
-    due: Callable[[float, float], float]  # of a job, from its deadline and arrival
-    rank: Callable[[Draft], Any]  # of a batch among those of one plan
+    by_deadline: bool
+    rank: Callable[[Draft], Any]
 
 
 def _first_job(draft: Draft) -> QueuedJob:
@@ -30,8 +30,8 @@ def _seconds_per_job(draft: Draft) -> tuple[float, QueuedJob]:
 
 ORDERS: Mapping[str, Order] = {
     # Earliest deadline first meets every deadline that can be met, with one lane and jobs of equal cost.
-    "edf": Order(lambda deadline, arrival: deadline, _first_job),
-    "arrival": Order(lambda deadline, arrival: arrival, _first_job),
+    "edf": Order(True, _first_job),
+    "arrival": Order(False, _first_job),
     # Smith's rule: the least mean completion time of a plan's jobs.
-    "cost-first": Order(lambda deadline, arrival: arrival, _seconds_per_job),
+    "cost-first": Order(False, _seconds_per_job),
 }

@@ -102,19 +102,20 @@ class JobQueue:
 
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
+        jobs = sorted(jobs)
         work_s = sum([job.work_s for job in jobs])
-        are_last = self._are_last(jobs)
+        are_last = not self._jobs or self._jobs[-1] < jobs[0]
         # As if each of them came before all queued jobs, and behind them.
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
         if self._timeline is not None:
             self._timeline = self._timeline.with_job(self._place(jobs[0]), jobs[0]) if len(jobs) == 1 else None
         if are_last:
-            self._jobs += sorted(jobs)
+            self._jobs += jobs
         else:
             for job in jobs:
                 insort(self._jobs, job)
-        self._by_id.update([(job.id, job) for job in jobs])
+        self._by_id.update(zip([job.id for job in jobs], jobs, strict=True))
         if self._bounds is not None:
             self._bounds = self._bounds.with_jobs(jobs)
         self.tokens += sum([job.num_tokens for job in jobs])
@@ -126,12 +127,13 @@ class JobQueue:
         gone = [job for job in [self._by_id.pop(job_id, None) for job_id in ids] if job is not None]
         if not gone:
             return 0
-        begin = bisect_left(self._jobs, min(gone))
-        end = bisect_left(self._jobs, max(gone), begin) + 1
-        are_all = end - begin == len(gone)
-        self._jobs[begin:end] = [] if are_all else [job for job in self._jobs[begin:end] if job.id in self._by_id]
-        if self._timeline is not None:
-            self._timeline = self._timeline.without_first(end) if end == len(gone) else None
+        if gone == self._jobs[: len(gone)]:
+            del self._jobs[: len(gone)]
+            self._timeline = None if self._timeline is None else self._timeline.without_first(len(gone))
+        else:
+            begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
+            self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
+            self._timeline = None
         self._bounds = None if self._jobs else Bounds()
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
@@ -154,7 +156,7 @@ class JobQueue:
         work_s = sum([job.work_s for job in jobs])
         if begin + self.work_s + work_s > min([job.latest_begin for job in jobs]):
             return False
-        return begin + work_s <= self._safe_begin or self._are_last(jobs)
+        return begin + work_s <= self._safe_begin or not self._jobs or self._jobs[-1] < min(jobs)
 
     def lateness(self, job: QueuedJob, begin: float) -> float:
         """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
@@ -180,9 +182,6 @@ class JobQueue:
         is_safe = self._safe_begin <= _Timeline.of(jobs).latest_begin(0) + 1e-6
         if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
-
-    def _are_last(self, jobs: Sequence[QueuedJob]) -> bool:
-        return not self._jobs or self._jobs[-1] < min(jobs)
 
     def _place(self, job: QueuedJob) -> int:
         """Where it is due, among the jobs as they are."""
