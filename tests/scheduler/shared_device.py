@@ -46,7 +46,7 @@ class Report:
 
 
 class SharedDevice:
-    """Members that have a batch running share the device: at equal speeds, or in turns of `slice_s` where it is above 0.
+    """Members that have a batch running share the device: at equal speeds, or in turns of `slice_s` if it is above 0.
 
     Members start and stop by `num_members`, a step function of time. The last to start is the first to stop: it drains.
     """

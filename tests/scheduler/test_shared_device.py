@@ -1,4 +1,4 @@
-"""Members that share a device in time, start and stop: predictions follow, and the whole answers what the device can."""
+"""Members that share a device, start and stop: predictions follow, and the whole answers what the device can."""
 
 import pytest
 
