@@ -5,8 +5,7 @@ from penstock.scheduler.costs.fit import fit_cost_table
 from penstock.scheduler.costs.learned import LearnedCost
 from penstock.scheduler.costs.table import CorruptTable, CostTable
 from penstock.scheduler.lane_driver import Dispatch, LaneBatch, LaneDriver
-from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy, partition_policy
-from penstock.scheduler.policies.trigger import Hungry, Lazy, TriggerPolicy
+from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
@@ -19,11 +18,9 @@ __all__ = [
     "CostFunction",
     "CostTable",
     "Dispatch",
-    "Hungry",
     "Job",
     "LaneBatch",
     "LaneDriver",
-    "Lazy",
     "LearnedCost",
     "PackedCost",
     "PaddedCost",
@@ -34,8 +31,6 @@ __all__ = [
     "Scheduler",
     "SchedulerSettings",
     "Trigger",
-    "TriggerPolicy",
     "Wait",
     "fit_cost_table",
-    "partition_policy",
 ]

@@ -7,7 +7,8 @@ real runs, the simulator and the tests all drive their lanes with this object, s
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.types import Cause, Job, Plan, Refusal, Wait
@@ -31,8 +32,7 @@ class LaneBatch:
         return self.predicted_s if self.started is None else max(0.0, self.started + self.predicted_s - now)
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
     start: tuple[LaneBatch, ...]
@@ -97,18 +97,17 @@ class LaneDriver:
         while self._has_room():
             if not self._prepared:
                 decision = self._ask(now)
-                if decision is None:
-                    break
                 refused += decision.refused
                 if isinstance(decision, Wait):
                     wake_at = decision.wake_at
                     break
-                self._prepare(decision)
-                planned += [job_id for batch in decision.batches for job_id in batch.ids]
+                for ids, predicted_s in decision.batches:
+                    made_by = decision.trigger.value, decision.partition
+                    self._prepared.append(LaneBatch(ids, *made_by, predicted_s, decision.dp_gain))
+                    planned += ids
                 continue
-            batch = self._prepared.popleft()
-            self._submit(batch, now)
-            start.append(batch)
+            start.append(self._prepared.popleft())
+            self.run_now(start[-1], now)
         return Dispatch(tuple(start), tuple(refused), tuple(planned), wake_at)
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
@@ -139,9 +138,6 @@ class LaneDriver:
 
     def run_now(self, batch: LaneBatch, now: float) -> None:
         """A batch that the caller hands to the lanes at once, such as a health probe."""
-        self._submit(batch, now)
-
-    def _submit(self, batch: LaneBatch, now: float) -> None:
         batch.started = None if self.is_busy else now
         self._submitted.append(batch)
 
@@ -150,18 +146,10 @@ class LaneDriver:
             return True
         return len(self._submitted) == self.num_lanes and (bool(self._prepared) or self.scheduler.is_full)
 
-    def _ask(self, now: float) -> Plan | Wait | None:
-        if self.draining:
-            return self.scheduler.drain(now)
+    def _ask(self, now: float) -> Plan | Wait:
         first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
         idle_lanes = max(1, self.num_lanes - len(self._submitted))
-        return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s)
-
-    def _prepare(self, plan: Plan) -> None:
-        for batch in plan.batches:
-            self._prepared.append(
-                LaneBatch(batch.ids, plan.trigger.value, plan.partition, batch.predicted_s, plan.dp_gain)
-            )
+        return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
 
     def _try_one(self, jobs: Sequence[Job], refused: list[Refusal], now: float, *, together: bool) -> list[Refusal]:
         overloaded = {refusal.id for refusal in refused if refusal.cause is Cause.OVERLOADED}
@@ -169,6 +157,6 @@ class LaneDriver:
             return refused
         self._next_trial = now + _TRIAL_EVERY_S
         tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
-        self.scheduler.add([replace(job, deadline=math.inf) for job in tried], now)
+        self.scheduler.add([job._replace(deadline=math.inf) for job in tried], now)
         ids = {job.id for job in tried}
         return [refusal for refusal in refused if refusal.id not in ids]

@@ -1,7 +1,7 @@
 """The scheduler's inputs and outputs. Nothing here knows of Kafka, tensors or a clock."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Trigger(StrEnum):
@@ -23,21 +23,17 @@ class Cause(StrEnum):
     QUEUED = "queued"  # admitted, but its deadline passed in the queue, or can no longer be met
 
 
-@dataclass(slots=True)  # not frozen: that would double the cost of making one
-class Job:
+class Job(NamedTuple):
     """One sequence waiting for the engine."""
 
     id: int  # unique among queued jobs; the caller's handle
     num_tokens: int  # >= 1
     arrival: float  # seconds, on the caller's clock (the same clock as `now`)
-    deadline: float | None = (
-        None  # on that clock. None: arrival + slo_s if that is set and the job is online; else none
-    )
+    deadline: float | None = None  # on that clock. None: arrival + slo_s if that is set and the job is online
     bulk: bool = False  # bulk jobs run where online ones leave room
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """The rejection of a job. It has left the queue, or never entered it."""
 
     id: int
@@ -46,16 +42,14 @@ class Refusal:
     late_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Jobs that run together."""
 
     ids: tuple[int, ...]
     predicted_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Batches to run now, in this order.
 
     Every id was queued and appears once, in a batch or in `refused`; all leave the queue.
@@ -68,8 +62,7 @@ class Plan:
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that this partition saves; 0 where FIFO was taken
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Nothing to run yet."""
 
     wake_at: float | None  # ask again at this time if nothing arrives before; None: only an arrival can change it

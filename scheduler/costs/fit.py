@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 
 import numpy as np
 
@@ -17,8 +16,6 @@ _LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
 _ABSURD = 8.0  # times as long, or as short, as the other timings allow
 _AGREED = 0.01  # mean square of logs: 10 %
 _MAX_S = 3600.0  # no batch takes an hour
-
-Base = PackedCost | PaddedCost
 
 
 def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bool) -> CostTable:
@@ -66,12 +63,12 @@ def _without_absurd(samples: Sequence[Sample], padded: bool) -> list[Sample]:
     return kept
 
 
-def _disagreement(base: Base, samples: Sequence[Sample]) -> float:
+def _disagreement(base: PackedCost, samples: Sequence[Sample]) -> float:
     """Mean of log(predicted / measured) squared, which counts too long and too short alike."""
     return sum(math.log(sample.predicted_by(base) / sample.seconds) ** 2 for sample in samples) / len(samples)
 
 
-def _fit_base(samples: Sequence[Sample], padded: bool) -> Base:
+def _fit_base(samples: Sequence[Sample], padded: bool) -> PackedCost:
     if padded:
         columns = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
     else:
@@ -101,25 +98,20 @@ def _fit_law(
 
 
 def _fit_non_negative(features: FloatArray, measured: FloatArray) -> FloatArray:
-    """Coefficients >= 0, one a column, with the least relative squared error.
-
-    At most three columns, so every support is tried: the optimum is the unconstrained fit of one of them.
-    """
+    """Coefficients >= 0, one a column, with the least relative squared error: negative ones are left out in turn."""
     relative = features / measured[:, None]
     scale = np.linalg.norm(relative, axis=0)
-    relative /= scale
-    best_error, best = math.inf, np.zeros(len(scale))
-    supports = (s for size in range(len(scale)) for s in combinations(range(len(scale)), size + 1))
-    for columns in map(list, supports):
-        solution = np.linalg.lstsq(relative[:, columns], np.ones(len(measured)), rcond=None)[0]
-        error = float(np.sum((relative[:, columns] @ solution - 1) ** 2))
-        if error < best_error and np.all(solution >= 0):
-            best_error, best = error, np.zeros(len(scale))
-            best[columns] = solution / scale[columns]
-    return best
+    columns = list(range(len(scale)))
+    while True:
+        solution = np.linalg.lstsq(relative[:, columns] / scale[columns], np.ones(len(measured)), rcond=None)[0]
+        if np.all(solution >= 0):
+            coefficients = np.zeros(len(scale))
+            coefficients[columns] = solution / scale[columns]
+            return coefficients
+        del columns[int(np.argmin(solution))]
 
 
-def _with_factors(base: Base, samples: Sequence[Sample]) -> CostTable:
+def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
     """The base with factors by least squares on relative errors; where no timing speaks, neighbours do, or 1."""
     size_of = np.array([float(s.count if base.padded else s.tokens) for s in samples])
     longest_of = np.array([float(s.longest) for s in samples])
@@ -127,17 +119,13 @@ def _with_factors(base: Base, samples: Sequence[Sample]) -> CostTable:
     num = len(sizes) * len(lengths)
     ratio = np.array([sample.predicted_by(base) / sample.seconds for sample in samples])
     weights = _weights(sizes, size_of)[:, :, None] * _weights(lengths, longest_of)[:, None, :]
-    places = np.arange(num).reshape(len(sizes), len(lengths))
-    neighbours = [*zip(places[1:].flat, places[:-1].flat, strict=True)]
-    neighbours += zip(places[:, 1:].flat, places[:, :-1].flat, strict=True)
-    stiff = np.zeros((len(neighbours), num))
-    for row, (one, other) in enumerate(neighbours):
-        stiff[row, one], stiff[row, other] = _STIFFNESS, -_STIFFNESS
-    to_one = np.eye(num) * _STIFFNESS**2
-    system = np.concatenate([ratio[:, None] * weights.reshape(len(samples), num), stiff, to_one])
+    knots = np.eye(num).reshape(len(sizes), len(lengths), num)
+    steps = [np.diff(knots, axis=axis).reshape(-1, num) for axis in (0, 1)]
+    stiff = _STIFFNESS * np.concatenate(steps)
+    system = np.concatenate([ratio[:, None] * weights.reshape(-1, num), stiff, np.eye(num) * _STIFFNESS**2])
     wanted = np.concatenate([np.ones(len(samples)), np.zeros(len(stiff)), np.full(num, _STIFFNESS**2)])
     factors = np.clip(np.linalg.lstsq(system, wanted, rcond=None)[0], _LEAST_FACTOR, _MOST_FACTOR)
-    rows = tuple(tuple(row) for row in factors.reshape(places.shape).tolist())
+    rows = tuple(tuple(row) for row in factors.reshape(len(sizes), len(lengths)).tolist())
     return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
 
 
@@ -149,14 +137,12 @@ def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def _knots(values: FloatArray, most: int) -> FloatArray:
-    """Some of the values, each a good step above the one before, the least and the greatest among them."""
-    distinct = np.unique(values)
-    knots = [distinct[0]]
-    for value in distinct[1:]:
+    """At most so many of the values, each a good step above the one before, the least and the greatest among them."""
+    knots = [values.min()]
+    for value in np.unique(values):
         if value >= knots[-1] * _KNOT_RATIO:
             knots.append(value)
     if len(knots) > 1:
-        knots[-1] = distinct[-1]
-    if len(knots) > most:
-        knots = [knots[place] for place in np.linspace(0, len(knots) - 1, most).round().astype(int)]
-    return np.array(knots, dtype=np.float64)
+        knots[-1] = values.max()
+    chosen = np.linspace(0, len(knots) - 1, min(most, len(knots))).round().astype(int)
+    return np.array([knots[place] for place in chosen], dtype=np.float64)

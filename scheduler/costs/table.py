@@ -3,22 +3,21 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
-
-# The factor inside one cell of the grid, as (p, q, r, s) of p + q * longest + r * size + s * size * longest.
-_Cell = tuple[float, float, float, float]
 
 
 class CorruptTable(ValueError):
     """Stored data that cannot be a cost table."""
 
 
-_KEYS = {"padded", "floor_s", "alpha_s", "beta_s", "gamma_s", "sizes", "lengths", "factors", "samples"}
+_LAW = ("floor_s", "alpha_s", "beta_s", "gamma_s")
+_KEYS = {"padded", *_LAW, "sizes", "lengths", "factors", "samples"}
 _MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
 _MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
 
@@ -58,52 +57,44 @@ class CostTable:
     Raises ValueError for knots that do not ascend or factors that are not positive.
     """
 
-    base: PackedCost | PaddedCost
+    base: PackedCost  # or PaddedCost
     sizes: tuple[float, ...] = (1.0,)  # knots, ascending: total tokens (packed) or count of sequences (padded)
     lengths: tuple[float, ...] = (1.0,)  # knots, ascending: longest sequence
     factors: tuple[tuple[float, ...], ...] = ((1.0,),)  # [len(sizes)][len(lengths)]
     samples: tuple[Sample, ...] = field(default=(), compare=False, repr=False)  # what it was fitted to
-    _cells: tuple[tuple[_Cell, ...], ...] = field(init=False, compare=False, repr=False)
-    _least: float = field(init=False, compare=False, repr=False)  # factor
+    # Sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for looking up many batches. The factor in a cell (p, q, r, s)
+    # is p + q * longest + r * size + s * size * longest.
     arrays: tuple[FloatArray, FloatArray, FloatArray] = field(init=False, compare=False, repr=False)
-    """sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for looking up many batches."""
+    _cells: list[list[list[float]]] = field(init=False, compare=False, repr=False)  # for one batch
 
     def __post_init__(self) -> None:
         _check_knots("sizes", self.sizes)
         _check_knots("lengths", self.lengths)
-        factors = [factor for row in self.factors for factor in row]
         if [len(row) for row in self.factors] != [len(self.lengths)] * len(self.sizes):
             raise ValueError(f"factors must be {len(self.sizes)} rows of {len(self.lengths)}.")
-        if not all(0 < factor < math.inf for factor in factors):
+        if not all(0 < factor < math.inf for row in self.factors for factor in row):
             raise ValueError("factors must be finite and above 0.")
         sizes, lengths = np.array(self.sizes, dtype=np.float64), np.array(self.lengths, dtype=np.float64)
         cells = np.einsum("icn,nm,jdm->ijcd", knot_lines(sizes), np.array(self.factors), knot_lines(lengths))
         cells = np.ascontiguousarray(cells.reshape(len(sizes) + 1, len(lengths) + 1, 4))
         object.__setattr__(self, "arrays", (sizes, lengths, cells))
-        object.__setattr__(self, "_cells", tuple(tuple(map(tuple, row)) for row in cells.tolist()))
-        object.__setattr__(self, "_least", min(factors))
+        object.__setattr__(self, "_cells", cells.tolist())
 
     @property
     def padded(self) -> bool:
         return self.base.padded
 
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
-        if not (
-            isinstance(tokens, np.ndarray)
-            or isinstance(squares, np.ndarray)
-            or isinstance(longest, np.ndarray)
-            or isinstance(count, np.ndarray)
-        ):
-            return self._one(tokens, squares, longest, count)
-        sizes, lengths, cells = self.arrays
-        size = np.asarray(count if self.base.padded else tokens, dtype=np.float64)
-        where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
-        p, q, r, s = np.moveaxis(cells[where], -1, 0)
-        factor: FloatArray = p + q * longest + (r + s * longest) * size
-        return self.base.seconds(tokens, squares, longest, count) * factor
-
-    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
-        return self._least * self.base.lower_bound(tokens, squares, num_batches)
+        law_s = self.base.seconds(tokens, squares, longest, count)
+        size = count if self.base.padded else tokens
+        if isinstance(size, np.ndarray) or isinstance(longest, np.ndarray):
+            sizes, lengths, cells = self.arrays
+            where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
+            p, q, r, s = np.moveaxis(cells[where], -1, 0)
+        else:
+            p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
+        seconds: Value = law_s * (p + q * longest + (r + s * longest) * size)
+        return seconds
 
     def residuals(self) -> list[Residual]:
         """Each timing of the fit beside its prediction, in the order they were given."""
@@ -113,10 +104,7 @@ class CostTable:
         """Plain JSON data, from which `from_dict` makes an equal table."""
         return {
             "padded": self.padded,
-            "floor_s": self.base.floor_s,
-            "alpha_s": self.base.alpha_s,
-            "beta_s": self.base.beta_s,
-            "gamma_s": self.base.gamma_s,
+            **asdict(self.base),
             "sizes": list(self.sizes),
             "lengths": list(self.lengths),
             "factors": [list(row) for row in self.factors],
@@ -134,28 +122,16 @@ class CostTable:
         base = PaddedCost if data["padded"] else PackedCost
         try:
             return cls(
-                base(*(_number(name, data[name]) for name in ("floor_s", "alpha_s", "beta_s", "gamma_s"))),
-                _numbers("sizes", data["sizes"]),
-                _numbers("lengths", data["lengths"]),
-                tuple(_numbers("factors", row) for row in _list("factors", data["factors"])),
-                tuple(_to_sample(row) for row in _list("samples", data["samples"])),
+                base(*[_numbers(name, data[name], 0) for name in _LAW]),
+                _numbers("sizes", data["sizes"], 1),
+                _numbers("lengths", data["lengths"], 1),
+                _numbers("factors", data["factors"], 2),
+                tuple(_to_sample(row) for row in _numbers("samples", data["samples"], 2)),
             )
         except CorruptTable:
             raise
         except ValueError as error:
             raise CorruptTable(f"A cost table that cannot be true: {error}") from error
-
-    def _one(self, tokens: float, squares: float, longest: float, count: float) -> float:
-        """Seconds of a single batch. Asked at every poll, hence by hand."""
-        base = self.base
-        if base.padded:
-            size, tokens = count, longest * count
-            squares = tokens * longest
-        else:
-            size = tokens
-        work = base.alpha_s + base.beta_s * tokens + base.gamma_s * squares
-        p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
-        return (work if work > base.floor_s else base.floor_s) * (p + q * longest + (r + s * longest) * size)
 
 
 def _check_knots(name: str, knots: Sequence[float]) -> None:
@@ -178,25 +154,19 @@ def knot_lines(knots: FloatArray) -> FloatArray:
     return lines
 
 
-def _number(name: str, value: object) -> float:
+def _numbers(name: str, value: object, depth: int) -> Any:
+    """A finite number, or lists of such in lists, `depth` deep, as tuples."""
+    if depth > 0:
+        if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
+            raise CorruptTable(f"{name} must be a list of at most {_MAX_ENTRIES}. Found: {value!r:.40}")
+        return tuple(_numbers(name, entry, depth - 1) for entry in value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         raise CorruptTable(f"{name} must hold finite numbers. Found: {value!r:.40}")
     return float(value)
 
 
-def _list(name: str, value: object) -> list[object]:
-    if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
-        raise CorruptTable(f"{name} must be a list of at most {_MAX_ENTRIES}. Found: {value!r:.40}")
-    return value
-
-
-def _numbers(name: str, value: object) -> tuple[float, ...]:
-    return tuple(_number(name, entry) for entry in _list(name, value))
-
-
-def _to_sample(value: object) -> Sample:
-    numbers = _numbers("samples", value)
+def _to_sample(numbers: Sequence[float]) -> Sample:
     if len(numbers) != 5 or not all(number.is_integer() and number >= 1 for number in numbers[:4]) or numbers[4] <= 0:
-        raise CorruptTable(f"A sample is [tokens, squares, longest, count, seconds]. Found: {value!r:.80}")
+        raise CorruptTable(f"A sample is [tokens, squares, longest, count, seconds]. Found: {numbers!r:.80}")
     tokens, squares, longest, count = map(int, numbers[:4])
     return Sample(tokens, squares, longest, count, numbers[4])

@@ -8,8 +8,8 @@ import numpy as np
 from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.policies.order import Draft
 from penstock.scheduler.policies.partition import Caps
+from penstock.scheduler.queueing.job_queue import QueuedJob
 from penstock.scheduler.queueing.lateness import LatenessTracker
-from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.settings import SchedulerSettings
 
 _LOAD_WINDOW_S = 0.25  # time over which the online load is averaged

@@ -27,23 +27,19 @@ def cheapest_cuts(
 
     Returns ([0, ..., n], seconds of each batch). C[0] = 0 and C[j] = min over i < j of C[i] + cost(i..j), where a batch
     of two or more that breaks a cap costs infinity. (The paper's printed listing has index slips; this is its Eq. 2
-    with `cost` as the whole batch's seconds.) A cost table's recurrence is compiled, any other cost's is numpy's.
+    with `cost` as the whole batch's seconds.) The compiled recurrence reads the cost's table: TypeError if it has none.
 
     Contiguity loses nothing when the cost depends on (longest, count) alone and never falls with the longest, as in an
     engine that pads: deal the longest sequences to the batch with the largest maximum, the next to the next, and no
     batch's maximum, cost, or use of a cap grows. Under a packed cost the optimum may not be contiguous.
     """
+    table, scale = _tabulated(cost)
     low = _first_fitting(ascending, max_sequences, max_tokens, padded=cost.padded)
     best, cut = np.zeros(len(ascending) + 1), np.zeros(len(ascending) + 1, dtype=np.int64)
-    tabulated = _tabulated(cost)
-    if tabulated is None:
-        _cut_by_asking(ascending, low, cost, max_seconds, best, cut)
-    else:
-        table, scale = tabulated
-        work = (table.base.beta_s + table.base.gamma_s * ascending) * ascending
-        queue = ascending, np.append(0.0, np.cumsum(ascending)), np.append(0.0, np.cumsum(work))
-        load_kernel().cut(queue, low, _for_kernel(table), max_seconds / scale, best, cut)
-        best *= scale
+    work = (table.base.beta_s + table.base.gamma_s * ascending) * ascending
+    queue = ascending, np.append(0.0, np.cumsum(ascending)), np.append(0.0, np.cumsum(work))
+    load_kernel().cut(queue, low, _for_kernel(table), max_seconds / scale, best, cut)
+    best *= scale
     cuts = [len(ascending)]
     while cuts[-1] > 0:
         cuts.append(int(cut[cuts[-1]]))
@@ -67,15 +63,15 @@ def load_kernel() -> ModuleType:
     return dp_kernel
 
 
-def _tabulated(cost: CostFunction) -> tuple[CostTable, float] | None:
-    """The cost as (table, scale), where it is one."""
+def _tabulated(cost: CostFunction) -> tuple[CostTable, float]:
+    """The cost as a table, and what to multiply it by."""
     if isinstance(cost, LearnedCost):
         return cost.table, cost.scale
     if isinstance(cost, CostTable):
         return cost, 1.0
-    if isinstance(cost, PackedCost | PaddedCost):
+    if isinstance(cost, PackedCost):
         return _flat(cost), 1.0
-    return None
+    raise TypeError(f"The dynamic program needs a cost with a table. Given: {type(cost).__name__}")
 
 
 _flat = lru_cache(CostTable)
@@ -96,23 +92,3 @@ def _first_fitting(ascending: FloatArray, max_sequences: int, max_tokens: int, *
         before = np.concatenate([[0.0], np.cumsum(ascending)])
         by_tokens = np.searchsorted(before, before[1:] - max_tokens)
     return np.clip(np.maximum(by_tokens, stops - max_sequences), 0, stops - 1)
-
-
-def _cut_by_asking(
-    ascending: FloatArray, low: IntArray, cost: CostFunction, max_seconds: float, best: FloatArray, cut: IntArray
-) -> None:
-    """The recurrence over prices asked of the cost, a row at a time."""
-    tokens_before = np.append(0.0, np.cumsum(ascending))
-    squares_before = np.append(0.0, np.cumsum(ascending * ascending))
-    for stop in range(1, len(ascending) + 1):
-        starts = np.arange(low[stop - 1], stop)
-        tokens = tokens_before[stop] - tokens_before[starts]
-        squares = squares_before[stop] - squares_before[starts]
-        seconds = np.asarray(cost.seconds(tokens, squares, ascending[stop - 1], stop - starts.astype(np.float64)))
-        seconds = np.broadcast_to(seconds, starts.shape)
-        if not np.isfinite(seconds).all():
-            raise ValueError("A cost function must give finite seconds, 0 or more. It gave others.")
-        fits = (seconds <= max_seconds) | (starts == stop - 1)
-        totals = best[starts] + np.where(fits, seconds, np.inf)
-        place = int(np.argmin(totals))
-        best[stop], cut[stop] = totals[place], starts[place]

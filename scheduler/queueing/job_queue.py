@@ -1,19 +1,75 @@
-"""The queue of jobs: one list in due order, with the sums and bounds of its jobs."""
+"""The queue of jobs in due order, with the sums and bounds of its jobs, and how late it would make one more."""
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, KeysView
-from itertools import islice
-from operator import attrgetter
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, KeysView, Sequence
+from typing import NamedTuple
 
-from penstock.scheduler.queueing.queued_job import Bounds, QueuedJob
-from penstock.scheduler.queueing.timeline import Timeline
+import numpy as np
 
-_KEY = attrgetter("key")
+from penstock.scheduler.costs.cost import FloatArray
+
+
+class QueuedJob(NamedTuple):
+    """A queued job. It compares by its place in the queue. Its times are the scheduler's steady time."""
+
+    due: float
+    number: int  # unique: of two jobs due at once, the one that came first is first
+    id: int
+    num_tokens: int
+    arrival: float
+    deadline: float  # inf: none
+    work_s: float  # estimated seconds for which it keeps the lanes busy, all of them together
+    latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
+
+
+class Bounds(NamedTuple):
+    """Extremes over jobs, on which triggers and caps depend."""
+
+    longest: int = 0  # tokens
+    oldest_arrival: float = math.inf
+    half_slo_at: float = math.inf  # earliest moment at which a job has used half the time its deadline gave it
+    tightest_slo_s: float = math.inf  # least deadline - arrival
+
+    def with_jobs(self, jobs: Sequence[QueuedJob]) -> "Bounds":
+        """The bounds over these jobs too, at least one."""
+        return Bounds(
+            max(self.longest, max([job.num_tokens for job in jobs])),
+            min(self.oldest_arrival, min([job.arrival for job in jobs])),
+            min(self.half_slo_at, min([job.arrival + job.deadline for job in jobs]) / 2),
+            min(self.tightest_slo_s, min([job.deadline - job.arrival for job in jobs])),
+        )
+
+
+class _Timeline(NamedTuple):
+    """Jobs that run one after the other, by place in the queue: the exact part of admission."""
+
+    ahead_s: FloatArray  # [n + 1]: work before each place
+    slack: FloatArray  # [n]: the latest moment to begin with the first job so that this one is in time
+
+    @classmethod
+    def of(cls, jobs: Sequence[QueuedJob]) -> "_Timeline":
+        ahead_s = np.append(0.0, np.cumsum([job.work_s for job in jobs]))
+        return cls(ahead_s, np.array([job.latest_begin for job in jobs]) - ahead_s[:-1])
+
+    def with_job(self, place: int, job: QueuedJob) -> "_Timeline":
+        ahead_s, slack = self
+        own = [job.latest_begin - ahead_s[place]]
+        return _Timeline(
+            np.concatenate((ahead_s[: place + 1], ahead_s[place:] + job.work_s)),
+            np.concatenate((slack[:place], own, slack[place:] - job.work_s)),
+        )
+
+    def without_first(self, num: int) -> "_Timeline":
+        return _Timeline(self.ahead_s[num:] - self.ahead_s[num], self.slack[num:] + self.ahead_s[num])
+
+    def latest_begin(self, place: int) -> float:
+        """The latest moment to begin with the first job so that all from this place on are in time."""
+        return float(self.slack[place:].min(initial=math.inf))
 
 
 class JobQueue:
-    """Jobs by id, and in the order of their keys. The sums are to be read, not written.
+    """Jobs by id, and in due order. The sums are to be read, not written.
 
     Adding at the end and taking from the front cost little however many jobs wait. Bounds and timeline are built when
     asked for, after jobs have left.
@@ -23,11 +79,11 @@ class JobQueue:
         self.tokens = self.squares = 0  # sums of lengths, and of squared lengths
         self.work_s = 0.0
         # If the lanes begin with this queue by this moment, every job is in time. It may err on the early side.
-        self.safe_begin = math.inf
+        self._safe_begin = math.inf
         self._by_id: dict[int, QueuedJob] = {}
         self._jobs: list[QueuedJob] = []
-        self._bounds: Bounds | None = None
-        self._timeline: Timeline | None = None
+        self._bounds: Bounds | None = Bounds()
+        self._timeline: _Timeline | None = None
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -44,82 +100,91 @@ class JobQueue:
         """The `num` jobs due first, or all when there are fewer. They stay queued."""
         return self._jobs[:num]
 
-    def add(self, job: QueuedJob) -> None:
-        """Queue a job whose id and key are not queued."""
-        place = self._place_of(job)
-        if place < len(self._jobs):
-            self.safe_begin -= job.work_s  # as if every job were behind it, and below as if it were last
-        if job.latest_begin - self.work_s < self.safe_begin:
-            self.safe_begin = job.latest_begin - self.work_s
-        self._jobs.insert(place, job)
+    def add(self, jobs: Sequence[QueuedJob]) -> None:
+        """Queue jobs, at least one, whose ids and numbers are not queued."""
+        jobs = sorted(jobs)
+        work_s = sum([job.work_s for job in jobs])
+        are_last = not self._jobs or self._jobs[-1] < jobs[0]
+        # As if each of them came before all queued jobs, and behind them.
+        latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
+        self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
         if self._timeline is not None:
-            self._timeline.insert(place, job)
-            if self._timeline.is_full:
-                self._timeline = None
+            self._timeline = self._timeline.with_job(self._place(jobs[0]), jobs[0]) if len(jobs) == 1 else None
+        if are_last:
+            self._jobs += jobs
+        else:
+            for job in jobs:
+                insort(self._jobs, job)
+        self._by_id.update(zip([job.id for job in jobs], jobs, strict=True))
         if self._bounds is not None:
-            self._bounds = self._bounds.widened_by(job)
-        self._by_id[job.id] = job
-        self.tokens += job.num_tokens
-        self.squares += job.num_tokens * job.num_tokens
-        self.work_s += job.work_s
+            self._bounds = self._bounds.with_jobs(jobs)
+        self.tokens += sum([job.num_tokens for job in jobs])
+        self.squares += sum([job.num_tokens * job.num_tokens for job in jobs])
+        self.work_s += work_s
 
     def remove(self, ids: Iterable[int]) -> int:
         """Forget these jobs; ids that are not queued are skipped. Returns how many left."""
         gone = [job for job in [self._by_id.pop(job_id, None) for job_id in ids] if job is not None]
         if not gone:
             return 0
-        keys = [job.key for job in gone]
-        begin = bisect_left(self._jobs, min(keys), key=_KEY)
-        end = bisect_left(self._jobs, max(keys), begin, key=_KEY) + 1
-        self._jobs[begin:end] = [job for job in islice(self._jobs, begin, end) if job.id in self._by_id]
-        if self._timeline is not None and end == len(gone):
-            self._timeline.remove_first(end)
+        if gone == self._jobs[: len(gone)]:
+            del self._jobs[: len(gone)]
+            self._timeline = None if self._timeline is None else self._timeline.without_first(len(gone))
         else:
+            begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
+            self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
             self._timeline = None
-        self._bounds = None
+        self._bounds = None if self._jobs else Bounds()
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
         if not self._jobs:
-            self.work_s, self.safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
+            self.work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
         return len(gone)
 
     def bounds(self) -> Bounds:
         """Over all jobs."""
         if self._bounds is None:
-            self._bounds = Bounds.of(self._jobs)
+            self._bounds = Bounds().with_jobs(self._jobs)
         return self._bounds
 
-    def latest_begin_with(self, job: QueuedJob) -> float:
-        """The latest moment for the lanes to begin with this queue and `job`, so that it and those behind are in time.
+    def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
+        """Whether no job is late with these, not queued yet, in whichever order they come. It may err to no.
 
-        `job` is not queued.
+        `begin`: when the lanes are predicted to begin with the queue.
         """
-        place = self._place_of(job)
-        if place == len(self._jobs):
-            return job.latest_begin - self.work_s
+        work_s = sum([job.work_s for job in jobs])
+        if begin + self.work_s + work_s > min([job.latest_begin for job in jobs]):
+            return False
+        return begin + work_s <= self._safe_begin or not self._jobs or self._jobs[-1] < min(jobs)
+
+    def lateness(self, job: QueuedJob, begin: float) -> float:
+        """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
+        place = self._place(job)
+        last_s = begin + self.work_s - job.latest_begin  # its lateness as the last of the queue
+        if place == len(self._jobs) or (last_s <= 0 and begin + job.work_s <= self._safe_begin):
+            return last_s
         if self._timeline is None:
-            self._timeline = Timeline(self._jobs)
-            self.safe_begin = self._timeline.latest_start(0)
-        behind = self._timeline.latest_start(place) - job.work_s
-        return min(job.latest_begin - self._timeline.ahead_s(place), behind)
+            self._timeline = _Timeline.of(self._jobs)
+            self._safe_begin = self._timeline.latest_begin(0)
+        own = job.latest_begin - float(self._timeline.ahead_s[place])
+        return begin - min(own, self._timeline.latest_begin(place) - job.work_s)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when a kept sum or bound, or the order, differs from the jobs. O(queued)."""
         jobs = self._jobs
-        keys = [job.key for job in jobs]
-        if keys != sorted(keys) or self._by_id != {job.id: job for job in jobs}:
+        if jobs != sorted(jobs) or self._by_id != {job.id: job for job in jobs}:
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
         kept = self.tokens, self.squares, self.bounds()
-        tokens = sum(job.num_tokens for job in jobs)
-        found = tokens, sum(job.num_tokens**2 for job in jobs), Bounds.of(jobs)
+        tokens, squares = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs)
+        found = tokens, squares, Bounds().with_jobs(jobs) if jobs else Bounds()
         work_s = sum(job.work_s for job in jobs)
-        is_safe = self.safe_begin <= Timeline(jobs).latest_start(0) + 1e-6
+        is_safe = self._safe_begin <= _Timeline.of(jobs).latest_begin(0) + 1e-6
         if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
-    def _place_of(self, job: QueuedJob) -> int:
+    def _place(self, job: QueuedJob) -> int:
         """Where it is due, among the jobs as they are."""
-        if not self._jobs or self._jobs[-1].key < job.key:
+        if not self._jobs or self._jobs[-1] < job:
             return len(self._jobs)
-        return bisect_left(self._jobs, job.key, key=_KEY)
+        return bisect_left(self._jobs, job)

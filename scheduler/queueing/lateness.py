@@ -7,7 +7,6 @@ _NUM_RECENT = 64  # batches that are remembered
 _BLOCK = 8  # batches in a block, in whose mean chance delays cancel
 _HIGH = 0.9  # quantile taken as a margin
 _MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
-_LEAST_HORIZON_S, _MOST_HORIZON_S = 0.02, 1.0  # one delay counts no more than the SLO, within these bounds
 
 
 class LatenessTracker:
@@ -17,31 +16,24 @@ class LatenessTracker:
     margin of queued work is a high quantile of the means of blocks of batches.
     """
 
-    def __init__(self, slo_s: float) -> None:
-        """`slo_s`: of online jobs; inf if they have none."""
-        self._horizon_s = max(_LEAST_HORIZON_S, min(slo_s, _MOST_HORIZON_S))
-        self._late_s: deque[float] = deque(maxlen=_NUM_RECENT)
-        self._predicted_s: deque[float] = deque(maxlen=_NUM_RECENT)
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)  # predicted seconds, lateness
         self._mean_s = 0.0  # high quantile of the blocks' means
         self.batch_s = 0.0  # high quantile of a batch's lateness
         self.usual_s = 0.0  # its median
+        self.slowdown = 1.0  # duration of a usual batch over its predicted duration
 
     def observe(self, predicted_s: float, late_s: float) -> None:
         """A batch ended `late_s` later than predicted; below 0: sooner. Times that are no numbers are ignored."""
         if not (-math.inf < late_s < math.inf and 0 <= predicted_s < math.inf):
             return
-        self._late_s.append(max(-self._horizon_s, min(self._horizon_s, late_s)))
-        self._predicted_s.append(predicted_s)
-        recent = list(self._late_s)
-        blocks = [recent[begin : begin + _BLOCK] for begin in range(0, len(recent), _BLOCK)]
+        self._recent.append((predicted_s, late_s))
+        late = [late_s for _, late_s in self._recent]
+        blocks = [late[begin : begin + _BLOCK] for begin in range(0, len(late), _BLOCK)]
         self._mean_s = _quantile([sum(block) / len(block) for block in blocks], _HIGH)
-        self.usual_s, self.batch_s = _quantile(recent, 0.5), _quantile(recent, _HIGH)
-
-    @property
-    def slowdown(self) -> float:
-        """Duration of a usual batch over its predicted duration."""
-        predicted_s = sum(self._predicted_s)
-        return 1 + (self.usual_s * len(self._predicted_s) / predicted_s if predicted_s > 0 else 0.0)
+        self.usual_s, self.batch_s = _quantile(late, 0.5), _quantile(late, _HIGH)
+        mean_predicted_s = sum([predicted_s for predicted_s, _ in self._recent]) / len(late)
+        self.slowdown = 1 + (self.usual_s / mean_predicted_s if mean_predicted_s > 0 else 0.0)
 
     def share(self, full_s: float) -> float:
         """Share of predicted time that queued work takes longer if it runs in batches of `full_s`."""
@@ -50,4 +42,4 @@ class LatenessTracker:
 
 def _quantile(values: list[float], share: float) -> float:
     """At least 0."""
-    return max(0.0, sorted(values)[min(len(values) - 1, int(share * len(values)))])
+    return max(0.0, sorted(values)[int(share * len(values))])

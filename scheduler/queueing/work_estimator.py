@@ -4,84 +4,67 @@ import math
 from collections.abc import Sequence
 
 from penstock.scheduler.costs.cost import CostFunction
-from penstock.scheduler.policies.order import Draft
 from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.types import Job
 
 # Of an SLO, for a batch: one may be running, one prepared, and the job's own still ends in time, with a quarter left
 # for delays before and after, and for prediction errors.
 BATCH_SHARE = 1 / 4
-LATENESS_SHARE = 1 / 8  # of an SLO, at most, for batches that end later than predicted
-
-_MEMORY = 1024  # jobs from which the typical mix is known
 
 
 class WorkEstimator:
-    """Seconds a token in a full batch of recent jobs, times planned over estimated seconds of the last full plan.
+    """Seconds a token in the last full plan; before the first, in a full batch like the first jobs.
 
-    The ratio covers what one typical batch leaves out: padding, and batches that do not come out even.
+    A plan covers what one typical batch leaves out: padding, and batches that do not come out even.
     """
 
     def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
         self._cost = cost
         self._caps = caps
         self._slo_s = slo_s
-        self._count = self._tokens = self._squares = 0.0  # of the jobs remembered
-        self._full_token_s = 0.0  # a token in a full batch
-        self._ratio = 1.0  # planned over estimated seconds
-        self._knows_ratio = False
+        self._knows_plans = False
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
-        self.launch_s = 0.0  # a batch's seconds beyond its tokens'
         self.small_s = 0.0  # the shortest batch
 
     def observe(self, jobs: Sequence[Job]) -> None:
-        """Count arriving jobs into the typical mix."""
-        if self._count > _MEMORY:
-            self._count, self._tokens, self._squares = self._count / 2, self._tokens / 2, self._squares / 2
-        self._count += len(jobs)
-        self._tokens += sum([job.num_tokens for job in jobs])
-        self._squares += sum([job.num_tokens * job.num_tokens for job in jobs])
-        if not self._full_token_s:
-            self._update()
+        """Estimate from arriving jobs, at least one, while nothing better is known."""
+        if self.token_s > 0:
+            return
+        count, tokens = len(jobs), sum([job.num_tokens for job in jobs])
+        squares = sum([job.num_tokens * job.num_tokens for job in jobs])
+        self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
+        full = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
 
-    def learn(self, drafts: Sequence[Draft], *, are_full: bool) -> None:
-        """Compare a plan with its estimate. Underfull batches only lower the ratio.
+        def seconds(times: float) -> float:
+            # The length of an average token's sequence, for the longest.
+            return predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
 
-        Otherwise a ratio that is too high would reject so many jobs that no batch is ever full again.
+        max_seconds = self.longest_batch_s(self._slo_s)
+        if seconds(full) > max_seconds:
+            full = max(1 / count, full * max_seconds / seconds(full))
+        self.full_s, self.token_s = seconds(full), seconds(full) / (tokens * full)
+
+    def learn(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
+        """A plan of online batches, at least one, was made. Underfull batches only lower the estimate.
+
+        Otherwise an estimate that is too high would reject so many jobs that no batch is ever full again.
         """
-        if drafts and self._full_token_s > 0:
-            tokens = sum([job.num_tokens for draft in drafts for job in draft.jobs])
-            ratio = sum([draft.seconds for draft in drafts]) / (tokens * self._full_token_s)
-            self._knows_ratio = self._knows_ratio or are_full
-            if are_full or (self._knows_ratio and ratio < self._ratio):
-                self._ratio = ratio
-        self._update()
+        small_s = predicted_s(self._cost, 1, 1, 1, 1)
+        if self.small_s > 0:  # the cost function has learned: it predicts all batches by this factor longer
+            self.token_s *= small_s / self.small_s
+            self.full_s *= small_s / self.small_s
+        self.small_s = small_s
+        token_s = sum(batch_s) / tokens
+        self._knows_plans = self._knows_plans or are_full
+        if are_full or (self._knows_plans and token_s < self.token_s):
+            self.token_s = token_s
+        if are_full:
+            self.full_s = sum(batch_s) / len(batch_s)
 
     def longest_batch_s(self, slo_s: float) -> float:
         """Most seconds of a batch while this is the tightest SLO queued. One sequence may take longer."""
         return max(slo_s * BATCH_SHARE, self.small_s)
-
-    def _update(self) -> None:
-        """Estimate anew: the cost function learns, and the mix of jobs changes."""
-        single = 1 / self._count
-        full = max(single, min(self._caps.max_sequences / self._count, self._caps.max_tokens / self._tokens))
-        full_s = self._typical_s(full)
-        self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
-        max_seconds = self.longest_batch_s(self._slo_s)
-        if full_s > max_seconds:
-            full = max(single, full * max_seconds / full_s)
-            full_s = self._typical_s(full)
-        self.full_s, self._full_token_s = full_s, full_s / (self._tokens * full)
-        self.token_s = self._full_token_s * self._ratio
-        self.launch_s = max(0.0, self._typical_s(single) - self._tokens * single * self._full_token_s)
-
-    def _typical_s(self, scale: float) -> float:
-        """Seconds of a batch like the jobs remembered, `scale` times as many."""
-        squares = self._squares * scale
-        # The length of an average token's sequence, for the longest: the cost of padding is in the ratio.
-        longest = self._squares / self._tokens
-        return predicted_s(self._cost, self._tokens * scale, squares, longest, self._count * scale)
 
 
 def predicted_s(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:

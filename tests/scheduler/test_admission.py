@@ -8,9 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
-from penstock.scheduler.policies.admission import InTime
-from penstock.scheduler.queueing.job_queue import JobQueue
-from penstock.scheduler.queueing.queued_job import QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
@@ -163,10 +161,10 @@ def test_the_work_before_a_job_decides() -> None:
 def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> None:
     """The queued job has the later deadline, but its batch is long, so it must begin before the new job."""
     queue = JobQueue()
-    queue.add(QueuedJob(0, 1, False, 0.0, 10.0, (10.0, 0), 1.0, 5.0))
-    newcomer = QueuedJob(1, 1, False, 0.0, 9.9, (9.9, 1), 0.25, 9.8)
-    assert InTime().lateness(queue, newcomer, 4.875) == pytest.approx(0.125)
-    assert InTime().lateness(queue, newcomer, 4.75) <= 0.0
+    queue.add([QueuedJob(10.0, 0, 0, 1, 0.0, 10.0, 1.0, 5.0)])
+    newcomer = QueuedJob(9.9, 1, 1, 1, 0.0, 9.9, 0.25, 9.8)
+    assert queue.lateness(newcomer, 4.875) == pytest.approx(0.125)
+    assert queue.lateness(newcomer, 4.75) <= 0.0
 
 
 def test_late_arrivals_are_refused_with_how_late_they_are() -> None:

@@ -1,7 +1,5 @@
 """The law of launch and work: one batch or many, packed or padded."""
 
-import random
-
 import numpy as np
 import pytest
 
@@ -38,18 +36,3 @@ def test_only_a_padded_cost_pays_for_padding() -> None:
     assert padded.padded
     assert packed.seconds(12, 80, 8, 2) < padded.seconds(12, 80, 8, 2)
     assert packed.seconds(16, 128, 8, 2) == padded.seconds(16, 128, 8, 2)
-
-
-@pytest.mark.parametrize("kind", [PackedCost, PaddedCost])
-def test_no_partition_costs_less_than_the_lower_bound(kind: type[PackedCost] | type[PaddedCost]) -> None:
-    """`auto` relies on the lower bound: it does not try the DP where the bound shows no gain."""
-    rng = random.Random(3)
-    for _ in range(300):
-        cost = kind(rng.random() * 20, rng.random() * 20, rng.random(), rng.choice((0.0, rng.random() * 0.1)))
-        batches = [[rng.randint(1, 50) for _ in range(rng.randint(1, 6))] for _ in range(rng.randint(1, 5))]
-        total = sum(
-            float(cost.seconds(sum(batch), sum(n * n for n in batch), max(batch), len(batch))) for batch in batches
-        )
-        tokens, squares = sum(map(sum, batches)), sum(n * n for batch in batches for n in batch)
-        for num_batches in range(1, len(batches) + 1):
-            assert cost.lower_bound(tokens, squares, num_batches) <= total * (1 + 1e-12)

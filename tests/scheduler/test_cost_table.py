@@ -67,16 +67,6 @@ def test_one_batch_and_many_cost_the_same(
     assert np.diagonal(broadcast).tolist() == pytest.approx(many.tolist(), rel=1e-12)
 
 
-@given(st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=12), min_size=1, max_size=6))
-def test_no_partition_costs_less_than_the_lower_bound(batches: list[list[int]]) -> None:
-    for kind in (PackedCost, PaddedCost):
-        cost = table(kind)
-        sums = [(sum(batch), sum(n * n for n in batch), max(batch), len(batch)) for batch in batches]
-        total = sum(float(cost.seconds(*batch)) for batch in sums)
-        bound = cost.lower_bound(sum(s[0] for s in sums), sum(s[1] for s in sums), len(batches))
-        assert bound <= total * (1 + 1e-12)
-
-
 def test_without_factors_a_table_is_its_law() -> None:
     law = PackedCost(*LAW)
     assert CostTable(law).seconds(30, 500, 20, 3) == law.seconds(30, 500, 20, 3)

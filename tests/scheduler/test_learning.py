@@ -112,4 +112,3 @@ def test_a_padded_table_stays_padded() -> None:
     cost = LearnedCost(table)
     cost.observe(50, 2500, 50, 1, 2 * float(table.seconds(50, 2500, 50, 1)))
     assert cost.padded
-    assert cost.lower_bound(100, 1000, 3) == pytest.approx(cost.scale * table.lower_bound(100, 1000, 3))

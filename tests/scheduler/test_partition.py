@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler import Caps, CostFunction, CostTable, PackedCost, PaddedCost, Partition, partition_policy
+from penstock.scheduler import (
+    Caps,
+    CostFunction,
+    CostTable,
+    PackedCost,
+    PaddedCost,
+    Partition,
+    PartitionPolicy,
+)
 from penstock.scheduler.policies.partition import MIN_DP_GAIN, share_out
 
 NAMES = ["auto", "dp", "fifo", "sorted", "naive", "none"]
@@ -20,7 +28,7 @@ FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
 def divide(
     name: str, lengths: Sequence[int], cost: CostFunction = FREE, caps: Caps = WIDE, most: int = 10**6
 ) -> Partition:
-    return partition_policy(name).partition(lengths, cost, caps, most=most)
+    return PartitionPolicy(name).partition(lengths, cost, caps, most=most)
 
 
 def seconds_of(lengths: Sequence[int], cost: CostFunction) -> float:
@@ -135,7 +143,7 @@ UNEVEN = [10, 100] * 8  # FIFO pads nearly half of it
 
 
 def test_auto_takes_the_dp_where_it_gains_and_says_how_much() -> None:
-    auto = partition_policy("auto")
+    auto = PartitionPolicy("auto")
     found = auto.partition(UNEVEN, PADDED, Caps(8, NO_CAP), most=1)
     fifo, dp = divide("fifo", UNEVEN, PADDED, Caps(8, NO_CAP)), divide("dp", UNEVEN, PADDED, Caps(8, NO_CAP))
     assert found.batches == dp.batches
@@ -154,7 +162,7 @@ def test_auto_takes_fifo_where_the_dp_gains_nothing_or_less_than_a_percent() -> 
 
 
 def test_auto_asks_the_dp_ever_more_seldom_while_it_gains_nothing_and_again_in_time() -> None:
-    auto, flat = partition_policy("auto"), PackedCost(0.0, 0.001, 1e-4, 0.0)
+    auto, flat = PartitionPolicy("auto"), PackedCost(0.0, 0.001, 1e-4, 0.0)
     asked = []
     for _ in range(300):
         asked.append(auto.reorders)
@@ -186,12 +194,12 @@ def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_knows_its_name(name: str) -> None:
-    assert partition_policy(name).name == name
+    assert PartitionPolicy(name).name == name
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"auto, dp, fifo, sorted, naive, none\. Given: 'best'"):
-        partition_policy("best")
+        PartitionPolicy("best")
 
 
 @pytest.mark.parametrize("caps", [(0, 5, 1.0), (5, 0, 1.0), (5, 5, 0.0), (5, 5, math.nan)])
@@ -212,7 +220,7 @@ def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, num_lanes: int
 ) -> None:
     before = divide(name, lengths, cost, caps)
-    shared = share_out(before, lengths, cost, caps, num_lanes=num_lanes)
+    shared = share_out(before, lengths, cost, num_lanes=num_lanes)
     assert sorted(index for batch in shared.batches for index in batch) == list(range(len(lengths)))
     assert max(shared.seconds) <= max(before.seconds)
     assert shared is before or len(shared.batches) <= num_lanes
@@ -226,14 +234,14 @@ def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
 def test_a_short_queue_is_shared_out_among_idle_lanes() -> None:
     cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-4, gamma_s=0.0), Caps(256, 2048)
     one = divide("fifo", [15] * 64, cost, caps)
-    assert [len(batch) for batch in share_out(one, [15] * 64, cost, caps, num_lanes=2).batches] == [32, 32]
+    assert [len(batch) for batch in share_out(one, [15] * 64, cost, num_lanes=2).batches] == [32, 32]
 
 
 def test_what_was_sorted_is_shared_out_sorted() -> None:
-    cost, caps = PaddedCost(0.0, 0.001, 1e-4, 0.0), Caps(256, 20000)
+    cost = PaddedCost(0.0, 0.001, 1e-4, 0.0)
     lengths = [100, 10] * 10
     one = Partition((tuple(sorted(range(20), key=lengths.__getitem__)),), (seconds_of(lengths, cost),))
-    shared = share_out(one, lengths, cost, caps, num_lanes=2)
+    shared = share_out(one, lengths, cost, num_lanes=2)
     assert [len(batch) for batch in shared.batches] == [15, 5]
     assert [max(lengths[i] for i in batch) for batch in shared.batches] == [100, 100]
 
@@ -241,4 +249,4 @@ def test_what_was_sorted_is_shared_out_sorted() -> None:
 def test_work_below_the_floor_stays_together() -> None:
     cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0), Caps(256, 2048)
     one = divide("fifo", [15, 15], cost, caps)
-    assert share_out(one, [15, 15], cost, caps, num_lanes=2) is one
+    assert share_out(one, [15, 15], cost, num_lanes=2) is one

@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.scheduler.queueing.job_queue import JobQueue
-from penstock.scheduler.queueing.queued_job import QueuedJob
+from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.queueing.steady_clock import SteadyClock
 
 MANY = 128
 
 
 def waiting(job_id: int, due: float, tokens: int = 1, work_s: float = 0.5, batch_s: float = 0.25) -> QueuedJob:
-    return QueuedJob(job_id, tokens, False, due - 1, due, (due, job_id), work_s, due - batch_s)
+    return QueuedJob(due, job_id, job_id, tokens, due - 1, due, work_s, due - batch_s)
 
 
 class Queues(RuleBasedStateMachine):
@@ -32,10 +31,16 @@ class Queues(RuleBasedStateMachine):
     @rule(shapes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 99), st.floats(0, 1)), max_size=9))
     def add(self, shapes: list[tuple[float, int, float]]) -> None:
         for due, tokens, work_s in shapes:
-            job = waiting(self.next_id, due, tokens, work_s)
+            self.queue.add([waiting(self.next_id, due, tokens, work_s)])
+            self.jobs = sorted([*self.jobs, waiting(self.next_id, due, tokens, work_s)])
             self.next_id += 1
-            self.queue.add(job)
-            self.jobs = sorted([*self.jobs, job], key=lambda job: job.key)
+
+    @rule(shapes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 99), st.floats(0, 1)), min_size=1, max_size=9))
+    def add_together(self, shapes: list[tuple[float, int, float]]) -> None:
+        jobs = [waiting(self.next_id + number, *shape) for number, shape in enumerate(shapes)]
+        self.queue.add(jobs)
+        self.jobs = sorted([*self.jobs, *jobs])
+        self.next_id += len(jobs)
 
     @rule(num=st.integers(0, 2 * MANY))
     def take(self, num: int) -> None:
@@ -51,14 +56,26 @@ class Queues(RuleBasedStateMachine):
 
     @rule(due=st.floats(-1, 10), work_s=st.floats(0, 1))
     def look_ahead(self, due: float, work_s: float) -> None:
-        """Latest begin at which a new job, and the jobs behind it, end in time."""
+        """How late a new job, or a job behind it, would be."""
         job = waiting(self.next_id, due, work_s=work_s)
         latest, before_s = math.inf, 0.0
-        for one in sorted([*self.jobs, job], key=lambda one: one.key):
-            if one.key >= job.key:
+        for one in sorted([*self.jobs, job]):
+            if one >= job:
                 latest = min(latest, one.latest_begin - before_s)
             before_s += one.work_s
-        assert self.queue.latest_begin_with(job) == pytest.approx(latest, abs=1e-9)
+        for begin in (latest - 0.5, latest + 0.5):
+            late_s = self.queue.lateness(job, begin)
+            assert late_s == pytest.approx(begin - latest, abs=1e-9) or (late_s <= 0 and begin < latest)
+
+    @rule(dues=st.lists(st.floats(-1, 10), min_size=1, max_size=4), begin=st.floats(-50, 10))
+    def look_ahead_of_several(self, dues: list[float], begin: float) -> None:
+        """Jobs that are surely in time are in time, and so are all others beside them."""
+        jobs = [waiting(self.next_id + number, due) for number, due in enumerate(dues)]
+        if self.queue.surely_in_time(jobs, begin):
+            before_s = begin
+            for one in sorted([*self.jobs, *jobs]):
+                assert before_s <= one.latest_begin + 1e-9
+                before_s += one.work_s
 
     @invariant()
     def equals_the_list(self) -> None:

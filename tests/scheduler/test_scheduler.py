@@ -64,7 +64,7 @@ def ids(decision: Plan | Wait | None) -> list[int]:
 def test_an_empty_queue_waits_for_arrivals() -> None:
     empty = scheduler()
     assert empty.poll(10.0, idle_lanes=1) == Wait(None)
-    assert empty.drain(10.0) is None
+    assert empty.poll(10.0, idle_lanes=1, draining=True) == Wait(None)
     assert empty.add([], 10.0) == []
     assert (empty.num_queued, empty.queued_tokens, empty.backlog_s) == (0, 0, 0.0)
     assert not empty.is_full
@@ -190,18 +190,18 @@ def test_a_plan_takes_a_window_of_the_oldest_but_no_less_than_a_full_batch() -> 
 def test_drain_empties_the_queue_in_plans_online_first() -> None:
     lazy = scheduler()
     lazy.add([Job(50, 1, 10.0, bulk=True), *jobs(*[1] * 11), Job(77, 1, 10.0, deadline=10.5)], 10.0)
-    drained = list(iter(lambda: lazy.drain(10.5), None))
+    drained = [plan(lazy.poll(10.5, idle_lanes=1, draining=True)) for _ in range(3)]
     assert {decision.trigger for decision in drained} == {Trigger.DRAIN}
     assert [id for decision in drained for id in ids(decision)] == [*range(11), 50]
     assert drained[0].refused == (Refusal(77, Cause.QUEUED, 0.0),)
     assert lazy.num_queued == 0
 
 
-def test_a_drain_of_what_has_expired_is_a_plan_of_refusals() -> None:
+def test_a_drain_of_what_has_expired_rejects_it() -> None:
     lazy = scheduler(partition="fifo")
     lazy.add(jobs(1), 10.0)
-    assert lazy.drain(11.0) == Plan((), Trigger.DRAIN, "fifo", (Refusal(0, Cause.QUEUED, 0.0),))
-    assert lazy.drain(11.0) is None
+    assert lazy.poll(11.0, idle_lanes=1, draining=True) == Wait(None, (Refusal(0, Cause.QUEUED, 0.0),))
+    assert lazy.num_queued == 0
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_time_that_is_no_number_is_refused(now: float) -> None:
     queue.add(jobs(1), 10.0)
     for ask in (
         lambda: queue.poll(now, idle_lanes=1),
-        lambda: queue.drain(now),
+        lambda: queue.poll(now, idle_lanes=1, draining=True),
         lambda: queue.add(jobs(1, first_id=9), now),
     ):
         with pytest.raises(ValueError, match="now must be a finite number of seconds"):
@@ -280,9 +280,6 @@ class BrokenCost:
 
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
         return math.nan
-
-    def lower_bound(self, tokens: float, squares: float, num_batches: int) -> float:
-        return 0.0
 
 
 def test_a_cost_that_is_no_number_is_reported_and_loses_no_job() -> None:
@@ -410,12 +407,17 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule()
     def drain(self) -> None:
-        self._check(plan(self.scheduler.drain(self.now)), 1)
+        decision = self.scheduler.poll(self.now, idle_lanes=1, draining=True)
+        if isinstance(decision, Plan):
+            self._check(decision, 1)
+        else:
+            self._take(decision.refused)
+            assert not self.model
 
     def _check(self, decision: Plan, idle_lanes: int) -> None:
         self._take(decision.refused)
         planned = ids(decision)
-        assert planned or decision.trigger is Trigger.DRAIN
+        assert planned
         assert len(set(planned)) == len(planned)
         end = self.steady
         for batch in decision.batches:

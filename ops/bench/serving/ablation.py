@@ -108,7 +108,7 @@ class _Driver(MeasuredDriver):
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
         count = len(self._slos_s)
         with_deadlines = [
-            job if job.bulk else replace(job, deadline=job.arrival + float(self._slos_s[job.id % count]))
+            job if job.bulk else job._replace(deadline=job.arrival + float(self._slos_s[job.id % count]))
             for job in jobs
         ]
         return super().add(with_deadlines, now, together=together)

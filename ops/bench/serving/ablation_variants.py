@@ -1,6 +1,6 @@
 """Variants of the scheduler for its ablation: each leaves out, simplifies or retunes one mechanism."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -8,23 +8,39 @@ from unittest.mock import patch
 from penstock.scheduler import planner, scheduler
 from penstock.scheduler.costs import learned
 from penstock.scheduler.lane_driver import LaneDriver
-from penstock.scheduler.planner import Planner
-from penstock.scheduler.policies import partition
-from penstock.scheduler.policies.admission import InTime
+from penstock.scheduler.planner import Composition, Planner
+from penstock.scheduler.policies import bulk_share, partition
 from penstock.scheduler.policies.bulk_share import BulkShare
+from penstock.scheduler.policies.partition import PartitionPolicy
 from penstock.scheduler.queueing import lateness, work_estimator
-from penstock.scheduler.queueing.job_queue import JobQueue
+from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.queueing.lateness import LatenessTracker
-from penstock.scheduler.queueing.queued_job import QueuedJob
 from penstock.scheduler.queueing.work_estimator import WorkEstimator
+from penstock.scheduler.types import Cause, Refusal
 
 Variant = Callable[[], AbstractContextManager[Any]]
 
 
-def _own_deadline(self: InTime, queue: JobQueue, job: QueuedJob, begin: float) -> float:
+def _own_deadline(self: JobQueue, job: QueuedJob, begin: float) -> float:
     """The job's own lateness, whatever becomes of those behind it."""
-    ahead_s = sum([other.work_s for other in queue if other.key < job.key])
-    return begin + ahead_s - job.latest_begin
+    return begin + sum([other.work_s for other in self if other < job]) - job.latest_begin
+
+
+@contextmanager
+def _own_deadlines_only() -> Iterator[None]:
+    with patch.object(JobQueue, "surely_in_time", lambda *_: False), patch.object(JobQueue, "lateness", _own_deadline):
+        yield
+
+
+def _reject_in_every_batch(self: Planner, made: Composition, now: float, lanes: int) -> Composition:
+    """All late jobs of all batches are rejected, not those of the first batch alone."""
+    late = tuple(
+        Refusal(job.id, Cause.QUEUED, end - job.deadline)
+        for draft, end in zip(made.drafts, self._ends(made.drafts, now, lanes), strict=True)
+        for job in draft.jobs
+        if job.deadline < end
+    )
+    return made._replace(drafts=[], refused=late) if late else made
 
 
 def _mean_lateness(self: LatenessTracker, predicted_s: float, late_s: float) -> None:
@@ -42,14 +58,6 @@ def _half_slice(self: BulkShare, now: float) -> float:
 
 def _no_credit(self: BulkShare, now: float) -> float:
     return self._earned_s(now)
-
-
-def _no_mean_load(self: BulkShare, now: float) -> float:
-    return 0.0
-
-
-def _only_update(self: WorkEstimator, drafts: Sequence[Any], *, are_full: bool) -> None:
-    self._update()
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -77,20 +85,22 @@ VARIANTS: dict[str, Variant] = {
     "lateness: none": _replaced(LatenessTracker, "observe", _nothing),
     "lateness: mean for every margin": _replaced(LatenessTracker, "observe", _mean_lateness),
     "lateness: 16 batches, not 64": _constant(lateness, "_NUM_RECENT", 16),
+    "lateness: one block, not of 8 batches": _constant(lateness, "_BLOCK", 64),
     "lateness: quantile 0.5, not 0.9": _constant(lateness, "_HIGH", 0.5),
-    "estimate: without the last plan": _replaced(WorkEstimator, "learn", _only_update),
-    "estimate: mix of 64 jobs, not 1024": _constant(work_estimator, "_MEMORY", 64),
+    "estimate: without the last plan": _replaced(WorkEstimator, "learn", _nothing),
     "batch share 1/2, not 1/4": lambda: _batch_share(1 / 2),
     "batch share 1/8, not 1/4": lambda: _batch_share(1 / 8),
     "learning: none": _replaced(learned.LearnedCost, "observe", _nothing),
     "learning: median of 45, not 15": _constant(learned, "_NUM_RECENT", 45),
-    "admission: own deadline only": _replaced(InTime, "lateness", _own_deadline),
-    "second check before running: none": _replaced(Planner, "_late", lambda *_: []),
+    "admission: own deadline only": _own_deadlines_only,
+    "second check before running: none": _replaced(Planner, "_in_time", lambda _self, made, *_: made),
+    "second check before running: in every batch": _replaced(Planner, "_in_time", _reject_in_every_batch),
     "prepared ahead: none": _replaced(LaneDriver, "_has_room", lambda self: not self.is_busy),
     "sharing out among lanes: none": _replaced(planner, "share_out", lambda parts, *_, **__: parts),
     "bulk: always half a slice": _replaced(BulkShare, "growth_s", _half_slice),
     "bulk: nothing saved up": _replaced(BulkShare, "growth_s", _no_credit),
-    "bulk: load of the last plan alone": _replaced(BulkShare, "_mean_load_at", _no_mean_load),
-    "partition: fifo": _replaced(partition.Auto, "__new__", lambda _: partition.Fifo()),
+    "bulk: load averaged over 0.05 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 0.05),
+    "bulk: load averaged over 1 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 1.0),
+    "partition: fifo": _replaced(scheduler, "PartitionPolicy", lambda _: PartitionPolicy("fifo")),
     "partition: dp at any gain": _constant(partition, "MIN_DP_GAIN", 0.0),
 }
