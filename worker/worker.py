@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
@@ -38,10 +38,9 @@ from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
-_NUM_PARTITIONS = 8  # of topics that the worker has to create
 _QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _DISCONNECT_S = 2.0
-_LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
+LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
 log = structlog.get_logger("penstock.worker")
 
@@ -115,9 +114,16 @@ class Worker:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
         self._stop.ask()
 
-    async def run(self) -> int:
-        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code."""
-        if not await self._stop.unless_stopped(self._start()):
+    async def joined(self) -> None:
+        """Wait until the group has given this member its partitions, or none, for the first time."""
+        await self._consumer.assigned.wait()
+
+    async def run(self, may_join: Awaitable[None] | None = None) -> int:
+        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code.
+
+        `may_join`: ends when the worker may join its group.
+        """
+        if not await self._stop.unless_stopped(self._start(may_join)):
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
@@ -134,11 +140,13 @@ class Worker:
         is_incomplete = self._settings.once and self._ledger.num_unfinished > 0
         return 1 if self._stop.failure is not None or is_incomplete else 0
 
-    async def _start(self) -> bool:
+    async def _start(self, may_join: Awaitable[None] | None) -> bool:
         """Connect, however long the broker is away. Returns true."""
+        if may_join is not None:
+            await may_join
         await self._outbox.start()
         topics = [*self._topics, *map(dead_letter_topic, self._topics)]
-        await ensure_topics(self._settings.bootstrap_servers, topics, _NUM_PARTITIONS)
+        await ensure_topics(self._settings.bootstrap_servers, topics, self._settings.partitions)
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True
@@ -234,7 +242,7 @@ class Worker:
         log.info("drained", unfinished=self._ledger.num_unfinished, seconds=round(time.monotonic() - started, 3))
 
     async def _shut_down(self) -> None:
-        """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `_LEAVE_S`."""
+        """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `LEAVE_S`."""
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain(drain_until)
@@ -242,7 +250,7 @@ class Worker:
         self._dispatcher.close()
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
-        left_s = max(_DISCONNECT_S, drain_until + _LEAVE_S - time.monotonic())
+        left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         await asyncio.gather(self._consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._cache_writer is not None:
             await self._cache_writer.close()

@@ -240,8 +240,19 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
         await self._assigned(set(assigned))
 
 
-def _names(sources: set[TopicPartition]) -> list[str]:
-    return sorted(map(_name, sources))
+def _names(sources: set[TopicPartition]) -> dict[str, str]:
+    """Topic -> its partitions, such as 0-7,9."""
+    by_topic: dict[str, list[int]] = {}
+    for source in sorted(sources):
+        by_topic.setdefault(source.topic, []).append(source.partition)
+    return {topic: ranges(partitions) for topic, partitions in by_topic.items()}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, briefly: 0-7,9."""
+    firsts = [n for n in numbers if n - 1 not in numbers]
+    lasts = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
 
 
 def _name(source: TopicPartition) -> str:
