@@ -17,11 +17,11 @@ def serve(settings: WorkerSettings) -> int:
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:
-        from penstock.worker import process
+        from penstock.worker.process import serve as run
 
         if placements[0].uuid is not None and len(machine.gpus) > 1:
             os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].uuid
-        return process.serve(settings)
+        return run(settings)
     from penstock.worker.supervision.supervisor import supervise
 
     return supervise(settings, machine, placements)

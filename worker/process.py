@@ -22,7 +22,7 @@ from penstock.scheduler import LearnedCost
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
-from penstock.worker.supervision.control import SupervisorLink
+from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.worker import Worker
 
@@ -120,7 +120,8 @@ async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, su
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
+        number = 0 if supervisor is None else supervisor.worker
+        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
         port = None
         if settings.metrics_port is not None:
             host = "127.0.0.1" if supervisor is not None else "0.0.0.0"
@@ -133,7 +134,7 @@ async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, su
             loop.add_signal_handler(number, _stop, loop, worker)
         if supervisor is None:
             return await worker.run()
-        supervisor.report(phase="loaded", device=settings.device, metrics_port=port)
+        supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
         stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
         return await worker.run(supervisor.may_join(worker.stop))
 
@@ -147,12 +148,14 @@ def _stop(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
     """Ping the supervisor from the event loop, and say when the worker has joined its group."""
-    await asyncio.gather(supervisor.ping(), _report_joined(supervisor, worker))
-
-
-async def _report_joined(supervisor: SupervisorLink, worker: Worker) -> None:
-    await worker.joined()
-    supervisor.report(phase="joined")
+    joining = asyncio.create_task(worker.joined())
+    while True:
+        await asyncio.wait((joining,), timeout=PING_EVERY_S)
+        if joining.done():
+            supervisor.report(phase="joined", member_id=worker.member_id)
+            await asyncio.sleep(PING_EVERY_S)
+        else:
+            supervisor.report()
 
 
 def serve_metrics(port: int, registry: CollectorRegistry, host: str = "0.0.0.0") -> WSGIServer:

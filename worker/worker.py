@@ -14,7 +14,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
+from penstock.producer.wire.topics import OTHER_PARTITIONS, bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
@@ -57,8 +57,12 @@ class Worker:
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
+        number: int = 0,
     ) -> None:
-        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`."""
+        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`.
+
+        `number`: of this worker on its machine.
+        """
         info = engine.info
         self._settings = settings
         self._info = info
@@ -74,6 +78,8 @@ class Worker:
             settings.bootstrap_servers,
             self._topics,
             settings.group_id,
+            worker=number,
+            revision=info.revision,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             received=self._fetched.put,
@@ -114,6 +120,11 @@ class Worker:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
         self._stop.ask()
 
+    @property
+    def member_id(self) -> str:
+        """Kafka's name of this worker in its group; empty before it has joined."""
+        return self._consumer.member_id
+
     async def joined(self) -> None:
         """Wait until the group has given this member its partitions, or none, for the first time."""
         await self._consumer.assigned.wait()
@@ -145,8 +156,11 @@ class Worker:
         if may_join is not None:
             await may_join
         await self._outbox.start()
-        topics = [*self._topics, *map(dead_letter_topic, self._topics)]
-        await ensure_topics(self._settings.bootstrap_servers, topics, self._settings.partitions)
+        servers, dead_letters = self._settings.bootstrap_servers, [*map(dead_letter_topic, self._topics)]
+        await asyncio.gather(
+            ensure_topics(servers, self._topics, self._settings.partitions),
+            ensure_topics(servers, dead_letters, OTHER_PARTITIONS),
+        )
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True

@@ -26,6 +26,8 @@ class Report:
     phase: Phase = "loading"
     device: str = ""  # "cpu" or "cuda", once loaded
     metrics_port: int | None = None  # on the loopback interface
+    group_id: str = ""
+    member_id: str = ""  # Kafka's name for it in the group, once joined
     failure: str = ""  # why it cannot start, where a restart would not help
     failure_is_of_device: bool = False  # another device may do better
 
@@ -65,12 +67,6 @@ class SupervisorLink:
         self._report = replace(self._report, **changes)
         with contextlib.suppress(OSError):  # the supervisor is suspended, or has ended, which the thread sees
             self._connection.send(json.dumps(asdict(self._report)).encode(), socket.MSG_DONTWAIT)
-
-    async def ping(self) -> None:
-        """Report once a second, until cancelled."""
-        while True:
-            await asyncio.sleep(PING_EVERY_S)
-            self.report()
 
     async def may_join(self, stop: Callable[[], object]) -> None:
         """Wait until the supervisor lets this member join. `stop` runs on this loop when the supervisor ends."""

@@ -18,7 +18,7 @@ STATES = ("starting", "serving", "restarting", "stopping")
 
 log = structlog.get_logger("penstock.supervisor")
 
-Restarted = Callable[[int, str], None]  # worker, reason
+Ended = Callable[[MemberProcess, str], None]  # the member, and why another takes its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class SlotEnd:
 class Slot:
     """Called on the supervisor's event loop."""
 
-    def __init__(self, placement: Placement, starter: MemberStarter, *, once: bool, restarted: Restarted) -> None:
+    def __init__(self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended) -> None:
         self.placement = placement
         self.member: MemberProcess | None = None
         self._starter = starter
         self._once = once
-        self._restarted = restarted
+        self._ended = ended
         self._policy = RestartPolicy()
         self._successor: MemberProcess | None = None
         self._pause_s = 0.0
@@ -106,7 +106,7 @@ class Slot:
             return SlotEnd(0 if was_loading else code)
         if self._successor is not None:
             log.info("member_exited", **event, replaced_by=self._successor.pid)
-            self._restarted(self.placement.worker, "rolled")
+            self._ended(member, "rolled")
             return None
         if failure:
             log.error("member_exited", **event, reason=failure)
@@ -117,7 +117,7 @@ class Slot:
             failure = f"{MAX_START_FAILURES} starts in a row failed, the last with {exit_text(code)}"
             return SlotEnd(code, failure, is_of_device=True)
         log.warning("member_exited", **event, restart_in_s=pause_s)
-        self._restarted(self.placement.worker, _reason(member, code))
+        self._ended(member, _reason(member, code))
         self._pause_s = pause_s
         return None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from penstock.worker.kafka.group import evict
 from penstock.worker.process import serve_metrics
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S
@@ -102,8 +103,15 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
-        slot = Slot(placement, self._starter, once=self._settings.once, restarted=self._metrics.count_restart)
+        slot = Slot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
         self._slots[asyncio.create_task(slot.keep())] = slot
+
+    def _on_restart(self, member: MemberProcess, reason: str) -> None:
+        """Count a member that is started again. One that died has not left its group."""
+        self._metrics.count_restart(member.placement.worker, reason)
+        if reason != "rolled" and member.report.member_id:
+            servers = self._settings.bootstrap_servers
+            self._run(evict(servers, member.report.group_id, member.report.member_id))
 
     def _on_end(self, slot: Slot, end: SlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
