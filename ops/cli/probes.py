@@ -78,7 +78,8 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
     except CannotPlace:  # `members` reports it
         num_members = 1
     if topics[topic] < num_members:
-        remedy = f"kafka-topics.sh --alter --topic {topic} --partitions {REQUEST_PARTITIONS}, and the same for {bulk_topic(topic)}"
+        alter = f"kafka-topics.sh --alter --partitions {REQUEST_PARTITIONS} --topic"
+        remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
         return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)
 

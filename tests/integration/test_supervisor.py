@@ -9,12 +9,14 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from tests.engine.helpers import save_encoder
 from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProcess
 
 # The command with a short ping bound.
@@ -59,6 +61,18 @@ async def members(worker: WorkerProcess, count: int) -> dict[int, int]:
 
     await worker.until(lambda: {} if len(joined()) >= count else None, f"{count} members", 60)
     return joined()
+
+
+async def another(worker: WorkerProcess, number: int, pid: int) -> int:
+    """Wait for a member with this number and another process. Returns its process id."""
+    started = await worker.until(
+        lambda: next(
+            (e for e in worker.events("member_started") if e["worker"] == number and e["member_pid"] != pid), None
+        ),
+        "another member",
+        30,
+    )
+    return int(started["member_pid"])
 
 
 async def exited(worker: WorkerProcess, pid: int, timeout_s: float = 30.0) -> Event:
@@ -112,6 +126,7 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
         os.kill(pids[1], signal.SIGKILL)
         event = await exited(worker, pids[1])
         assert (event["worker"], event["signal"], event["restart_in_s"]) == (1, "SIGKILL", 1.0)
+        await worker.event("member_evicted")  # the others do not wait for it
         await worker.until(
             lambda: next((e for e in worker.events("partitions_assigned") if e["pid"] not in pids.values()), None),
             "the new member",
@@ -166,6 +181,10 @@ async def test_members_are_added_and_removed_by_signals(unique: Unique, start: S
     assert set(pids) == {0, 1, 2}
     worker.process.send_signal(signal.SIGTTOU)
     assert (await exited(worker, pids[2]))["exit_code"] == 0
+    worker.process.send_signal(signal.SIGTTIN)
+    again = await worker.event("member_loaded", worker=2, member_pid=await another(worker, 2, pids[2]))
+    worker.process.send_signal(signal.SIGTTOU)
+    assert (await exited(worker, again["member_pid"]))["exit_code"] == 0
     worker.process.send_signal(signal.SIGTTOU)
     assert (await exited(worker, pids[1]))["exit_code"] == 0
     worker.process.send_signal(signal.SIGTTOU)
@@ -211,6 +230,37 @@ async def test_a_model_that_is_not_there_ends_all_with_its_reason(start: Start) 
     assert await worker.exit_code(60) == 3
     (event,) = worker.events("could_not_start")
     assert "/no/such/model" in event["reason"]
+
+
+async def test_a_member_without_a_partition_says_so(unique: Unique, start: Start) -> None:
+    worker = start(served_name=unique("few"), processes=3, partitions=2)
+    event = await worker.event("member_idle", worker=2)
+    assert "fewer partitions" in event["reason"]
+    assert {event["worker"] for event in worker.events("member_idle")} == {2}
+
+
+async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
+    tmp_path: Path, unique: Unique, start: Start, fake_gpus: Callable[[int], None]
+) -> None:
+    """`--device auto` sees two GPUs here, and torch none."""
+    fake_gpus(64_000)
+    save_encoder(tmp_path / "tiny", "bert")
+    worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", cost_path=tmp_path / "c")
+    await worker.event("members_moved_to_cpu")
+    pids = await members(worker, 1)
+    (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]
+    assert settings["lanes"] == len(os.sched_getaffinity(0))
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+async def test_members_wait_for_a_broker_that_is_down_and_end_on_a_signal(unique: Unique, start_worker: Start) -> None:
+    nowhere = SimpleNamespace(bootstrap_servers="127.0.0.1:1")
+    worker = start_worker(nowhere, PENSTOCK, served_name=unique("nowhere"), processes=2)
+    await worker.event("kafka_unreachable", worker=0)
+    await worker.event("kafka_unreachable", worker=1)
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
 
 
 @pytest.fixture

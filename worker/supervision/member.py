@@ -10,9 +10,7 @@ from penstock.engine.errors import EngineError, UnsupportedDevice
 from penstock.producer.tokenization import TokenizerError
 from penstock.worker.process import serve
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.control import SupervisorLink
-
-EXIT_CANNOT_START = 3  # for a reason that a restart does not mend
+from penstock.worker.supervision.control import EXIT_CANNOT_START, SupervisorLink
 
 
 def main() -> int:

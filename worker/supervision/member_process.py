@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from penstock.worker.supervision.control import JOIN_PACKET, MAX_PACKET_BYTES, Report, control_sockets, setup_packet
@@ -38,7 +38,9 @@ class MemberProcess:
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, placement: Placement, settings: dict[str, Any], stop_s: float) -> Self:
+    async def start(
+        cls, placement: Placement, settings: dict[str, Any], environment: Mapping[str, str], stop_s: float
+    ) -> Self:
         """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop."""
         connection, far_end = control_sockets()
         connection.setblocking(False)
@@ -46,7 +48,7 @@ class MemberProcess:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.worker.supervision.member", str(far_end.fileno())),
                 pass_fds=(far_end.fileno(),),
-                env={**os.environ, **placement.environment},
+                env={**os.environ, **environment, **placement.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which drains the members
             )

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -37,6 +37,7 @@ class MemberStarter:
         """
         self.running: set[MemberProcess] = set()
         self.member_bytes: int | None = None  # memory that a member needs, once the first has loaded
+        self.environment: Mapping[str, str] = {}  # further variables of members
         self._settings = settings
         self._load_s = load_s
         self._stop_s = stop_s
@@ -60,7 +61,7 @@ class MemberStarter:
         """Start a member, tell `started`, and return when it has loaded or ended. Called inside `turn`."""
         is_first = self.member_bytes is None
         free = await free_bytes(placement) if is_first else None
-        member = await MemberProcess.start(placement, self._settings, self._stop_s)
+        member = await MemberProcess.start(placement, self._settings, self.environment, self._stop_s)
         self.running.add(member)
         started(member)
         log.info("member_started", **member.names, cores=len(placement.cpus))

@@ -60,8 +60,8 @@ class Slot:
     def drop(self) -> None:
         """Stop the member; no other follows."""
         self._dropped.set()
-        if self.member is not None:
-            self.member.terminate()
+        for member in filter(None, (self.member, self._successor)):
+            member.terminate()
 
     def replace(self, successor: MemberProcess) -> None:
         """Stop the member; a loaded one takes its place when it has left the group."""

@@ -15,16 +15,16 @@ import structlog
 from penstock.worker.kafka.group import evict
 from penstock.worker.process import serve_metrics
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.control import PING_EVERY_S
+from penstock.worker.supervision.control import EXIT_CANNOT_START, PING_EVERY_S
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import GROWTH_BYTES, MemberStarter, free_bytes
-from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more
+from penstock.worker.supervision.mps import mps_daemon
+from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
 from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.worker import LEAVE_S
 
-EXIT_CANNOT_START = 3
 _EXIT_S = 5.0  # for the end of an interpreter, on a busy machine
 _JOIN_S = 60.0  # a roll waits so long for a new member to join, then goes on
 
@@ -46,7 +46,7 @@ def supervise(
 ) -> int:
     """Run members until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
-    Raises OSError if the metrics port is taken, before any member starts.
+    Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
     """
     configure_logs(settings.log_format, settings.log_level, pid=os.getpid())
     return asyncio.run(Supervisor(settings, machine, bounds or Bounds()).run(placements))
@@ -65,6 +65,7 @@ class Supervisor:
         )
         self._metrics = MemberMetrics(self._ports, self._states)
         self._slots: dict[asyncio.Task[SlotEnd], Slot] = {}
+        self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._rolling: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
         self._stop_signal: signal.Signals | None = None
@@ -79,6 +80,8 @@ class Supervisor:
             port = self._settings.metrics_port
             if port is not None:
                 stack.callback(serve_metrics(port, self._metrics.registry).shutdown)
+            if self._settings.mps == "on" and placements[0].gpu is not None:
+                self._starter.environment = stack.enter_context(mps_daemon())
             self._handle_signals()
             devices = list(dict.fromkeys(placement.device for placement in placements))
             log.info("supervisor_starting", members=len(placements), devices=devices)
@@ -86,9 +89,8 @@ class Supervisor:
                 self._fill(placement)
             watching = asyncio.create_task(self._watch())
             while self._slots:
-                done, _ = await asyncio.wait(self._slots, return_when=asyncio.FIRST_COMPLETED)
-                for ended in done:
-                    self._on_end(self._slots.pop(ended), ended.result())
+                ended = await self._ended.get()
+                self._on_end(self._slots.pop(ended), ended.result())
             for task in (watching, *self._tasks):
                 task.cancel()
             await self._end_rest()
@@ -104,7 +106,9 @@ class Supervisor:
 
     def _fill(self, placement: Placement) -> None:
         slot = Slot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
-        self._slots[asyncio.create_task(slot.keep())] = slot
+        keeping = asyncio.create_task(slot.keep())
+        keeping.add_done_callback(self._ended.put_nowait)
+        self._slots[keeping] = slot
 
     def _on_restart(self, member: MemberProcess, reason: str) -> None:
         """Count a member that is started again. One that died has not left its group."""
@@ -144,6 +148,13 @@ class Supervisor:
 
     async def _fit(self, first: MemberProcess, member_bytes: int) -> None:
         """Drop the members that memory does not hold. Called when the first has loaded, before any other starts."""
+        if first.report.device == "cpu" and first.placement.gpu is not None and self._settings.gpus == "all":
+            log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
+            for slot in self._slots.values():
+                slot.drop()
+            for placement in place(self._machine, [], self._settings.processes):
+                self._fill(placement)
+            return
         by_device: dict[str, list[Slot]] = {}
         for slot in self._slots.values():
             by_device.setdefault(slot.placement.device, []).append(slot)
@@ -227,8 +238,10 @@ class Supervisor:
         max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
 
     async def _watch(self) -> None:
-        """Kill members whose event loop has stopped. They count in ticks of this loop, so that a machine or supervisor
-        that was suspended accuses no member."""
+        """Kill members whose event loop stands still.
+
+        Silence counts in ticks of this loop, so that a suspended machine or supervisor accuses no member.
+        """
         while True:
             await asyncio.sleep(PING_EVERY_S)
             for member in [member for member in self._starter.running if member.report.phase != "loading"]:
