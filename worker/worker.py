@@ -161,6 +161,8 @@ class Worker:
             ensure_topics(servers, self._topics, self._settings.partitions),
             ensure_topics(servers, dead_letters, OTHER_PARTITIONS),
         )
+        # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
+        await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True

@@ -11,9 +11,10 @@ from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.placement import Placement
 
-GROWTH_BYTES = 1 << 30  # a member grows after its start: graphs on a GPU, records on a CPU
+# A member grows after its start: by graphs of new shapes on a GPU, by records in memory elsewhere.
+_GPU_GROWTH_BYTES, _HOST_GROWTH_BYTES = 1 << 30, 1 << 29
 
-Measured = Callable[[MemberProcess, int], Awaitable[None]]
+Measured = Callable[[MemberProcess], Awaitable[None]]
 Started = Callable[[MemberProcess], None]
 
 log = structlog.get_logger("penstock.supervisor")
@@ -33,10 +34,11 @@ class MemberStarter:
     def __init__(self, settings: dict[str, Any], *, load_s: float, stop_s: float, measured: Measured) -> None:
         """`settings`: of a member, as JSON data. `load_s`, `stop_s`: longest load and longest stop of a member.
 
-        `measured` is called with the first member that has loaded and the memory of one, before any other starts.
+        `measured` is called with the first member that has loaded, before any other starts.
         """
         self.running: set[MemberProcess] = set()
         self.member_bytes: int | None = None  # memory that a member needs, once the first has loaded
+        self.taken_bytes = 0  # part of it that a member takes at its start
         self.environment: Mapping[str, str] = {}  # further variables of members
         self._settings = settings
         self._load_s = load_s
@@ -68,8 +70,9 @@ class MemberStarter:
         if await member.loaded(self._load_s):
             log.info("member_loaded", **member.names, seconds=member.uptime_s)
             if is_first:
-                self.member_bytes = await _taken_bytes(member, free) + GROWTH_BYTES
-                await self._measured(member, self.member_bytes)
+                self.taken_bytes = await _taken_bytes(member, free)
+                self.member_bytes = self.taken_bytes + _growth_bytes(placement)
+                await self._measured(member)
         return member
 
     async def ended(self, member: MemberProcess) -> int:
@@ -77,6 +80,10 @@ class MemberStarter:
         code = await member.ended()
         self.running.discard(member)
         return code
+
+
+def _growth_bytes(placement: Placement) -> int:
+    return _HOST_GROWTH_BYTES if placement.uuid is None else _GPU_GROWTH_BYTES
 
 
 async def free_bytes(placement: Placement) -> int | None:

@@ -18,7 +18,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.control import EXIT_CANNOT_START, PING_EVERY_S
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
-from penstock.worker.supervision.member_starter import GROWTH_BYTES, MemberStarter, free_bytes
+from penstock.worker.supervision.member_starter import MemberStarter, free_bytes
 from penstock.worker.supervision.mps import mps_daemon
 from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
 from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
@@ -146,7 +146,7 @@ class Supervisor:
         for member in list(self._starter.running):
             await self._starter.ended(member)
 
-    async def _fit(self, first: MemberProcess, member_bytes: int) -> None:
+    async def _fit(self, first: MemberProcess) -> None:
         """Drop the members that memory does not hold. Called when the first has loaded, before any other starts."""
         if first.report.device == "cpu" and first.placement.gpu is not None and self._settings.gpus == "all":
             log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
@@ -161,8 +161,8 @@ class Supervisor:
         for device, slots in by_device.items():
             free = await free_bytes(slots[0].placement)
             if free is not None and device == first.placement.device:
-                free += member_bytes - GROWTH_BYTES  # what the first has taken
-            count, arithmetic = num_fitting(len(slots), free, member_bytes)
+                free += self._starter.taken_bytes
+            count, arithmetic = num_fitting(len(slots), free, self._starter.member_bytes or 0)
             for slot in sorted(slots, key=lambda slot: slot.member is not first)[count:]:
                 if slot.member is not first:
                     slot.drop()
