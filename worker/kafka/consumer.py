@@ -237,9 +237,10 @@ class Consumer:
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
         log.info("partitions_assigned", partitions=_names(sources))
-        is_idle = all(source.topic != self.topics[0] for source in sources)
-        if is_idle and not self._is_idle and self._joined.partitions_for_topic(self.topics[0]):
-            log.warning("member_idle", member=self._client_id, topic=self.topics[0], reason=_IDLE)
+        online = self.topics[0]
+        is_idle = all(source.topic != online for source in sources) and bool(self._joined.partitions_for_topic(online))
+        if is_idle and not self._is_idle:
+            log.warning("member_idle", member=self._client_id, topic=online, reason=_IDLE)
         self._is_idle = is_idle
         self._paused.clear()  # a rebalance loses the flags
         self.assigned.set()
