@@ -38,6 +38,7 @@ class WorkerProcess:
 
     def __init__(self, log_path: Path, settings: dict[str, Any], program: list[str] | None = None) -> None:
         is_null = settings.setdefault("model", "null") == "null"
+        settings.setdefault("partitions", 8)  # each costs the broker time
         options = {_variable(name): str(value) for name, value in settings.items()}
         self.log_path = log_path
         with log_path.open("wb") as log:

@@ -91,7 +91,7 @@ async def test_a_worker_killed_mid_stream_loses_nothing(
         await stream.more(100)
         first.process.kill()
         topics = [f"penstock.requests.{model}", f"penstock.requests.{model}.bulk"]
-        await second.event("partitions_assigned", partitions=dict.fromkeys(topics, "0-47"))
+        await second.event("partitions_assigned", partitions=dict.fromkeys(topics, "0-7"))
         await stream.more(200)
 
 
@@ -148,7 +148,7 @@ async def test_a_restart_resumes_at_the_unfinished_offsets(
         )  # committed records are not processed again
         ends = {
             source: end
-            for source, end in (await consumer.end_offsets([TopicPartition(topic, p) for p in range(48)])).items()
+            for source, end in (await consumer.end_offsets([TopicPartition(topic, p) for p in range(8)])).items()
             if end
         }
     assert {source: offset for source, offset in (await committed(kafka, group)).items() if offset} == ends

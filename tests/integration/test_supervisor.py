@@ -22,7 +22,7 @@ from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProce
 # The command with a short ping bound.
 IMPATIENT = """
 from penstock.worker.supervision import supervisor
-supervisor.Bounds.__init__.__defaults__ = (60.0, 2.0)
+supervisor.Bounds.__init__.__defaults__ = (60.0, 4.0)
 from penstock.ops.cli.main import main; main()
 """
 NVIDIA_SMI = """#!/bin/sh
