@@ -78,7 +78,7 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
     except CannotPlace:  # `members` reports it
         num_members = 1
     if topics[topic] < num_members:
-        alter = f"kafka-topics.sh --alter --partitions {REQUEST_PARTITIONS} --topic"
+        alter = f"kafka-topics.sh --alter --partitions {max(REQUEST_PARTITIONS, num_members)} --topic"
         remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
         return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)
@@ -139,8 +139,8 @@ def members(settings: CheckSettings) -> Finding:
         here = list(placed)
         gpu = here[0].gpu
         name = "the CPU" if gpu is None else f"{device}, {machine.gpus[gpu].name}"
-        cores = sorted({len(at.cpus) for at in here})
-        each = f"{' or '.join(map(str, cores))} core{'s' if cores != [1] else ''}{' each' if len(here) > 1 else ''}"
+        num_cores = len({cpu for at in here for cpu in at.cpus})
+        each = f"{num_cores} core{'s' if num_cores > 1 else ''}{' among them' if len(here) > 1 else ''}"
         lines.append(f"{len(here)} on {name}, with {each}")
     why = "as --processes says" if settings.processes else "by --processes auto"
     return Finding("Members", "OK", "; ".join(lines) + f" ({why})")

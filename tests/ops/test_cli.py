@@ -338,11 +338,10 @@ class TestCheck:
         _, text = penstock(*args, "--device", "cpu")
         assert "OK Members 1 on the CPU, with 16 cores (by --processes auto)" in text
         _, text = penstock(*args, "--device", "cuda")
-        assert (
-            "3 on gpu 0, NVIDIA H200, with 2 or 3 cores each; 3 on gpu 1, NVIDIA H200, with 2 or 3 cores each" in text
-        )
+        for gpu in (0, 1):
+            assert f"3 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
         _, text = penstock(*args, "--gpus", "1", "--processes", "2")
-        assert "OK Members 2 on gpu 1, NVIDIA H200, with 8 cores each (as --processes says)" in text
+        assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says)" in text
         code, text = penstock(*args, "--gpus", "2")
         assert code == 1
         assert "problem Members --gpus 2: this machine has 2 visible GPUs, from 0." in text

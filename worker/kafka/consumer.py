@@ -24,7 +24,7 @@ from penstock.worker.requests.record import KafkaRecord
 _RETRY_S = 1.0
 _HEARTBEAT_MS = 1000  # a member learns of a rebalance by its next heartbeat, and all others wait for it until then
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
-_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a fetch full of one leaves room for the other
+_FETCH_BYTES = 4 * 1024 * 1024  # with eight partitions of each topic, a fetch full of one leaves room for the other
 
 _IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
 
