@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine import load_engine
+from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder, ops
@@ -95,4 +95,14 @@ def test_bounds_that_are_not_the_batchs_are_refused_on_either_device(
     encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
     for run in (encoder.run, load_engine(str(tmp_path), device="cpu").run):
         with pytest.raises(InvalidBatch, match=r"max_seqlen is|cu_seqlens must"):
+            run(batch)
+
+
+@pytest.mark.parametrize("num_options", [1, 3])
+def test_every_sequence_needs_its_options_on_either_device(saved: Any, tmp_path: Path, num_options: int) -> None:
+    batch = replace(pack(random_sequences((5, 3))), options=[TaskOptions("embed")] * num_options)
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
+    for run in (encoder.run, load_engine(str(tmp_path), device="cpu").run):
+        with pytest.raises(InvalidBatch, match=f"options must be 2, one for each sequence; found {num_options}"):
             run(batch)

@@ -76,13 +76,17 @@ class SupervisorLink:
         await asyncio.wrap_future(self._may_join)
 
     def _listen(self) -> None:
-        while self._connection.recv(MAX_PACKET_BYTES):
-            if not self._may_join.done():
-                self._may_join.set_result(None)
-        if self._stop is not None:
-            self._stop()
-            time.sleep(self._stop_s)
-        os._exit(1)
+        try:
+            # A supervisor that was killed before it read all reports resets the connection.
+            with contextlib.suppress(ConnectionError):
+                while self._connection.recv(MAX_PACKET_BYTES):
+                    if not self._may_join.done():
+                        self._may_join.set_result(None)
+            if self._stop is not None:
+                self._stop()
+                time.sleep(self._stop_s)
+        finally:
+            os._exit(1)
 
 
 def setup_packet(worker: int, settings: dict[str, Any], stop_s: float) -> bytes:
