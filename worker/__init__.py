@@ -6,7 +6,7 @@ __all__ = ["WorkerSettings", "serve"]
 
 
 def serve(settings: WorkerSettings) -> int:
-    """Run one worker; see `penstock.worker.process`. Imported on call, so that reading settings imports no torch."""
-    from penstock.worker.process import serve as run
+    """Run a worker, as one process or several; see `penstock.worker.command`. Imported on call: it imports torch."""
+    from penstock.worker.command import serve as run
 
     return run(settings)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 import time
@@ -10,7 +11,7 @@ from wsgiref.simple_server import WSGIServer
 
 import structlog
 import uvloop
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
@@ -21,33 +22,42 @@ from penstock.scheduler import LearnedCost
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
+from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs
 from penstock.worker.worker import Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
 _SWITCH_INTERVAL_S = 0.0005  # engine lanes and the event loop exchange the interpreter lock at each tensor call
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 log = structlog.get_logger("penstock.serve")
 
 
-def serve(settings: WorkerSettings) -> int:
+def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) -> int:
     """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
+
+    A second SIGTERM or SIGINT ends the process at once. `supervisor`: of a member that is one of several here.
 
     Raises:
         EngineError: the model cannot be loaded, or not run in so many lanes.
         TokenizerError: the model's tokenizer is invalid.
     """
-    configure_logs(settings.log_format, settings.log_level)
+    labels = {} if supervisor is None else {"worker": supervisor.worker, "pid": os.getpid()}
+    configure_logs(settings.log_format, settings.log_level, **labels)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
+    is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
+    if is_first:
+        log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
     engine = load(settings)
     if isinstance(engine, PipelinedEngine) and (settings.lanes or 1) > 1:
         raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
     resolved = resolve(settings, engine.info)
-    log.info("settings_resolved", **resolved.model_dump(mode="json"))
+    if is_first:
+        log.info("settings_resolved", **resolved.model_dump(mode="json"))
     cost = _cost(engine, resolved)
     _tune_garbage_collection()
-    return uvloop.run(_run(resolved, engine, cost))
+    return uvloop.run(_run(resolved, engine, cost, supervisor))
 
 
 def _tune_garbage_collection() -> None:
@@ -102,7 +112,7 @@ def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
         return loop.run_until_complete(costs)
 
 
-async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost) -> int:
+async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, supervisor: SupervisorLink | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, settings.lanes)
         stack.push_async_callback(lanes.close)
@@ -110,19 +120,48 @@ async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost) ->
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
+        number = 0 if supervisor is None else supervisor.worker
+        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
+        port = None
         if settings.metrics_port is not None:
-            stack.callback(_serve_metrics(settings.metrics_port, worker).shutdown)
+            host = "127.0.0.1" if supervisor is not None else "0.0.0.0"
+            server = serve_metrics(settings.metrics_port, worker.metrics.registry, host)
+            stack.callback(server.shutdown)
+            port = server.server_port
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.on_loop_error)
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, worker.stop)
-        return await worker.run()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, _stop, loop, worker)
+        if supervisor is None:
+            return await worker.run()
+        supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
+        stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
+        return await worker.run(supervisor.may_join(worker.stop))
 
 
-def _serve_metrics(port: int, worker: Worker) -> WSGIServer:
+def _stop(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    for number in _STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+    worker.stop()
+
+
+async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
+    """Ping the supervisor from the event loop, and say when the worker has joined its group."""
+    joining = asyncio.create_task(worker.joined())
+    while True:
+        await asyncio.wait((joining,), timeout=PING_EVERY_S)
+        if joining.done():
+            supervisor.report(phase="joined", member_id=worker.member_id)
+            await asyncio.sleep(PING_EVERY_S)
+        else:
+            supervisor.report()
+
+
+def serve_metrics(port: int, registry: CollectorRegistry, host: str = "0.0.0.0") -> WSGIServer:
+    """Serve a registry on a thread. Raises OSError that names the option if the port is taken."""
     try:
-        server, _ = start_http_server(port, registry=worker.metrics.registry)
+        server, _ = start_http_server(port, host, registry=registry)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"--metrics-port {port}") from error
     log.info("metrics_served", port=server.server_port)

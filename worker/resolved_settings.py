@@ -22,6 +22,7 @@ class ResolvedSettings(WorkerSettings):
     max_batch_sequences: int
     max_batch_tokens: int
     cost_path: Path
+    processes: int
     lanes: int
     topic: str
     group_id: str
@@ -69,6 +70,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping
             "topic": request_topic(info.name),
             "group_id": f"penstock.{info.name}",
         },
+        "default for one process": {"processes": 1},
         "default for this user": {"cost_path": default_cost_path()},
     }
 

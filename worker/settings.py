@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
-from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, check_served_name
+from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, REQUEST_PARTITIONS, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
 
@@ -18,6 +18,17 @@ def _check_pattern(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from error
     return pattern
+
+
+def _open_if_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _check_gpus(gpus: str) -> str:
+    numbers = gpus.split(",")
+    if gpus != "all" and not (all(number.isdecimal() for number in numbers) and len(set(numbers)) == len(numbers)):
+        raise ValueError("must be all, or different numbers separated by commas")
+    return gpus
 
 
 class ModelSettings(Settings):
@@ -69,6 +80,20 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     `resolved_settings.resolve` decides the open values when the engine is known.
     """
 
+    processes: Annotated[int | None, BeforeValidator(_open_if_auto)] = Field(
+        None,
+        ge=1,
+        description="Worker processes, each a member of the consumer group: on each GPU, or on the CPU. auto: on each "
+        "GPU three, but no more than one for two cores; one on a CPU.",
+    )
+    gpus: Annotated[str, AfterValidator(_check_gpus)] = Field(
+        "all", description="GPUs that run members: all visible ones, or their numbers, such as 0,1."
+    )
+    mps: Literal["off", "on"] = Field(
+        "off",
+        description="Whether members of one GPU run their kernels at the same moment, by CUDA's Multi-Process Service, "
+        "which the worker starts. A fault of one member then ends all members of its GPU.",
+    )
     lanes: int | None = Field(
         None,
         ge=1,
@@ -81,6 +106,12 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         "name>.",
     )
     group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
+    partitions: int = Field(
+        REQUEST_PARTITIONS,
+        ge=1,
+        le=10_000,
+        description="Partitions of each topic that the worker creates. No more members than that share a topic.",
+    )
     reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
         REPLY_TOPIC_PATTERN,
         description="Regular expression of allowed reply topics. Requests with another reply topic are dead-lettered.",

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
@@ -14,7 +14,7 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
+from penstock.producer.wire.topics import OTHER_PARTITIONS, bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
@@ -38,11 +38,10 @@ from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
-_NUM_PARTITIONS = 8  # of topics that the worker has to create
 _QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _DISCONNECT_S = 2.0
 _TURNS = 4  # of the event loop between two slices: a reply takes several to get from the lane to its socket
-_LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
+LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
 log = structlog.get_logger("penstock.worker")
 
@@ -59,8 +58,12 @@ class Worker:
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
+        number: int = 0,
     ) -> None:
-        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`."""
+        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`.
+
+        `number`: of this worker on its machine.
+        """
         info = engine.info
         self._settings = settings
         self._info = info
@@ -76,6 +79,8 @@ class Worker:
             settings.bootstrap_servers,
             self._topics,
             settings.group_id,
+            worker=number,
+            revision=info.revision,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             drain_s=settings.drain_s,
             received=self._fetched.put,
@@ -116,9 +121,21 @@ class Worker:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
         self._stop.ask()
 
-    async def run(self) -> int:
-        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code."""
-        if not await self._stop.unless_stopped(self._start()):
+    @property
+    def member_id(self) -> str:
+        """Kafka's name of this worker in its group; empty before it has joined."""
+        return self._consumer.member_id
+
+    async def joined(self) -> None:
+        """Wait until the group has given this member its partitions, or none, for the first time."""
+        await self._consumer.assigned.wait()
+
+    async def run(self, may_join: Awaitable[None] | None = None) -> int:
+        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code.
+
+        `may_join`: ends when the worker may join its group.
+        """
+        if not await self._stop.unless_stopped(self._start(may_join)):
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
@@ -135,11 +152,18 @@ class Worker:
         is_incomplete = self._settings.once and self._ledger.num_unfinished > 0
         return 1 if self._stop.failure is not None or is_incomplete else 0
 
-    async def _start(self) -> bool:
+    async def _start(self, may_join: Awaitable[None] | None) -> bool:
         """Connect, however long the broker is away. Returns true."""
+        if may_join is not None:
+            await may_join
         await self._outbox.start()
-        topics = [*self._topics, *map(dead_letter_topic, self._topics)]
-        await ensure_topics(self._settings.bootstrap_servers, topics, _NUM_PARTITIONS)
+        servers, dead_letters = self._settings.bootstrap_servers, [*map(dead_letter_topic, self._topics)]
+        await asyncio.gather(
+            ensure_topics(servers, self._topics, self._settings.partitions),
+            ensure_topics(servers, dead_letters, OTHER_PARTITIONS),
+        )
+        # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
+        await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True
@@ -234,7 +258,7 @@ class Worker:
         log.info("drained", unfinished=self._ledger.num_unfinished, seconds=round(time.monotonic() - started, 3))
 
     async def _shut_down(self) -> None:
-        """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `_LEAVE_S`."""
+        """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `LEAVE_S`."""
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain(drain_until)
@@ -242,7 +266,7 @@ class Worker:
         self._dispatcher.close()
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
-        left_s = max(_DISCONNECT_S, drain_until + _LEAVE_S - time.monotonic())
+        left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         await asyncio.gather(self._consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._cache_writer is not None:
             await self._cache_writer.close()

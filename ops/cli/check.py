@@ -14,7 +14,7 @@ from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
 
 _PROBES: tuple[Callable[[CheckSettings], Finding], ...] = (
     *(probes.model, probes.head, probes.cache, probes.metrics),
-    *(probes.processor, probes.gpu, probes.local_kafka),
+    *(probes.processor, probes.gpu, probes.members, probes.local_kafka),
 )
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
 

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +13,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import Field
 
-from penstock.producer.wire.topics import REPLY_TOPIC, request_topic
+from penstock.producer.wire.topics import REPLY_TOPIC, REQUEST_PARTITIONS, bulk_topic, request_topic
+from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
+from penstock.worker.supervision.machine import this_machine
+from penstock.worker.supervision.placement import CannotPlace
 
 KAFKA_TIMEOUT_S = 5.0
 
@@ -68,7 +72,16 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
         return Finding("Request topic", "not checked", "Its name depends on the model.", "Give --model or --topic.")
     if topic not in topics:
         return Finding("Request topic", "OK", f"{topic} does not exist yet; the first client or worker creates it")
-    return Finding("Request topic", "OK", f"{topic}, {topics[topic]} partitions: at most that many workers share it")
+    found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
+    try:
+        num_members = len(placements_for(settings, this_machine()))
+    except CannotPlace:  # `members` reports it
+        num_members = 1
+    if topics[topic] < num_members:
+        alter = f"kafka-topics.sh --alter --partitions {max(REQUEST_PARTITIONS, num_members)} --topic"
+        remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
+        return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
+    return Finding("Request topic", "OK", found)
 
 
 def _topic_name(settings: CheckSettings) -> str | None:
@@ -112,6 +125,25 @@ def model(settings: CheckSettings) -> Finding:
         f"{info.name}: {', '.join(sorted(info.tasks))}; {info.dim} dimensions{labels}, up to {info.max_tokens} tokens, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
+
+
+def members(settings: CheckSettings) -> Finding:
+    """Show where `penstock worker` would run members of the consumer group on this machine."""
+    machine = this_machine()
+    try:
+        placements = placements_for(settings, machine)
+    except CannotPlace as error:
+        return Finding("Members", "problem", str(error), "Give other --gpus, or check that nvidia-smi lists the GPU.")
+    lines = []
+    for device, placed in groupby(sorted(placements, key=lambda at: at.gpu or 0), key=lambda at: at.device):
+        here = list(placed)
+        gpu = here[0].gpu
+        name = "the CPU" if gpu is None else f"{device}, {machine.gpus[gpu].name}"
+        num_cores = len({cpu for at in here for cpu in at.cpus})
+        each = f"{num_cores} core{'s' if num_cores > 1 else ''}{' among them' if len(here) > 1 else ''}"
+        lines.append(f"{len(here)} on {name}, with {each}")
+    why = "as --processes says" if settings.processes else "by --processes auto"
+    return Finding("Members", "OK", "; ".join(lines) + f" ({why})")
 
 
 def head(settings: CheckSettings) -> Finding:

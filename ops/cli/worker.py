@@ -1,4 +1,4 @@
-"""`penstock worker`: one member of a model's consumer group."""
+"""`penstock worker`: this machine's members of a model's consumer group."""
 
 from penstock.ops.cli.options import takes
 from penstock.worker.settings import WorkerSettings
@@ -8,7 +8,8 @@ from penstock.worker.settings import WorkerSettings
 def worker(settings: WorkerSettings) -> int:
     """Answer the requests of a model's topic until Ctrl-C or SIGTERM, which finish the requests in flight first.
 
-    Start one worker per machine: Kafka distributes the topic's partitions over them.
+    Start one worker per machine. It runs one process on a CPU and several on each GPU; Kafka distributes the topic's
+    partitions over all of them. SIGHUP replaces them one at a time. SIGTTIN and SIGTTOU run one more and one fewer.
 
     $ penstock worker --model sentence-transformers/all-MiniLM-L6-v2
     """

@@ -76,6 +76,7 @@ def _run(console: Console) -> Results:
             "--bootstrap-servers": broker.bootstrap_servers,
             "--cache-path": str(Path(cache) / "cache.db"),
             "--log-format": "json",
+            "--processes": "1",  # the messages do not need more, and more take longer to start
         }
         worker = WorkerProcess([part for pair in arguments.items() for part in pair], logs / "worker.jsonl")
         alone, loaded, again = uvloop.run(_measure(console, worker, broker.bootstrap_servers, messages))

@@ -22,9 +22,8 @@ from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
-from penstock.producer.wire.topics import request_topic
+from penstock.producer.wire.topics import OTHER_PARTITIONS, REQUEST_PARTITIONS, request_topic
 
-_NUM_PARTITIONS = 8  # of topics that the client has to create
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
 # records of one overload are not sent again at the same moment; its least share of the bound limits their number.
@@ -89,7 +88,10 @@ class Exchange:
     async def _start(self) -> None:
         settings = self._settings
         await self._outbox.start()
-        await ensure_topics(settings.bootstrap_servers, [self._topic, settings.reply_topic], _NUM_PARTITIONS)
+        await asyncio.gather(
+            ensure_topics(settings.bootstrap_servers, [self._topic], REQUEST_PARTITIONS),
+            ensure_topics(settings.bootstrap_servers, [settings.reply_topic], OTHER_PARTITIONS),
+        )
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())

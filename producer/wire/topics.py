@@ -5,6 +5,10 @@ import re
 from pathlib import Path
 
 REPLY_TOPIC = "penstock.replies"
+# Partitions of topics that a worker or a client creates. Every member of a consumer group needs one of each request
+# topic; 48 are shared evenly by 1, 2, 3, 4, 6, 8, 12, 16, 24 or 48 members.
+REQUEST_PARTITIONS = 48
+OTHER_PARTITIONS = 8  # of replies and of dead letters
 REPLY_TOPIC_PATTERN = r"penstock\.replies(\..+)?"
 _MOST_CHARS = 249  # Kafka's limit
 

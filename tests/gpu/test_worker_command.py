@@ -48,7 +48,7 @@ async def test_a_worker_answers_a_burst_in_batches_up_to_its_caps_and_drains(
     with MockBroker() as broker, log.open("wb") as output:
         worker = await asyncio.create_subprocess_exec(
             *(*WORKER, "--model", str(checkpoint), "--device", device, "--log-format", "json"),
-            *("--bootstrap-servers", broker.bootstrap_servers, "--fetch-max-wait-ms", "5"),
+            *("--bootstrap-servers", broker.bootstrap_servers, "--fetch-max-wait-ms", "5", "--processes", "1"),
             env={**outside, **given, "XDG_CACHE_HOME": str(tmp_path)},
             stderr=output,
         )
@@ -75,3 +75,44 @@ async def test_a_worker_answers_a_burst_in_batches_up_to_its_caps_and_drains(
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     assert (np.sum(vectors * expected, axis=1) / norms).min() > 0.999
     assert [event["unfinished"] for event in events(log, "drained")] == [0]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+async def test_the_command_alone_starts_members_on_the_gpu(tmp_path: Path) -> None:
+    """Three where there are cores for them. All answer, in equal shares of the partitions, and drain."""
+    num_members = min(3, len(os.sched_getaffinity(0)) // 2)
+    if num_members < 2:
+        pytest.skip("needs four cores")
+    checkpoint, log = tmp_path / "tiny", tmp_path / "worker.jsonl"
+    save_encoder(checkpoint, "bert", hidden_size=128)
+    sequences = random_sequences([5] * NUM_SEQUENCES)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    with MockBroker() as broker, log.open("wb") as output:
+        worker = await asyncio.create_subprocess_exec(
+            *(*WORKER, "--model", str(checkpoint), "--log-format", "json", "--gpus", "0"),
+            *("--bootstrap-servers", broker.bootstrap_servers, "--fetch-max-wait-ms", "5"),
+            env={**outside, "XDG_CACHE_HOME": str(tmp_path)},
+            stderr=output,
+        )
+        try:
+            async with asyncio.timeout(200):
+                while len({event["pid"] for event in events(log, "partitions_assigned")}) < num_members:
+                    assert worker.returncode is None
+                    await asyncio.sleep(0.2)
+            async with Client(
+                bootstrap_servers=broker.bootstrap_servers, model="tiny", timeout_s=READY_S, fetch_max_wait_ms=5
+            ) as client:
+                for start in range(0, NUM_SEQUENCES, 10):
+                    await client.embed(ids=sequences[start : start + 10])
+            worker.terminate()
+            assert await worker.wait() == 0
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+    loaded = events(log, "member_loaded")
+    assert [(event["worker"], event["device"]) for event in loaded] == [(n, "gpu 0") for n in range(num_members)]
+    assert len(events(log, "cost_table_measured")) == 1  # by the first; the others read it
+    assert len({event["worker"] for event in events(log, "batch_done")}) == num_members
+    assert events(log, "members_limited_by_memory") == []

@@ -36,13 +36,14 @@ Event = dict[str, Any]
 class WorkerProcess:
     """A worker as an operator runs it, logging JSON to a file. With model "null" its engine is `EchoEngine`."""
 
-    def __init__(self, log_path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, log_path: Path, settings: dict[str, Any], program: list[str] | None = None) -> None:
         is_null = settings.setdefault("model", "null") == "null"
+        settings.setdefault("partitions", 8)  # each costs the broker time
         options = {_variable(name): str(value) for name, value in settings.items()}
         self.log_path = log_path
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *(ECHO if is_null else PENSTOCK)],
+                [sys.executable, *(program or (ECHO if is_null else PENSTOCK))],
                 env={**os.environ, "PENSTOCK_LOG_FORMAT": "json", **options},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -111,7 +112,7 @@ CountRecords = Callable[[KafkaBroker, str], Awaitable[int]]
 
 
 class StartWorker(Protocol):
-    def __call__(self, broker: KafkaBroker, **settings: Any) -> WorkerProcess: ...
+    def __call__(self, broker: KafkaBroker, program: list[str] | None = None, **settings: Any) -> WorkerProcess: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -140,14 +141,14 @@ def unique() -> Callable[[str], str]:
 def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     """`start_worker(kafka, max_wait_ms=1)` starts a worker process with these settings; all end with the test.
 
-    Settings called `echo_…` are those of echo_worker.py.
+    Settings called `echo_…` are those of echo_worker.py. `program`: Python's arguments, in place of the worker's.
     """
     with contextlib.ExitStack() as stack:
 
-        def start(broker: KafkaBroker, **settings: Any) -> WorkerProcess:
+        def start(broker: KafkaBroker, program: list[str] | None = None, **settings: Any) -> WorkerProcess:
             log_path = tmp_path / f"worker-{uuid.uuid4().hex[:8]}.log"
             settings = {"bootstrap_servers": broker.bootstrap_servers, **settings}
-            return stack.enter_context(WorkerProcess(log_path, settings))
+            return stack.enter_context(WorkerProcess(log_path, settings, program))
 
         yield start
 

@@ -133,6 +133,8 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
         kafka.bootstrap_servers,
         topics,
         f"group-{topic}",
+        worker=0,
+        revision="r",
         fetch_max_wait_ms=50,
         drain_s=1,
         received=lambda records: taken.extend((record.topic, record.value) for record in records),

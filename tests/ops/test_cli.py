@@ -1,5 +1,6 @@
 """The command line: help, errors of one sentence, exit codes."""
 
+import asyncio
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
@@ -261,6 +263,11 @@ def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.Captu
     ]
 
 
+async def create_topic(name: str, bootstrap_servers: str) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap_servers) as producer:
+        await producer.partitions_for(name)
+
+
 class TestCheck:
     def test_no_broker(self) -> None:
         code, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1")
@@ -320,6 +327,35 @@ class TestCheck:
         assert code == 1
         assert re.search(r"problem Head \S+head.safetensors: No such file or directory", text)
         assert ("OK Model tiny" in text) == (model is not None)
+
+    def test_members_and_where_they_would_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\necho '0, GPU-0, NVIDIA H200, 140000'\necho '1, GPU-1, NVIDIA H200, 140000'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+        args = ["check", "--bootstrap-servers", "127.0.0.1:1"]
+        _, text = penstock(*args, "--device", "cpu")
+        assert "OK Members 1 on the CPU, with 16 cores (by --processes auto)" in text
+        _, text = penstock(*args, "--device", "cuda")
+        for gpu in (0, 1):
+            assert f"3 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
+        _, text = penstock(*args, "--gpus", "1", "--processes", "2")
+        assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says)" in text
+        code, text = penstock(*args, "--gpus", "2")
+        assert code == 1
+        assert "problem Members --gpus 2: this machine has 2 visible GPUs, from 0." in text
+
+    def test_a_topic_with_fewer_partitions_than_members(self) -> None:
+        with MockBroker() as broker:  # its topics have four partitions
+            args = ["--bootstrap-servers", broker.bootstrap_servers]
+            asyncio.run(create_topic("few", broker.bootstrap_servers))
+            code, text = penstock("check", *args, "--topic", "few", "--processes", "5")
+            assert code == 1
+            assert "problem Request topic few, 4 partitions" in text
+            assert "5 would run on this machine" in text
+            code, text = penstock("check", *args, "--topic", "few", "--processes", "4")
+            assert code == 0
 
     def test_a_gpu_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)

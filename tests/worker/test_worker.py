@@ -87,6 +87,9 @@ class FakeOutbox:
 
     async def stop(self, _: float) -> None: ...
 
+    async def partitions(self, _: str) -> int:
+        return 1
+
     def put(self, topic: str, _: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
             self.sent.append((topic, dict(record.headers).get(CORRELATION_ID)))

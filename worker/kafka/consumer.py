@@ -17,12 +17,16 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import header_names
+from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import KafkaRecord
 
 _RETRY_S = 1.0
+_HEARTBEAT_MS = 1000  # a member learns of a rebalance by its next heartbeat, and all others wait for it until then
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
-_FETCH_BYTES = 4 * 1024 * 1024  # eight partitions of each topic: a fetch full of one leaves room for the other
+_FETCH_BYTES = 4 * 1024 * 1024  # with eight partitions of each topic, a fetch full of one leaves room for the other
+
+_IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -39,6 +43,8 @@ class Consumer:
         topics: Sequence[str],
         group_id: str,
         *,
+        worker: int,
+        revision: str,
         fetch_max_wait_ms: int,
         drain_s: float,
         received: Received,
@@ -47,12 +53,16 @@ class Consumer:
         """Both callbacks run on the event loop.
 
         Args:
+            worker: the member's number on its machine.
+            revision: of the model; members of one group should have the same.
             received: gets the records of one partition, in their order, before the assignment can change.
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self.topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._group_id = group_id
+        self._client_id = client_id(worker)
+        self._assignor = assignor_for(revision)
         self._drain_s = drain_s
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._received = received
@@ -60,6 +70,7 @@ class Consumer:
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
         self._paused: set[str] = set()  # topics
+        self._is_idle = False  # it has no partition of the online topic
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self._ends: dict[TopicPartition, int] = {}  # offsets after the last records, when `is_at_end` last asked
         self.assigned = asyncio.Event()  # set once partitions (or none, for a spare member) have been assigned
@@ -172,6 +183,12 @@ class Consumer:
             return False  # a rebalance came in between: ask again
 
     @property
+    def member_id(self) -> str:
+        """Kafka's name of this member; empty before it has one."""
+        # aiokafka has no public name for it.
+        return "" if self._consumer is None else str(self._consumer._coordinator.member_id)
+
+    @property
     def num_partitions(self) -> int:
         """How many partitions are assigned."""
         return len(self._joined.assignment())
@@ -194,7 +211,9 @@ class Consumer:
         return AIOKafkaConsumer(
             bootstrap_servers=self._bootstrap_servers,
             group_id=self._group_id,
-            client_id="penstock-worker",
+            client_id=self._client_id,
+            partition_assignment_strategy=(self._assignor,),
+            heartbeat_interval_ms=_HEARTBEAT_MS,
             enable_auto_commit=False,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             auto_offset_reset="earliest",
@@ -218,6 +237,11 @@ class Consumer:
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
         log.info("partitions_assigned", partitions=_names(sources))
+        online = self.topics[0]
+        is_idle = all(source.topic != online for source in sources) and bool(self._joined.partitions_for_topic(online))
+        if is_idle and not self._is_idle:
+            log.warning("member_idle", member=self._client_id, topic=online, reason=_IDLE)
+        self._is_idle = is_idle
         self._paused.clear()  # a rebalance loses the flags
         self.assigned.set()
 
@@ -240,8 +264,19 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
         await self._assigned(set(assigned))
 
 
-def _names(sources: set[TopicPartition]) -> list[str]:
-    return sorted(map(_name, sources))
+def _names(sources: set[TopicPartition]) -> dict[str, str]:
+    """Topic -> its partitions, such as 0-7,9."""
+    by_topic: dict[str, list[int]] = {}
+    for source in sorted(sources):
+        by_topic.setdefault(source.topic, []).append(source.partition)
+    return {topic: ranges(partitions) for topic, partitions in by_topic.items()}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, briefly: 0-7,9."""
+    firsts = [n for n in numbers if n - 1 not in numbers]
+    lasts = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
 
 
 def _name(source: TopicPartition) -> str:

@@ -10,14 +10,18 @@ import structlog
 _REPEAT_S = 60.0
 
 
-def configure_logs(log_format: str, level: str) -> None:
-    """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "console"."""
+def configure_logs(log_format: str, level: str, **labels: object) -> None:
+    """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "console".
+
+    `labels` are on every line.
+    """
     to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        lambda logger, method, event: {**event, **labels},
     ]
     renderer: Any = structlog.dev.ConsoleRenderer() if to_console else structlog.processors.JSONRenderer()
     structlog.configure(

@@ -1,0 +1,325 @@
+"""`penstock worker --processes N` as an operator meets it: real members, a real broker, real signals."""
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+from tests.engine.helpers import save_encoder
+from tests.integration.conftest import PENSTOCK, Event, StartWorker, WorkerProcess
+
+# The command with a short ping bound.
+IMPATIENT = """
+from penstock.worker.supervision import supervisor
+supervisor.Bounds.__init__.__defaults__ = (60.0, 4.0)
+from penstock.ops.cli.main import main; main()
+"""
+NVIDIA_SMI = """#!/bin/sh
+echo "0, GPU-0, Fake, {free}"
+echo "1, GPU-1, Fake, {free}"
+"""
+
+Unique = Callable[[str], str]
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def start(kafka: KafkaBroker, start_worker: StartWorker) -> Start:
+    """Start the command with null engines."""
+    return lambda program=PENSTOCK, **settings: start_worker(kafka, program, **settings)
+
+
+@pytest.fixture
+def fake_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Two GPUs, as far as the supervisor sees: members with null engines do not use them."""
+
+    def make(free_mib: int) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(NVIDIA_SMI.format(free=free_mib))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return make
+
+
+async def members(worker: WorkerProcess, count: int) -> dict[int, int]:
+    """Wait until `count` members have joined. Returns worker -> process id, of those that joined last."""
+
+    def joined() -> dict[int, int]:
+        return {event["worker"]: event["pid"] for event in worker.events("partitions_assigned")}
+
+    await worker.until(lambda: {} if len(joined()) >= count else None, f"{count} members", 60)
+    return joined()
+
+
+async def another(worker: WorkerProcess, number: int, pid: int) -> int:
+    """Wait for a member with this number and another process. Returns its process id."""
+    started = await worker.until(
+        lambda: next(
+            (e for e in worker.events("member_started") if e["worker"] == number and e["member_pid"] != pid), None
+        ),
+        "another member",
+        30,
+    )
+    return int(started["member_pid"])
+
+
+async def exited(worker: WorkerProcess, pid: int, timeout_s: float = 30.0) -> Event:
+    return await worker.event("member_exited", timeout_s, member_pid=pid)
+
+
+@asynccontextmanager
+async def calls(kafka: KafkaBroker, model: str) -> AsyncIterator[Callable[[int], Any]]:
+    """Calls that go on inside; each must be answered. Yields a wait for so many further answers."""
+    answers = itertools.count()
+    answered, is_over = 0, False
+
+    async def call() -> None:
+        nonlocal answered
+        while not is_over:
+            await client.embed(ids=[[next(answers) % 30_000 + 1, 5]], timeout_s=60)
+            answered += 1
+
+    async def more(count: int) -> None:
+        goal = answered + count
+        async with asyncio.timeout(60):
+            while answered < goal:  # noqa: ASYNC110 — there is no event to wait for
+                await asyncio.sleep(0.05)
+
+    async with (
+        Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(16):
+            group.create_task(call())
+        yield more
+        is_over = True
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+async def test_a_killed_member_is_started_again_and_no_request_is_lost(
+    kafka: KafkaBroker, unique: Unique, start: Start
+) -> None:
+    model = unique("killed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = start(served_name=model, processes=3, metrics_port=port)
+    pids = await members(worker, 3)
+    async with calls(kafka, model) as more:
+        await more(100)
+        os.kill(pids[1], signal.SIGKILL)
+        event = await exited(worker, pids[1])
+        assert (event["worker"], event["signal"], event["restart_in_s"]) == (1, "SIGKILL", 1.0)
+        await worker.event("member_evicted")  # the others do not wait for it
+        await worker.until(
+            lambda: next((e for e in worker.events("partitions_assigned") if e["pid"] not in pids.values()), None),
+            "the new member",
+            60,
+        )
+        await more(100)
+    exposition = await asyncio.to_thread(scrape, port)
+    assert 'penstock_worker_restarts_total{reason="signal",worker="1"} 1.0' in exposition
+    assert 'penstock_members{state="serving"} 3.0' in exposition
+    assert {f'penstock_queued_tokens{{worker="{n}"}} 0.0' for n in range(3)} <= set(exposition.splitlines())
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+    assert len(worker.events("stopped")) == 3
+
+
+async def test_a_member_whose_event_loop_stands_still_is_replaced(unique: Unique, start: Start) -> None:
+    worker = start(program=["-c", IMPATIENT, "worker"], served_name=unique("silent"), processes=2)
+    pids = await members(worker, 2)
+    os.kill(pids[0], signal.SIGSTOP)
+    event = await worker.event("member_unresponsive")
+    assert (event["member_pid"], event["worker"]) == (pids[0], 0)
+    assert (await exited(worker, pids[0]))["signal"] == "SIGKILL"
+    await worker.event("member_loaded", worker=0, device="cpu")
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+async def test_a_roll_replaces_every_member_and_loses_nothing(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
+    model = unique("rolled")
+    worker = start(served_name=model, processes=2)
+    old = await members(worker, 2)
+    async with calls(kafka, model) as more:
+        await more(50)
+        worker.process.send_signal(signal.SIGHUP)
+        await worker.event("roll_finished", 90)
+        await more(50)
+    for pid in old.values():
+        ended = await exited(worker, pid)
+        new = await worker.event("member_loaded", member_pid=ended["replaced_by"])
+        assert new["timestamp"] < ended["timestamp"]  # the new member was loaded before the old one left
+        assert ended["exit_code"] == 0
+    assert set((await members(worker, 2)).values()).isdisjoint(old.values())
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+async def test_members_are_added_and_removed_by_signals(unique: Unique, start: Start) -> None:
+    worker = start(served_name=unique("resized"), processes=2)
+    pids = await members(worker, 2)
+    worker.process.send_signal(signal.SIGTTIN)
+    pids = await members(worker, 3)
+    assert set(pids) == {0, 1, 2}
+    worker.process.send_signal(signal.SIGTTOU)
+    assert (await exited(worker, pids[2]))["exit_code"] == 0
+    worker.process.send_signal(signal.SIGTTIN)
+    again = await worker.event("member_loaded", worker=2, member_pid=await another(worker, 2, pids[2]))
+    worker.process.send_signal(signal.SIGTTOU)
+    assert (await exited(worker, again["member_pid"]))["exit_code"] == 0
+    worker.process.send_signal(signal.SIGTTOU)
+    assert (await exited(worker, pids[1]))["exit_code"] == 0
+    worker.process.send_signal(signal.SIGTTOU)
+    await worker.event("member_not_removed")
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_at_once(unique: Unique, start: Start, number: signal.Signals) -> None:
+    worker = start(served_name=unique("hurried"), processes=2)
+    pids = await members(worker, 2)
+    os.kill(pids[0], signal.SIGSTOP)  # it cannot drain
+    worker.process.send_signal(number)
+    await exited(worker, pids[1])
+    assert worker.process.poll() is None
+    worker.process.send_signal(number)
+    assert await worker.exit_code(5) == 128 + number
+
+
+async def test_members_end_with_a_supervisor_that_is_killed(unique: Unique, start: Start) -> None:
+    worker = start(served_name=unique("orphaned"), processes=2)
+    pids = await members(worker, 2)
+    worker.process.kill()
+    async with asyncio.timeout(20):
+        while any(Path(f"/proc/{pid}").exists() for pid in pids.values()):  # noqa: ASYNC110, ASYNC240 — as above; procfs
+            await asyncio.sleep(0.1)
+    assert len(worker.events("stopped")) == 2  # they drained
+
+
+async def test_each_member_ends_at_the_end_of_the_topics(kafka: KafkaBroker, unique: Unique, start: Start) -> None:
+    model = unique("once")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        pending = [asyncio.create_task(client.embed(ids=[[n + 1, 2]], timeout_s=60)) for n in range(50)]
+        worker = start(served_name=model, processes=2, once=True)
+        await asyncio.gather(*pending)
+        assert await worker.exit_code(60) == 0
+    assert len(worker.events("end_reached")) == 2
+
+
+async def test_a_model_that_is_not_there_ends_all_with_its_reason(start: Start) -> None:
+    worker = start(model="/no/such/model", processes=2)
+    assert await worker.exit_code(60) == 3
+    (event,) = worker.events("could_not_start")
+    assert "/no/such/model" in event["reason"]
+
+
+async def test_a_member_without_a_partition_says_so(unique: Unique, start: Start) -> None:
+    worker = start(served_name=unique("few"), processes=3, partitions=2)
+    event = await worker.event("member_idle", worker=2)
+    assert "fewer partitions" in event["reason"]
+    assert {event["worker"] for event in worker.events("member_idle")} == {2}
+
+
+async def test_members_move_to_the_cpu_if_the_model_does_not_run_on_a_gpu(
+    tmp_path: Path, unique: Unique, start: Start, fake_gpus: Callable[[int], None]
+) -> None:
+    """`--device auto` sees two GPUs here, and torch none."""
+    fake_gpus(64_000)
+    save_encoder(tmp_path / "tiny", "bert")
+    worker = start(model=str(tmp_path / "tiny"), served_name=unique("moved"), engine="padded", cost_path=tmp_path / "c")
+    await worker.event("members_moved_to_cpu")
+    pids = await members(worker, 1)
+    (settings,) = [event for event in worker.events("settings_resolved") if event["pid"] == pids[0]]
+    assert settings["lanes"] == len(os.sched_getaffinity(0))
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+async def test_members_wait_for_a_broker_that_is_down_and_end_on_a_signal(unique: Unique, start_worker: Start) -> None:
+    nowhere = SimpleNamespace(bootstrap_servers="127.0.0.1:1")
+    worker = start_worker(nowhere, PENSTOCK, served_name=unique("nowhere"), processes=2)
+    await worker.event("kafka_unreachable", worker=0)
+    await worker.event("kafka_unreachable", worker=1)
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+@pytest.fixture
+def sick_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_gpus: Callable[[int], None]) -> Callable[..., None]:
+    """Two GPUs, of which the named ones end each process that uses them, while it loads."""
+
+    def make(*sick: str) -> None:
+        fake_gpus(64_000)
+        code = f"import os\nif os.environ.get('CUDA_VISIBLE_DEVICES') in {sick!r}: os._exit(9)\n"
+        (tmp_path / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    return make
+
+
+async def test_of_two_gpus_one_that_is_sick_ends_only_its_members(
+    unique: Unique, start: Start, sick_gpus: Callable[..., None]
+) -> None:
+    sick_gpus("GPU-1")
+    worker = start(served_name=unique("sick"), gpus="0,1", processes=2)
+    event = await worker.event("device_given_up")
+    assert (event["device"], event["members_left"]) == ("gpu 1", 2)
+    assert event["reason"] == "3 starts in a row failed, the last with exit code 9"
+    assert set(await members(worker, 2)) == {0, 2}
+    assert worker.process.poll() is None
+    worker.process.terminate()
+    assert await worker.exit_code() == 1
+
+
+async def test_members_that_die_at_once_and_repeatedly_end_all(
+    unique: Unique, start: Start, sick_gpus: Callable[..., None]
+) -> None:
+    sick_gpus("GPU-0", "GPU-1")
+    worker = start(served_name=unique("sick"), gpus="0,1", processes=1)
+    assert await worker.exit_code(60) == 3
+    (event,) = worker.events("could_not_start")
+    assert event["reason"].endswith("3 starts in a row failed, the last with exit code 9")
+    pauses = [e["restart_in_s"] for e in worker.events("member_exited") if e["worker"] == 0 and "restart_in_s" in e]
+    assert pauses == [1.0, 2.0]
+
+
+async def test_a_metrics_port_that_is_taken_is_refused_before_any_member_starts(unique: Unique, start: Start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        worker = start(served_name=unique("taken"), processes=2, metrics_port=taken.getsockname()[1])
+        assert await worker.exit_code() == 1
+    assert "Error: --metrics-port" in worker.tail()
+    assert worker.events("member_started") == []
+
+
+async def test_no_more_members_start_than_memory_holds(
+    unique: Unique, start: Start, fake_gpus: Callable[[int], None]
+) -> None:
+    fake_gpus(2500)  # a member's share is 1 GiB here: null engines take nothing beside it
+    worker = start(served_name=unique("small"), gpus="0", processes=4)
+    event = await worker.event("members_limited_by_memory")
+    assert event["reason"] == "4 members need 4 x 1.0 GiB, 2.4 GiB are free: 2 fit"
+    await members(worker, 2)
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.exit_code() == 0
+    assert len(worker.events("member_started")) == 2

@@ -1,0 +1,68 @@
+"""How partitions are dealt: by aiokafka's own round robin, in the order of the members' client ids."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from structlog.testing import capture_logs
+
+from penstock.producer.wire.topics import REQUEST_PARTITIONS
+from penstock.worker.kafka.group import assignor_for, client_id
+from penstock.worker.supervision.placement import Gpu, Machine, place
+
+TOPICS = ("requests", "requests.bulk")
+CLUSTER = SimpleNamespace(partitions_for_topic=lambda topic: set(range(REQUEST_PARTITIONS)))
+
+Owned = dict[int, dict[str, list[int]]]  # worker -> topic -> partitions
+
+
+def deal(workers: list[int], seed: int = 0) -> Owned:
+    """The assignment of a group of these workers; Kafka adds random letters to their client ids."""
+    assignor = assignor_for("1234")
+    ids = {f"{client_id(worker)}-{hash((seed, worker)) & 0xFFFF:04x}": worker for worker in workers}
+    members = {member: assignor.metadata(TOPICS) for member in ids}
+    return {ids[member]: dict(found.assignment) for member, found in assignor.assign(CLUSTER, members).items()}
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 5, 7, 12, 16, 24, 47, 48])
+def test_each_member_gets_an_equal_share_of_each_topic(num_members: int) -> None:
+    owned = deal(list(range(num_members)))
+    for topic in TOPICS:
+        shares = [len(partitions.get(topic, [])) for partitions in owned.values()]
+        assert sum(shares) == REQUEST_PARTITIONS
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 5, 8])
+def test_each_gpu_gets_an_equal_share_of_each_topic(num_gpus: int) -> None:
+    machine = Machine(tuple(range(16 * num_gpus)), tuple(Gpu(f"GPU-{n}", "H200", None) for n in range(num_gpus)))
+    gpus = {placement.worker: placement.gpu for placement in place(machine, range(num_gpus), None)}
+    owned = deal(list(gpus))
+    for topic in TOPICS:
+        shares = Counter(dict.fromkeys(gpus.values(), 0))
+        for worker, partitions in owned.items():
+            shares[gpus[worker]] += len(partitions.get(topic, []))
+        assert max(shares.values()) - min(shares.values()) <= 1
+
+
+def test_a_member_that_is_started_again_gets_the_partitions_that_it_had() -> None:
+    assert deal([0, 1, 2, 3, 4], seed=1) == deal([0, 1, 2, 3, 4], seed=2)
+
+
+def test_members_that_run_something_else_are_named() -> None:
+    assignor = assignor_for("1234")
+    members = {
+        "penstock-worker-000-a-1": assignor.metadata(TOPICS),
+        "penstock-worker-001-a-2": assignor_for("5678").metadata(TOPICS),
+        "another-client": ConsumerProtocolMemberMetadata(0, list(TOPICS), b""),
+    }
+    with capture_logs() as events:
+        assigned = assignor.assign(CLUSTER, members)
+    assert len(assigned) == 3
+    (event,) = events
+    assert event["event"] == "members_differ"
+    assert sorted(event["members"].values()) == [["another-client"], [*members][:1], [*members][1:2]]
+    with capture_logs() as events:
+        assignor.assign(CLUSTER, {name: assignor.metadata(TOPICS) for name in members})
+    assert events == []

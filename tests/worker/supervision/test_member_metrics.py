@@ -1,0 +1,43 @@
+"""One port for all members: samples labelled with the worker, families once, members that are away left out."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
+
+from penstock.worker.supervision.member_metrics import MemberMetrics
+
+
+@pytest.fixture
+def ports() -> Iterator[dict[int, int]]:
+    """Two members that serve metrics, and one that does not answer."""
+    servers = []
+    for worker in range(2):
+        registry = CollectorRegistry()
+        counter = Counter("penstock_requests", "Finished records.", ["outcome"], registry=registry)
+        counter.labels('o"k').inc(worker + 1)
+        Histogram("penstock_batch_tokens", "Tokens.", registry=registry, buckets=(1, 2)).observe(1)
+        servers.append(start_http_server(0, "127.0.0.1", registry=registry))
+    yield {worker: server.server_port for worker, (server, _) in enumerate(servers)} | {7: 1}
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_all_members_are_in_one_exposition(ports: dict[int, int]) -> None:
+    metrics = MemberMetrics(lambda: ports, lambda: {"serving": 2, "restarting": 1})
+    metrics.count_restart(7, "signal")
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    for expected in (
+        'penstock_requests_total{outcome="o\\"k",worker="0"} 1.0',
+        'penstock_requests_total{outcome="o\\"k",worker="1"} 2.0',
+        'penstock_batch_tokens_bucket{le="1.0",worker="1"} 1.0',
+        'penstock_members{state="restarting"} 1.0',
+        'penstock_worker_restarts_total{reason="signal",worker="7"} 1.0',
+    ):
+        assert expected in lines
+    types = [line for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    assert "# TYPE penstock_requests_total counter" in types
+    assert not any('worker="7"' in line for line in lines if "restarts" not in line)

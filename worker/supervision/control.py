@@ -1,0 +1,94 @@
+"""The control socket between the supervisor and a member: one JSON object a packet, plain data both ways."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+EXIT_CANNOT_START = 3  # of a member: for a reason that a restart does not mend; of the supervisor: no member can
+MAX_PACKET_BYTES = 64 * 1024
+PING_EVERY_S = 1.0
+JOIN_PACKET = b'{"join": true}'
+
+Phase = Literal["loading", "loaded", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a member says of itself: all of it at each change, and once a second from its event loop as a ping."""
+
+    phase: Phase = "loading"
+    device: str = ""  # "cpu" or "cuda", once loaded
+    metrics_port: int | None = None  # on the loopback interface
+    group_id: str = ""
+    member_id: str = ""  # Kafka's name for it in the group, once joined
+    failure: str = ""  # why it cannot start, where a restart would not help
+    failure_is_of_device: bool = False  # another device may do better
+
+
+def control_sockets() -> tuple[socket.socket, socket.socket]:
+    """The supervisor's end and a member's end. Each end sees when the process at the other has ended."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class SupervisorLink:
+    """A member's end. Made first thing in the process; a thread listens from then on.
+
+    A member whose supervisor has ended stops as on SIGTERM, or at once while it is loading.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Waits for the first packet, which holds the member's settings."""
+        connection.set_inheritable(False)
+        self._connection = connection
+        setup = json.loads(connection.recv(MAX_PACKET_BYTES))
+        self.worker: int = setup["worker"]
+        self.settings: dict[str, Any] = setup["settings"]
+        self._stop_s: float = setup["stop_s"]  # longest time to stop
+        self._report = Report()
+        self._may_join: Future[None] = Future()
+        self._stop: Callable[[], object] | None = None
+        self.report()
+        threading.Thread(target=self._listen, name="supervisor-link", daemon=True).start()
+
+    @property
+    def phase(self) -> Phase:
+        """What was reported last."""
+        return self._report.phase
+
+    def report(self, **changes: Any) -> None:
+        """Tell the supervisor what changed. Never blocks: a supervisor that does not read misses pings."""
+        self._report = replace(self._report, **changes)
+        with contextlib.suppress(OSError):  # the supervisor is suspended, or has ended, which the thread sees
+            self._connection.send(json.dumps(asdict(self._report)).encode(), socket.MSG_DONTWAIT)
+
+    async def may_join(self, stop: Callable[[], object]) -> None:
+        """Wait until the supervisor lets this member join. `stop` runs on this loop when the supervisor ends."""
+        loop = asyncio.get_running_loop()
+        self._stop = lambda: loop.call_soon_threadsafe(stop)
+        await asyncio.wrap_future(self._may_join)
+
+    def _listen(self) -> None:
+        try:
+            # A supervisor that was killed before it read all reports resets the connection.
+            with contextlib.suppress(ConnectionError):
+                while self._connection.recv(MAX_PACKET_BYTES):
+                    if not self._may_join.done():
+                        self._may_join.set_result(None)
+            if self._stop is not None:
+                self._stop()
+                time.sleep(self._stop_s)
+        finally:
+            os._exit(1)
+
+
+def setup_packet(worker: int, settings: dict[str, Any], stop_s: float) -> bytes:
+    """The first packet to a member. A member reads its settings here and not from its arguments, which `ps` shows."""
+    return json.dumps({"worker": worker, "settings": settings, "stop_s": stop_s}).encode()

@@ -1,0 +1,70 @@
+"""One metrics port for all members: each scrape scrapes the members, and labels their samples with the worker."""
+
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+_SCRAPE_S = 1.0  # a member that does not answer is missing from a scrape, and does not delay it
+_CONCURRENT = 8
+
+
+class MemberMetrics(Collector):
+    """Collects from the members' ports and from the supervisor. Runs on the threads of the metrics server."""
+
+    def __init__(self, ports: Callable[[], Mapping[int, int]], states: Callable[[], Mapping[str, int]]) -> None:
+        """`ports`: worker -> port on the loopback interface. `states`: how many members are in each state."""
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._ports = ports
+        self._states = states
+        self._restarts: Counter[tuple[str, str]] = Counter()  # (worker, reason)
+        self._scrapes = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="scrape")
+        self.registry.register(self)
+
+    def count_restart(self, worker: int, reason: str) -> None:
+        """Count a member that is started again."""
+        self._restarts[str(worker), reason] += 1
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are known when the members are scraped."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of all members, and the supervisor's own."""
+        ports = dict(self._ports())
+        families: dict[str, Metric] = {}
+        for worker, text in zip(ports, self._scrapes.map(_scrape, ports.values()), strict=True):
+            _merge(families, text, str(worker))
+        yield from families.values()
+        members = GaugeMetricFamily("penstock_members", "Members on this machine, by state.", labels=["state"])
+        for state, count in self._states().items():
+            members.add_metric([state], count)
+        yield members
+        restarts = CounterMetricFamily(
+            "penstock_worker_restarts",
+            "Members started again, by the reason of their end.",
+            labels=["worker", "reason"],
+        )
+        for labels, count in dict(self._restarts).items():
+            restarts.add_metric(labels, count)
+        yield restarts
+
+
+def _scrape(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_SCRAPE_S) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def _merge(families: dict[str, Metric], text: str, worker: str) -> None:
+    for family in text_string_to_metric_families(text):
+        merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        merged.samples += [Sample(s.name, {"worker": worker, **s.labels}, s.value) for s in family.samples]

@@ -1,0 +1,155 @@
+"""The supervisor's handle on one member: a process and its control socket."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from penstock.worker.supervision.control import JOIN_PACKET, MAX_PACKET_BYTES, Report, control_sockets, setup_packet
+from penstock.worker.supervision.placement import Placement
+
+_ABORT_S = 2.0  # to print where it hangs
+
+
+class MemberProcess:
+    """A fresh interpreter that runs one worker. Made by `start`; `ended` must be awaited."""
+
+    def __init__(
+        self, placement: Placement, process: asyncio.subprocess.Process, connection: socket.socket, stop_s: float
+    ) -> None:
+        self.placement = placement
+        self.report = Report()
+        self.joined_at: float | None = None  # monotonic seconds
+        self.is_stopping = False  # it was asked to
+        self.is_silent = False  # it was killed because it did not ping
+        self.ticks_since_ping = 0
+        self._started_at = time.monotonic()
+        self._process = process
+        self._connection = connection
+        self._stop_s = stop_s
+        self._loaded = asyncio.Event()  # or ended
+        self._joined = asyncio.Event()  # or ended
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls, placement: Placement, settings: dict[str, Any], environment: Mapping[str, str], stop_s: float
+    ) -> Self:
+        """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop."""
+        connection, far_end = control_sockets()
+        connection.setblocking(False)
+        with far_end, _on_cores(placement.cpus):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock.worker.supervision.member", str(far_end.fileno())),
+                pass_fds=(far_end.fileno(),),
+                env={**os.environ, **environment, **placement.environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which drains the members
+            )
+        connection.send(setup_packet(placement.worker, settings, stop_s))
+        return cls(placement, process, connection, stop_s)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Which member this is, for a log event."""
+        return {"worker": self.placement.worker, "member_pid": self.pid, "device": self.placement.device}
+
+    @property
+    def uptime_s(self) -> float:
+        return round(time.monotonic() - self._started_at, 3)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def served_s(self) -> float | None:
+        """How long it has been in the group; None if it never was."""
+        return None if self.joined_at is None else time.monotonic() - self.joined_at
+
+    async def loaded(self, timeout_s: float) -> bool:
+        """Wait until the model is loaded. False if the process ended first; one that takes too long is killed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._loaded.wait()
+        except TimeoutError:
+            await self.abort()
+        return self.report.phase != "loading"
+
+    async def joined(self, timeout_s: float) -> bool:
+        """Wait until the member is in the group. False if it ended first, or not in that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._joined.wait()
+        return self.joined_at is not None and self.is_running
+
+    def join(self) -> None:
+        """Let the member join the group."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.send(JOIN_PACKET)
+
+    def terminate(self) -> None:
+        """Ask the member to drain and to leave the group. It is killed if it takes too long. Once or several times."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            self._signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(self._stop_s, self.kill)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def abort(self) -> None:
+        """Kill a member that hangs, which prints where each of its threads is if it can."""
+        self.is_silent = True
+        self._signal(signal.SIGABRT)
+        await asyncio.sleep(_ABORT_S)
+        self.kill()
+
+    async def ended(self) -> int:
+        """Wait for the end of the process. Returns its exit code; the negated signal if a signal ended it."""
+        code = await self._process.wait()
+        await self._listening
+        self._connection.close()
+        return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # a member that was killed may reset the connection
+            while packet := await loop.sock_recv(self._connection, MAX_PACKET_BYTES):
+                self._update(Report(**json.loads(packet)))
+        self._loaded.set()
+        self._joined.set()
+
+    def _update(self, report: Report) -> None:
+        self.report = report
+        self.ticks_since_ping = 0
+        if report.phase != "loading":
+            self._loaded.set()
+        if report.phase == "joined" and self.joined_at is None:
+            self.joined_at = time.monotonic()
+            self._joined.set()
+
+
+@contextlib.contextmanager
+def _on_cores(cpus: Sequence[int]) -> Iterator[None]:
+    """Start processes on these cores: a new process inherits them, before any library counts them."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,101 @@
+"""Starts members in an order in which they share what the first one prepares, and as many as memory holds."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+
+from penstock.worker.supervision import machine
+from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.placement import Placement
+
+# A member grows after its start: by graphs of new shapes on a GPU, by records in memory elsewhere.
+_GPU_GROWTH_BYTES, _HOST_GROWTH_BYTES = 1 << 30, 1 << 29
+
+Measured = Callable[[MemberProcess], Awaitable[None]]
+Started = Callable[[MemberProcess], None]
+
+log = structlog.get_logger("penstock.supervisor")
+
+
+def _ignore(member: MemberProcess) -> None:
+    pass
+
+
+class MemberStarter:
+    """Loads members: the first alone, then one at a time on each GPU, and any number on a CPU.
+
+    The first compiles the kernels and times the batches; the others find both on the disk. On a GPU, members that load
+    at the same time would distort each other's timings, and the memory that is free.
+    """
+
+    def __init__(self, settings: dict[str, Any], *, load_s: float, stop_s: float, measured: Measured) -> None:
+        """`settings`: of a member, as JSON data. `load_s`, `stop_s`: longest load and longest stop of a member.
+
+        `measured` is called with the first member that has loaded, before any other starts.
+        """
+        self.running: set[MemberProcess] = set()
+        self.member_bytes: int | None = None  # memory that a member needs, once the first has loaded
+        self.taken_bytes = 0  # part of it that a member takes at its start
+        self.environment: Mapping[str, str] = {}  # further variables of members
+        self._settings = settings
+        self._load_s = load_s
+        self._stop_s = stop_s
+        self._measured = measured
+        self._first = asyncio.Lock()
+        self._gpus: dict[int, asyncio.Lock] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, placement: Placement) -> AsyncIterator[None]:
+        """Wait until a member may load there."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self.member_bytes is None:
+                await stack.enter_async_context(self._first)
+            if self.member_bytes is not None:
+                await stack.aclose()
+                if placement.gpu is not None:
+                    await stack.enter_async_context(self._gpus.setdefault(placement.gpu, asyncio.Lock()))
+            yield
+
+    async def start(self, placement: Placement, started: Started = _ignore) -> MemberProcess:
+        """Start a member, tell `started`, and return when it has loaded or ended. Called inside `turn`."""
+        is_first = self.member_bytes is None
+        free = await free_bytes(placement) if is_first else None
+        member = await MemberProcess.start(placement, self._settings, self.environment, self._stop_s)
+        self.running.add(member)
+        started(member)
+        log.info("member_started", **member.names, cores=len(placement.cpus))
+        if await member.loaded(self._load_s):
+            log.info("member_loaded", **member.names, seconds=member.uptime_s)
+            if is_first:
+                self.taken_bytes = await _taken_bytes(member, free)
+                self.member_bytes = self.taken_bytes + _growth_bytes(placement)
+                await self._measured(member)
+        return member
+
+    async def ended(self, member: MemberProcess) -> int:
+        """Wait for the end of a member. Returns its exit code; the negated signal if a signal ended it."""
+        code = await member.ended()
+        self.running.discard(member)
+        return code
+
+
+def _growth_bytes(placement: Placement) -> int:
+    return _HOST_GROWTH_BYTES if placement.uuid is None else _GPU_GROWTH_BYTES
+
+
+async def free_bytes(placement: Placement) -> int | None:
+    """Memory that is free where a member is placed; None if it is unknown."""
+    if placement.uuid is None:
+        return machine.free_host_bytes()
+    return await asyncio.to_thread(machine.free_gpu_bytes, placement.uuid)
+
+
+async def _taken_bytes(member: MemberProcess, free_before: int | None) -> int:
+    """Memory that a member which has just loaded takes. On a GPU nothing else of this worker changes it meanwhile."""
+    if member.placement.uuid is None:
+        return machine.resident_bytes(member.pid)
+    left = await free_bytes(member.placement)
+    return 0 if free_before is None or left is None else max(0, free_before - left)

@@ -1,0 +1,42 @@
+"""CUDA's Multi-Process Service: kernels of several processes share a GPU at the same moment, not in turns."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+_PROGRAM = "nvidia-cuda-mps-control"
+_ANSWER_S = 20.0
+
+
+class MpsUnavailable(Exception):
+    """The daemon is not installed, or does not start. The message says why."""
+
+
+@contextmanager
+def mps_daemon() -> Iterator[Mapping[str, str]]:
+    """Run a daemon of one's own, with its own pipes and logs. Yields the variables of the processes that use it.
+
+    Raises MpsUnavailable.
+    """
+    program = shutil.which(_PROGRAM)
+    if program is None:
+        raise MpsUnavailable(
+            f"--mps on: {_PROGRAM} is not installed. It comes with the NVIDIA driver; or use --mps off."
+        )
+    with tempfile.TemporaryDirectory(prefix="penstock-mps-") as folder:
+        variables = {f"CUDA_MPS_{use.upper()}_DIRECTORY": str(Path(folder, use)) for use in ("pipe", "log")}
+        for directory in variables.values():
+            Path(directory).mkdir()
+        environment = {**os.environ, **variables}
+        try:
+            subprocess.run([program, "-d"], env=environment, check=True, timeout=_ANSWER_S, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise MpsUnavailable(f"--mps on: {_PROGRAM} does not start ({error}). Use --mps off.") from error
+        try:
+            yield variables
+        finally:
+            subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")

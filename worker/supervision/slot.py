@@ -1,0 +1,141 @@
+"""One member's place: a member runs there, and a new one after it, until the place is dropped or given up."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.member_starter import MemberStarter
+from penstock.worker.supervision.placement import Placement
+from penstock.worker.supervision.restart_policy import MAX_START_FAILURES, RestartPolicy
+
+STATES = ("starting", "serving", "restarting", "stopping")
+
+log = structlog.get_logger("penstock.supervisor")
+
+Ended = Callable[[MemberProcess, str], None]  # the member, and why another takes its place
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEnd:
+    """Why no member runs in a slot any more."""
+
+    exit_code: int = 0  # of its last member
+    failure: str = ""  # why members cannot start there; empty if the end was asked for
+    is_of_device: bool = False  # members on other devices may start
+
+
+class Slot:
+    """Called on the supervisor's event loop."""
+
+    def __init__(self, placement: Placement, starter: MemberStarter, *, once: bool, ended: Ended) -> None:
+        self.placement = placement
+        self.member: MemberProcess | None = None
+        self._starter = starter
+        self._once = once
+        self._ended = ended
+        self._policy = RestartPolicy()
+        self._successor: MemberProcess | None = None
+        self._pause_s = 0.0
+        self._dropped = asyncio.Event()
+
+    @property
+    def state(self) -> str:
+        """For the metrics."""
+        if self._dropped.is_set():
+            return "stopping"
+        if self.member is None or not self.member.is_running:
+            return "restarting"
+        return "starting" if self.member.joined_at is None else "serving"
+
+    @property
+    def is_dropped(self) -> bool:
+        return self._dropped.is_set()
+
+    def drop(self) -> None:
+        """Stop the member; no other follows."""
+        self._dropped.set()
+        for member in filter(None, (self.member, self._successor)):
+            member.terminate()
+
+    def replace(self, successor: MemberProcess) -> None:
+        """Stop the member; a loaded one takes its place when it has left the group."""
+        self._successor = successor
+        if self.member is not None:
+            self.member.terminate()
+
+    async def keep(self) -> SlotEnd:
+        """Keep a member running until the slot is dropped, its work is done, or it cannot start. Called once."""
+        while True:
+            member = self._successor or await self._load()
+            self._successor = None
+            if member is None:
+                return SlotEnd()
+            self.member = member
+            if self.is_dropped:
+                member.terminate()
+            member.join()
+            code = await self._starter.ended(member)
+            end = self._end(member, code)
+            if end is not None:
+                return end
+
+    async def _load(self) -> MemberProcess | None:
+        """Wait out the pause, and load a member. None if the slot is dropped meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._dropped.wait()
+        async with self._starter.turn(self.placement):
+            return None if self.is_dropped else await self._starter.start(self.placement, self._show)
+
+    def _show(self, member: MemberProcess) -> None:
+        self.member = member
+
+    def _end(self, member: MemberProcess, code: int) -> SlotEnd | None:
+        """Log how a member ended. None if another follows it."""
+        event: dict[str, Any] = {**member.names, **exit_fields(code), "uptime_s": member.uptime_s}
+        served_s, failure = member.served_s, member.report.failure
+        if self.is_dropped or (self._once and code in (0, 1) and served_s is not None):
+            log.info("member_exited", **event)
+            was_loading = code == -signal.SIGTERM and served_s is None
+            return SlotEnd(0 if was_loading else code)
+        if self._successor is not None:
+            log.info("member_exited", **event, replaced_by=self._successor.pid)
+            self._ended(member, "rolled")
+            return None
+        if failure:
+            log.error("member_exited", **event, reason=failure)
+            return SlotEnd(code, failure, is_of_device=member.report.failure_is_of_device)
+        pause_s = self._policy.pause_s(served_s)
+        if pause_s is None:
+            log.error("member_exited", **event)
+            failure = f"{MAX_START_FAILURES} starts in a row failed, the last with {exit_text(code)}"
+            return SlotEnd(code, failure, is_of_device=True)
+        log.warning("member_exited", **event, restart_in_s=pause_s)
+        self._ended(member, _reason(member, code))
+        self._pause_s = pause_s
+        return None
+
+
+def _reason(member: MemberProcess, code: int) -> str:
+    """Label of the restarts' metric."""
+    if member.is_silent:
+        return "unresponsive"
+    if member.joined_at is None:
+        return "not_started"
+    return "signal" if code < 0 else "exit"
+
+
+def exit_fields(code: int) -> dict[str, Any]:
+    """How a process ended, for a log event."""
+    return {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, for a sentence."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

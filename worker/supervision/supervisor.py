@@ -1,0 +1,267 @@
+"""The process above several members: starts them, watches them, rolls, resizes and stops them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from penstock.worker.kafka.group import evict
+from penstock.worker.process import serve_metrics
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.supervision.control import EXIT_CANNOT_START, PING_EVERY_S
+from penstock.worker.supervision.member_metrics import MemberMetrics
+from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.member_starter import MemberStarter, free_bytes
+from penstock.worker.supervision.mps import mps_daemon
+from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
+from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
+from penstock.worker.telemetry.logs import configure_logs
+from penstock.worker.worker import LEAVE_S
+
+_EXIT_S = 5.0  # for the end of an interpreter, on a busy machine
+_JOIN_S = 60.0  # a roll waits so long for a new member to join, then goes on
+
+log = structlog.get_logger("penstock.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long the supervisor waits for a member. Tests shorten them."""
+
+    load_s: float = 900.0  # the first start downloads the model, compiles the kernels and times the batches
+    # Longer than any stall that a member recovers from by itself: a compilation, swapping, a suspended machine. Kafka
+    # gives its partitions to other members after 10 s without a heartbeat, so the wait costs capacity, not answers.
+    ping_s: float = 30.0
+
+
+def supervise(
+    settings: WorkerSettings, machine: Machine, placements: Sequence[Placement], bounds: Bounds | None = None
+) -> int:
+    """Run members until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
+
+    Raises OSError if the metrics port is taken, and MpsUnavailable, before any member starts.
+    """
+    configure_logs(settings.log_format, settings.log_level, pid=os.getpid())
+    return asyncio.run(Supervisor(settings, machine, bounds or Bounds()).run(placements))
+
+
+class Supervisor:
+    """One task keeps each slot filled. All of it runs on one event loop; only metrics are read from other threads."""
+
+    def __init__(self, settings: WorkerSettings, machine: Machine, bounds: Bounds) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._ping_s = bounds.ping_s
+        stop_s = settings.drain_s + LEAVE_S + _EXIT_S
+        self._starter = MemberStarter(
+            _member_settings(settings), load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
+        )
+        self._metrics = MemberMetrics(self._ports, self._states)
+        self._slots: dict[asyncio.Task[SlotEnd], Slot] = {}
+        self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
+        self._rolling: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
+        self._stop_signal: signal.Signals | None = None
+        self._is_killed = False  # by a second signal
+        self._failure = ""  # why no member can start
+        self._exit_code = 0
+        self._had_terminal = sys.stderr.isatty()
+
+    async def run(self, placements: Sequence[Placement]) -> int:
+        """Fill the slots until none is left to fill. Returns the exit code."""
+        with contextlib.ExitStack() as stack:
+            port = self._settings.metrics_port
+            if port is not None:
+                stack.callback(serve_metrics(port, self._metrics.registry).shutdown)
+            if self._settings.mps == "on" and placements[0].gpu is not None:
+                self._starter.environment = stack.enter_context(mps_daemon())
+            self._handle_signals()
+            devices = list(dict.fromkeys(placement.device for placement in placements))
+            log.info("supervisor_starting", members=len(placements), devices=devices)
+            for placement in placements:
+                self._fill(placement)
+            watching = asyncio.create_task(self._watch())
+            while self._slots:
+                ended = await self._ended.get()
+                self._on_end(self._slots.pop(ended), ended.result())
+            for task in (watching, *self._tasks):
+                task.cancel()
+            await self._end_rest()
+        code = self._final_code()
+        log.info("supervisor_stopped", exit_code=code)
+        return code
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _fill(self, placement: Placement) -> None:
+        slot = Slot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
+        keeping = asyncio.create_task(slot.keep())
+        keeping.add_done_callback(self._ended.put_nowait)
+        self._slots[keeping] = slot
+
+    def _on_restart(self, member: MemberProcess, reason: str) -> None:
+        """Count a member that is started again. One that died has not left its group."""
+        self._metrics.count_restart(member.placement.worker, reason)
+        if reason != "rolled" and member.report.member_id:
+            servers = self._settings.bootstrap_servers
+            self._run(evict(servers, member.report.group_id, member.report.member_id))
+
+    def _on_end(self, slot: Slot, end: SlotEnd) -> None:
+        """Account for a slot that stays empty. A failure ends the members that would share it."""
+        if not end.failure:
+            self._exit_code = max(self._exit_code, end.exit_code if end.exit_code >= 0 else 1)
+            return
+        device = slot.placement.device
+        others = [other for other in self._slots.values() if other.placement.device != device and not other.is_dropped]
+        if end.is_of_device and others:
+            log.error("device_given_up", device=device, reason=end.failure, members_left=len(others))
+            self._exit_code = max(self._exit_code, 1)
+        else:
+            others = []
+            self._failure = self._failure or f"{device}: {end.failure}"
+            log.error("could_not_start", reason=self._failure)
+        for other in set(self._slots.values()) - set(others):
+            other.drop()
+
+    def _final_code(self) -> int:
+        if self._is_killed and self._stop_signal is not None:
+            return 128 + self._stop_signal
+        return EXIT_CANNOT_START if self._failure else self._exit_code
+
+    async def _end_rest(self) -> None:
+        """End members that fill no slot: the successor of a roll that was cancelled."""
+        for member in self._starter.running:
+            member.kill()
+        for member in list(self._starter.running):
+            await self._starter.ended(member)
+
+    async def _fit(self, first: MemberProcess) -> None:
+        """Drop the members that memory does not hold. Called when the first has loaded, before any other starts."""
+        if first.report.device == "cpu" and first.placement.gpu is not None and self._settings.gpus == "all":
+            log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
+            for slot in self._slots.values():
+                slot.drop()
+            for placement in place(self._machine, [], self._settings.processes):
+                self._fill(placement)
+            return
+        by_device: dict[str, list[Slot]] = {}
+        for slot in self._slots.values():
+            by_device.setdefault(slot.placement.device, []).append(slot)
+        for device, slots in by_device.items():
+            free = await free_bytes(slots[0].placement)
+            if free is not None and device == first.placement.device:
+                free += self._starter.taken_bytes
+            count, arithmetic = num_fitting(len(slots), free, self._starter.member_bytes or 0)
+            for slot in sorted(slots, key=lambda slot: slot.member is not first)[count:]:
+                if slot.member is not first:
+                    slot.drop()
+            if arithmetic:
+                log.warning("members_limited_by_memory", device=device, reason=arithmetic)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(signal.SIGTTIN, lambda: self._run(self._add()))
+        loop.add_signal_handler(signal.SIGTTOU, self._remove)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Drain all members; on a second signal end them at once."""
+        if self._stop_signal is None:
+            self._stop_signal = number
+            log.info("supervisor_stopping", signal=number.name, members=len(self._slots))
+            for slot in self._slots.values():
+                slot.drop()
+            return
+        self._is_killed, self._stop_signal = True, number
+        for member in self._starter.running:
+            member.kill()
+
+    def _on_hangup(self) -> None:
+        """Roll on SIGHUP. A terminal that is closed sends it too: then stop."""
+        if self._had_terminal and not sys.stderr.isatty():
+            self._stop(signal.SIGHUP)
+        elif self._rolling is None or self._rolling.done():
+            self._rolling = self._run(self._roll())
+
+    async def _roll(self) -> None:
+        """Replace the members one at a time. A new one loads before the old one leaves: the group is never short."""
+        log.info("roll_started", members=len(self._slots))
+        for slot in list(self._slots.values()):
+            old = slot.member
+            if slot.state != "serving" or old is None:
+                continue  # it is being started anyway
+            async with self._starter.turn(slot.placement):
+                new = await self._starter.start(slot.placement)
+            if slot.member is not old or slot.state != "serving":
+                new.terminate()  # the old one ended meanwhile, and is replaced already
+                await self._starter.ended(new)
+            elif new.report.phase == "loading":
+                code = await self._starter.ended(new)
+                reason = new.report.failure or f"the new member ended with {exit_text(code)}"
+                log.error("roll_failed", **old.names, reason=reason, note="The old member stays.")
+                return
+            else:
+                slot.replace(new)
+                await new.joined(_JOIN_S + self._settings.drain_s)
+        log.info("roll_finished")
+
+    async def _add(self) -> None:
+        """Start one member more, where the fewest are, if memory holds it."""
+        placement = one_more(self._machine, [slot.placement for slot in self._slots.values()])
+        member_bytes = self._starter.member_bytes
+        fits, arithmetic = num_fitting(1, await free_bytes(placement), member_bytes or 0)
+        if member_bytes is None or not fits:
+            log.warning("member_not_added", device=placement.device, reason=arithmetic or "the first is still loading")
+        elif self._stop_signal is None:
+            self._fill(placement)
+
+    def _remove(self) -> None:
+        """Stop one member, where the most are, but not the last one."""
+        slots = [slot for slot in self._slots.values() if not slot.is_dropped]
+        if len(slots) < 2:
+            log.warning("member_not_removed", reason="it is the last one")
+            return
+        counts = Counter(slot.placement.device for slot in slots)
+        max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
+
+    async def _watch(self) -> None:
+        """Kill members whose event loop stands still.
+
+        Silence counts in ticks of this loop, so that a suspended machine or supervisor accuses no member.
+        """
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            for member in [member for member in self._starter.running if member.report.phase != "loading"]:
+                member.ticks_since_ping += 1
+                silent_s = member.ticks_since_ping * PING_EVERY_S
+                if silent_s > self._ping_s and not member.is_silent:
+                    log.error("member_unresponsive", **member.names, silent_s=silent_s)
+                    self._run(member.abort())
+
+    def _ports(self) -> Mapping[int, int]:
+        """The metrics ports of the members. Called from other threads."""
+        members = [slot.member for slot in list(self._slots.values()) if slot.member is not None]
+        return {m.placement.worker: m.report.metrics_port for m in members if m.report.metrics_port and m.is_running}
+
+    def _states(self) -> Mapping[str, int]:
+        """How many members are in each state. Called from other threads."""
+        return dict.fromkeys(STATES, 0) | Counter(slot.state for slot in list(self._slots.values()))
+
+
+def _member_settings(settings: WorkerSettings) -> dict[str, Any]:
+    """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
+    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0}
+    return settings.model_dump(mode="json", include=settings.model_fields_set) | own
