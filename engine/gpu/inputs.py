@@ -12,6 +12,7 @@ from penstock.engine.gpu.choice import AttentionKernel, plan_capacity, plan_item
 from penstock.engine.types import Int32Array, PackedBatch
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
+_BOUNDS_OF_ONE = 2  # values of cu_seqlens in a batch of one sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Inputs:
     """A batch's description on the device; all int32."""
 
     shape: Shape
+    values: Tensor  # [shape.num_values]: the sections below, and what lies between them
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows]: of each token in its own sequence
     cu_seqlens: Tensor  # [slots + 1]
@@ -67,16 +69,33 @@ def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool 
 def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape."""
     num_tokens = len(batch.token_ids)
+    if len(batch.cu_seqlens) == _BOUNDS_OF_ONE:
+        out[:] = _description_of_one(shape, num_tokens)
+    else:
+        _lay_out(batch.cu_seqlens, shape, out)
+    out[:num_tokens] = batch.token_ids
+    if shape.has_types and batch.token_type_ids is not None:
+        first = _sections(shape)[3].start
+        out[first : first + num_tokens] = batch.token_type_ids
+
+
+def _lay_out(bounds: Int32Array, shape: Shape, out: Int32Array) -> None:
+    """Write the description of sequences with these bounds to `out`, all of token 0 and type 0."""
     token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
-    _fill_slots(cu_seqlens, batch.cu_seqlens, shape)
-    token_ids[:num_tokens] = batch.token_ids
-    token_ids[num_tokens:] = 0
+    _fill_slots(cu_seqlens, bounds, shape)
+    token_ids[:] = 0
+    token_types[:] = 0
     positions[:] = _arange(shape.rows)
     positions -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    if shape.has_types:
-        token_types[:num_tokens] = 0 if batch.token_type_ids is None else batch.token_type_ids
-        token_types[num_tokens:] = 0
     plan.reshape(-1, 2)[:] = plan_items(shape.kernel, cu_seqlens, shape.plan_items)
+
+
+@lru_cache(maxsize=1024)
+def _description_of_one(shape: Shape, num_tokens: int) -> Int32Array:
+    """The description of one sequence: a single request on an idle device waits for the host. Read-only."""
+    values = np.zeros(shape.num_values, np.int32)
+    _lay_out(np.array((0, num_tokens), np.int32), shape, values)
+    return values
 
 
 def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:
@@ -84,6 +103,7 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
         shape=shape,
+        values=device[: shape.num_values],
         token_ids=token_ids,
         positions=positions,
         cu_seqlens=cu_seqlens,

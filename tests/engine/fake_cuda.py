@@ -29,7 +29,7 @@ class FakeEvent:
         self.error: RuntimeError | None = None
         self.is_blocking = blocking
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         pass
 
     def synchronize(self) -> None:
