@@ -26,6 +26,9 @@ from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBa
 
 _TRIM_EVERY = 4096  # batches
 _TRIM_AFTER_S = 30.0  # without a batch
+# The most tokens of a batch for which a thread spins. It takes the device less than a millisecond, and on a virtual
+# machine a thread that sleeps wakes 0.1 to 0.5 ms late.
+_BRIEF_TOKENS = 512
 _EMBED = (TaskOptions("embed"),)
 # Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
 # few, some and many rows; attention of short sequences and of long ones, both few and enough to fill the device.
@@ -88,18 +91,22 @@ class GpuEngine:
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         """See `Engine.run`. Called without lanes, so graphs are captured here, after the batch."""
-        output = self.start(batch).result()
+        with torch.cuda.stream(self._stream):
+            output = self.start(batch).result()
         self._capture_next()
         return output
 
     @torch.inference_mode()
     def start(self, batch: PackedBatch) -> "RunningBatch":
-        """See `PipelinedEngine.start`. Raises InvalidBatch, and DeviceFailed from the device's first failure on."""
+        """See `PipelinedEngine.start`. Raises InvalidBatch, and DeviceFailed from the device's first failure on.
+
+        Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
+        """
         if self._failure is not None:
             raise DeviceFailed(self._failure)
         try:
-            with torch.cuda.stream(self._stream):
-                return self._start(batch)
+            torch.cuda.set_stream(self._stream)
+            return self._start(batch)
         except RuntimeError as error:
             self._raise(error)
 
@@ -141,8 +148,9 @@ class GpuEngine:
         encoded = _Encoded(self._encoder.forward(inputs), inputs)
         rows = {wanted: self._rows(encoded, batch, wanted) for wanted in _distinct(batch.options)}
         fetched = landing.fetch(rows)
-        landing.ended.record(self._stream)
-        return RunningBatch(self, batch, fetched, landing)
+        ended = landing.ended(is_brief=len(batch.token_ids) <= _BRIEF_TOKENS)
+        ended.record(self._stream)
+        return RunningBatch(self, batch, fetched, landing, ended)
 
     def _by_sequence(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor]) -> list[Float32Array]:
         """Copies of the results in the order of the batch's sequences."""
@@ -210,17 +218,17 @@ class RunningBatch:
     _batch: PackedBatch
     _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_landing`; filled once its end has come
     _landing: Landing
+    _ended: torch.cuda.Event
 
     def result(self) -> BatchOutput:
-        """See `Running.result`. Sleeps until the device is done, without the GIL. Raises DeviceFailed."""
-        landing = self._landing
+        """See `Running.result`. Waits without the GIL; sleeps unless the batch is brief. Raises DeviceFailed."""
         try:
-            landing.ended.synchronize()
+            self._ended.synchronize()
         except RuntimeError as error:
             self._engine._raise(error)
         rows = self._engine._by_sequence(self._batch, self._fetched)
-        output = BatchOutput(rows=rows, device_s=landing.started.elapsed_time(landing.ended) / 1e3)
-        self._engine._landings.put(landing)
+        output = BatchOutput(rows=rows, device_s=self._landing.started.elapsed_time(self._ended) / 1e3)
+        self._engine._landings.put(self._landing)
         return output
 
 

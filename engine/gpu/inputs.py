@@ -12,7 +12,6 @@ from penstock.engine.gpu.choice import AttentionKernel, plan_capacity, plan_item
 from penstock.engine.types import Int32Array, PackedBatch
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
-_BOUNDS_OF_ONE = 2  # values of cu_seqlens in a batch of one sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Inputs:
     """A batch's description on the device; all int32."""
 
     shape: Shape
-    values: Tensor  # [shape.num_values]: the sections below, and what lies between them
+    address: int  # of the description: `shape.num_values` values, with the sections below
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows]: of each token in its own sequence
     cu_seqlens: Tensor  # [slots + 1]
@@ -53,6 +52,28 @@ class Inputs:
     attention_plan: Tensor  # [shape.plan_items, 2]
     at_rest: bool  # whether the addresses are the same for every batch of this shape, as graphs need
     lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`: a graph cannot depend on them
+
+
+@dataclass(frozen=True, slots=True)
+class OneSequence:
+    """The description of one sequence without types, for all of one length: only token ids are written anew.
+
+    A single request on an idle device waits for the host, and a whole description takes longer than its upload.
+    """
+
+    inputs: Inputs
+    values: Int32Array  # a description, whose token ids do not matter
+
+    def is_of(self, batch: PackedBatch) -> bool:
+        """Whether a batch with as many tokens is one sequence without types. False for a batch that is not valid."""
+        length = len(batch.token_ids)
+        is_plain = batch.token_type_ids is None and batch.max_seqlen == length
+        return is_plain and batch.cu_seqlens.tolist() == [0, length]
+
+    def write(self, batch: PackedBatch, out: Int32Array) -> None:
+        """As `describe`."""
+        out[:] = self.values
+        out[: len(batch.token_ids)] = batch.token_ids
 
 
 def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool = True) -> Shape:
@@ -69,33 +90,16 @@ def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool 
 def describe(batch: PackedBatch, shape: Shape, out: Int32Array) -> None:
     """Write the batch's description, `shape.num_values` values, to `out`. ValueError if it does not fit the shape."""
     num_tokens = len(batch.token_ids)
-    if len(batch.cu_seqlens) == _BOUNDS_OF_ONE:
-        out[:] = _description_of_one(shape, num_tokens)
-    else:
-        _lay_out(batch.cu_seqlens, shape, out)
-    out[:num_tokens] = batch.token_ids
-    if shape.has_types and batch.token_type_ids is not None:
-        first = _sections(shape)[3].start
-        out[first : first + num_tokens] = batch.token_type_ids
-
-
-def _lay_out(bounds: Int32Array, shape: Shape, out: Int32Array) -> None:
-    """Write the description of sequences with these bounds to `out`, all of token 0 and type 0."""
     token_ids, positions, cu_seqlens, token_types, plan = (out[section] for section in _sections(shape))
-    _fill_slots(cu_seqlens, bounds, shape)
-    token_ids[:] = 0
-    token_types[:] = 0
+    _fill_slots(cu_seqlens, batch.cu_seqlens, shape)
+    token_ids[:num_tokens] = batch.token_ids
+    token_ids[num_tokens:] = 0
     positions[:] = _arange(shape.rows)
     positions -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    if shape.has_types:
+        token_types[:num_tokens] = 0 if batch.token_type_ids is None else batch.token_type_ids
+        token_types[num_tokens:] = 0
     plan.reshape(-1, 2)[:] = plan_items(shape.kernel, cu_seqlens, shape.plan_items)
-
-
-@lru_cache(maxsize=1024)
-def _description_of_one(shape: Shape, num_tokens: int) -> Int32Array:
-    """The description of one sequence: a single request on an idle device waits for the host. Read-only."""
-    values = np.zeros(shape.num_values, np.int32)
-    _lay_out(np.array((0, num_tokens), np.int32), shape, values)
-    return values
 
 
 def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Sequence[int] = ()) -> Inputs:
@@ -103,7 +107,7 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
         shape=shape,
-        values=device[: shape.num_values],
+        address=device.data_ptr(),
         token_ids=token_ids,
         positions=positions,
         cu_seqlens=cu_seqlens,

@@ -2,16 +2,17 @@
 
 from collections import deque
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.inputs import Inputs, describe
-from penstock.engine.types import Int32Array, PackedBatch
+from penstock.engine.kernels.library import copy_to_device
+from penstock.engine.types import Int32Array
 
 _HALF = 8  # buffers of an upload ring that share an event
+_VALUE_BYTES = 4  # of int32
 
 K = TypeVar("K", bound=Hashable)
 
@@ -23,34 +24,47 @@ class UploadRing:
     recorded behind the half's last copy and waited for before the half's first buffer is written again.
     """
 
-    def __init__(self) -> None:
-        self._pinned = [torch.empty(0, dtype=torch.int32)] * (2 * _HALF)
-        self._arrays: list[Int32Array] = [np.empty(0, np.int32)] * (2 * _HALF)  # the same memory
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [_Buffer(np.empty(0, np.int32), 0)] * (2 * _HALF)
         self._copied = [_event(), _event()]  # an event that was never recorded counts as one that has come
         self._turn = 0
 
-    def upload(self, batch: PackedBatch, inputs: Inputs) -> None:
-        """Copy the batch's description to `inputs`, which are of its shape, in the order of the current stream."""
-        turn, num_values = self._turn, inputs.shape.num_values
-        half, place = divmod(turn, _HALF)
+    def buffer(self, num_values: int) -> Int32Array:
+        """Memory [num_values] for the next `upload`."""
+        half, place = divmod(self._turn, _HALF)
         if place == 0:
             self._copied[half].synchronize()
-        if len(self._arrays[turn]) < num_values:
-            self._pinned[turn] = torch.empty(2 * num_values, dtype=torch.int32, pin_memory=True)
-            self._arrays[turn] = self._pinned[turn].numpy()
-        describe(batch, inputs.shape, self._arrays[turn][:num_values])
-        inputs.values.copy_(self._pinned[turn][:num_values], non_blocking=True)
+        if len(self._buffers[self._turn].values) < num_values:
+            pinned = torch.empty(2 * num_values, dtype=torch.int32, pin_memory=True)
+            self._buffers[self._turn] = _Buffer(pinned.numpy(), pinned.data_ptr())
+        return self._buffers[self._turn].values[:num_values]
+
+    def upload(self, address: int, num_values: int) -> None:
+        """Copy what was written to the last `buffer` to the device, in the order of the current stream."""
+        half, place = divmod(self._turn, _HALF)
+        copy_to_device(address, self._buffers[self._turn].address, num_values * _VALUE_BYTES, self._device)
         if place == _HALF - 1:
             self._copied[half].record()
-        self._turn = (turn + 1) % len(self._pinned)
+        self._turn = (self._turn + 1) % len(self._buffers)
+
+
+class _Buffer(NamedTuple):
+    values: Int32Array  # keeps the pinned memory
+    address: int
 
 
 class Landing:
     """What one batch underway holds: pinned memory for its results, and the events around its work."""
 
     def __init__(self) -> None:
-        self.started, self.ended = _event(enable_timing=True, blocking=True), _event(enable_timing=True, blocking=True)
+        self.started = _event(enable_timing=True)
+        self._ends = {is_brief: _event(enable_timing=True, blocking=not is_brief) for is_brief in (True, False)}
         self._pinned = torch.empty(0, dtype=torch.float32)
+
+    def ended(self, *, is_brief: bool) -> torch.cuda.Event:
+        """The event of the batch's end. is_brief: whether a thread that waits for it spins instead of sleeping."""
+        return self._ends[is_brief]
 
     def fetch(self, results: Mapping[K, Tensor]) -> dict[K, Tensor]:
         """Queue the copies of float32 results into the pinned memory. Returns views of it, filled once they are done.
