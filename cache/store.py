@@ -1,17 +1,15 @@
 """The response cache: one SQLite file, with batched look-ups before scheduling and batched writes after.
 
-A failure of the cache must not make an answer wrong or lose it. Every value is stored with a checksum that also covers
-its key, and the first error of SQLite disables the cache, with one warning.
+A failure of the cache must not make an answer wrong, lose it, or hold it up. Every value is stored with a checksum that
+also covers its key. While the file fails, look-ups find nothing and writes do nothing.
 """
 
 import asyncio
+import functools
 import random
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,32 +17,26 @@ from typing import Self
 import aiosqlite
 import structlog
 
-# Rows are in order of last use: `id` is that time in µs, times 2048, plus a number of the process. Eviction takes rows
-# from the front, so it needs no second index. REPLACE fires the delete trigger only with recursive_triggers on.
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS response (
-    id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, stored_at REAL NOT NULL, sealed BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS response_size (bytes INTEGER NOT NULL);
-INSERT INTO response_size SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM response_size);
-CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON response BEGIN
-    UPDATE response_size SET bytes = bytes + length(NEW.sealed) + {overhead}; END;
-CREATE TRIGGER IF NOT EXISTS response_removed AFTER DELETE ON response BEGIN
-    UPDATE response_size SET bytes = bytes - length(OLD.sealed) - {overhead}; END;
-"""
-_ROW_OVERHEAD_BYTES = 100  # of a row without its value: the key in table and index, two numbers, headers
-_PRAGMAS = ("page_size = 8192", "journal_mode = WAL", "synchronous = NORMAL", "recursive_triggers = ON")
-_EVICT = """
-DELETE FROM response WHERE id <= (
-    SELECT id FROM (SELECT id, sum(length(sealed) + {overhead}) OVER (ORDER BY id) AS upto FROM response)
-    WHERE upto >= ? LIMIT 1)
-"""
-_BUSY_TIMEOUT_S = 0.5  # another process's transactions take milliseconds
-_CHECKSUM_BYTES = 8
-# Errors of sqlite3 for a damaged file, whose messages may quote bytes that are not text, and whose lengths may be huge.
-_FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
-_CHUNK_KEYS = 512  # most keys in one query
+from penstock.cache.connection import RetryingConnection
+from penstock.cache.rows import (
+    evict,
+    insert,
+    look_up,
+    move,
+    prepare_reader,
+    prepare_writer,
+    seal,
+    size_bytes,
+    transaction,
+)
+
+LOOK_UP_S = 0.25  # a look-up that takes longer finds nothing: computing is better than waiting for a slow disk
+LOCK_S = 5.0  # no reply waits for a write, so it may wait long for other processes
 _LOW_WATER = 0.95  # share of max_bytes that eviction leaves, so that it is rare
-_MAX_USED = 2048  # uses remembered; writing more would delay look-ups
+_EVICTED_ROWS = 256  # and two for each row written: a write stays short however large the file is
+_MAX_USED = 2048  # uses remembered; writing more would hold the write lock for long
+
+log = structlog.get_logger("penstock.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +46,63 @@ class CacheStats:
     hits: int  # keys
     misses: int  # keys
     bytes: int  # size of all rows at the last write, with expired ones
-    enabled: bool  # False from the first error on
+    works: bool  # False while look-ups or writes fail, and after `close`
 
 
 class ResponseCache:
     """Answers by key, bounded by bytes and age. One event loop owns it; processes may share its file.
 
-    Least recently used rows are evicted first. Reads do not write: uses are kept in memory until a write that evicts or
-    finds many of them. Reads alone drop the oldest uses, a crash drops all.
+    Least recently used rows are evicted first, a bounded number with each write, so a file above its bound shrinks
+    write by write. Reads do not write: uses are kept in memory until a write that evicts or finds many of them. Reads
+    alone drop the oldest uses, a crash drops all.
 
-    No method raises for an error of the file or the disk. `cache_disabled` is logged once; then look-ups find nothing
-    and writes do nothing.
+    Look-ups have a connection of their own, so they never wait for a write. No method raises for an error of the file
+    or the disk: `cache_unavailable` is logged once, the file is tried again after pauses of 1 to 64 s, and
+    `cache_recovered` is logged when it works.
     """
 
-    def __init__(self, path: Path | str, *, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        look_up_s: float = LOOK_UP_S,
+        lock_s: float = LOCK_S,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Called by `open` only."""
         self._path = str(path)
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
+        self._look_up_s = look_up_s
         self._clock = clock
-        self._db: aiosqlite.Connection | None = None
-        self._writing = asyncio.Lock()  # one writer: a transaction spans several steps of the connection's thread
-        self._enabled = True
+        self._failing: set[str] = set()
+        self._closed = False
         self._hits = self._misses = self._bytes = 0
         self._used: dict[bytes, int] = {}  # key -> id it moves to
         self._last_us = 0
         self._process = random.getrandbits(11)
+        self._look_ups: set[asyncio.Task[bool]] = set()
+        self._is_slow = False  # a look-up took longer than `look_up_s`, and is not done
+        connection = functools.partial(RetryingConnection, self._path, lock_s=lock_s, monotonic=monotonic)
+        self._writer = connection(prepare_writer, report=functools.partial(self._report, "write"))
+        self._reader = self._writer  # a database in memory belongs to its connection
+        if self._path != ":memory:":
+            self._reader = connection(prepare_reader, report=functools.partial(self._report, "look up"))
 
     @classmethod
     async def open(
-        cls, path: Path | str, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time
+        cls,
+        path: Path | str,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        look_up_s: float = LOOK_UP_S,
+        lock_s: float = LOCK_S,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> Self:
         """Open or create the file; ":memory:" makes a cache that ends with the process.
 
@@ -91,13 +110,16 @@ class ResponseCache:
             path: its directory must exist.
             max_bytes: bound on the size of all rows, which is about the size of the file.
             ttl_s: age in seconds at which an answer expires.
+            look_up_s: longest time that a look-up may take, in seconds.
+            lock_s: longest wait for another process's write, in seconds, before the file counts as failing.
             clock: Unix time in seconds.
+            monotonic: seconds on a clock that never steps back, for the pauses after failures.
         """
-        cache = cls(path, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
+        bounds = {"look_up_s": look_up_s, "lock_s": lock_s}
+        cache = cls(path, max_bytes=max_bytes, ttl_s=ttl_s, **bounds, clock=clock, monotonic=monotonic)
         try:
-            await cache._guard(cache._open())
+            await cache._writer.run(cache._read_size)
         except BaseException:
-            cache._enabled = False
             await cache.close()
             raise
         return cache
@@ -113,68 +135,69 @@ class ResponseCache:
     @property
     def stats(self) -> CacheStats:
         """Counts since `open`."""
-        return CacheStats(self._hits, self._misses, self._bytes, self._enabled)
+        return CacheStats(self._hits, self._misses, self._bytes, not self._failing and not self._closed)
 
     async def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those keys that are stored, intact and not expired. Called once a batch of records."""
+        """The values of those keys that are stored, intact and not expired. Called once a batch of records.
+
+        Finds nothing after `look_up_s`, or while an earlier look-up has taken longer than that.
+        """
         wanted = list(dict.fromkeys(keys))
         found: dict[bytes, bytes] = {}
-        if self._enabled and wanted:
-            await self._guard(self._get(wanted, found))
+        if wanted and not self._closed and not self._is_slow:
+            found = await self._get_in_time(wanted)
+            for key in found:
+                self._remember(key)
         self._hits += len(found)
         self._misses += len(wanted) - len(found)
         return found
 
     async def put_many(self, items: Mapping[bytes, bytes]) -> None:
         """Store values under their keys in one transaction, then evict. Called after each engine batch."""
-        if self._enabled and items:
-            await self._guard(self._put(items))
+        if items and not self._closed:
+            await self._writer.run(functools.partial(self._put, items))
 
     async def close(self) -> None:
         """Write the remembered uses and close the file. May be called twice."""
-        if self._enabled and self._db is not None:
-            await self._guard(self._flush())
-        self._enabled = False
-        async with self._writing:
-            db, self._db = self._db, None
-            if db is not None:
-                await self._guard(db.close())
+        if not self._closed and self._used:
+            await self._writer.run(self._write_used)
+        self._closed = True
+        await asyncio.gather(*self._look_ups, return_exceptions=True)
+        await self._reader.close()
+        await self._writer.close()
 
-    async def _guard(self, step: Awaitable[None]) -> None:
-        """Run one step; the first error of the file disables the cache."""
-        try:
-            await step
-        except _FILE_ERRORS as error:
-            if self._enabled:
-                self._enabled = False
-                structlog.get_logger().warning(
-                    "cache_disabled", reason=f"{type(error).__name__}: {error}", path=self._path
-                )
+    def _report(self, operation: str, error: BaseException | None) -> None:
+        """Log the begin and the end of a time in which look-ups or writes fail."""
+        was_failing = bool(self._failing)
+        if error is None:
+            self._failing.discard(operation)
+            if was_failing and not self._failing:
+                log.info("cache_recovered", path=self._path)
+            return
+        self._failing.add(operation)
+        for connection in (self._reader, self._writer):
+            connection.renew()  # the file may be another one when the cause has ended
+        if not was_failing:
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("cache_unavailable", operation=operation, reason=reason, path=self._path)
 
-    async def _open(self) -> None:
-        # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
-        await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
-        self._db = await aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-        for pragma in _PRAGMAS:
-            await self._db.execute_fetchall(f"PRAGMA {pragma}")
-        async with self._transaction() as db:
-            for statement in _statements(_SCHEMA.format(overhead=_ROW_OVERHEAD_BYTES)):
-                await db.execute_fetchall(statement)
-            self._bytes = await self._size(db)
+    async def _get_in_time(self, wanted: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
 
-    async def _get(self, wanted: Sequence[bytes], found: dict[bytes, bytes]) -> None:
-        fresh_after = self._clock() - self._ttl_s
-        for chunk in _chunks(wanted):
-            rows = await self._connection.execute_fetchall(
-                f"SELECT key, sealed FROM response WHERE stored_at > ? AND key IN ({','.join('?' * len(chunk))})",
-                (fresh_after, *chunk),
-            )
-            asked = set(chunk)
-            for key, sealed in rows:
-                value = _unseal(key, sealed) if key in asked else None
-                if value is not None:
-                    found[key] = value
-                    self._remember(key)
+        async def get(db: aiosqlite.Connection) -> None:
+            found.update(await look_up(db, wanted, self._clock() - self._ttl_s))
+
+        task = asyncio.create_task(self._reader.run(get))
+        self._look_ups.add(task)
+        task.add_done_callback(self._look_up_done)
+        done, _ = await asyncio.wait([task], timeout=self._look_up_s)
+        self._is_slow = self._is_slow or not done
+        return dict(found)
+
+    def _look_up_done(self, task: asyncio.Task[bool]) -> None:
+        self._look_ups.discard(task)
+        if not self._look_ups:
+            self._is_slow = False
 
     def _remember(self, key: bytes) -> None:
         self._used.pop(key, None)  # the dict is in order of use
@@ -182,94 +205,35 @@ class ResponseCache:
         if len(self._used) > _MAX_USED:
             del self._used[next(iter(self._used))]
 
-    async def _put(self, items: Mapping[bytes, bytes]) -> None:
+    async def _read_size(self, db: aiosqlite.Connection) -> None:
+        self._bytes = await size_bytes(db)
+
+    async def _put(self, items: Mapping[bytes, bytes], db: aiosqlite.Connection) -> None:
         now = self._clock()
-        rows = [(self._next_id(), key, now, _seal(key, value)) for key, value in items.items()]
-        async with self._transaction() as db:
-            await db.executemany("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?)", rows)
+        new = [(self._next_id(), key, now, seal(key, value)) for key, value in items.items()]
+        async with transaction(db):
+            await insert(db, new)
             for key in items:
                 self._used.pop(key, None)
-            size = await self._size(db)
+            size = await size_bytes(db)
             if size > self._max_bytes or len(self._used) >= _MAX_USED:
-                await self._write_used(db)
+                await self._move_used(db)
             if size > self._max_bytes:
-                await self._evict(db, size - int(self._max_bytes * _LOW_WATER))
-                size = await self._size(db)
+                excess_bytes = size - int(self._max_bytes * _LOW_WATER)
+                await evict(db, excess_bytes, max_rows=_EVICTED_ROWS + 2 * len(items))
+                size = await size_bytes(db)
         self._bytes = size
 
-    async def _flush(self) -> None:
-        async with self._transaction() as db:
-            await self._write_used(db)
-
     async def _write_used(self, db: aiosqlite.Connection) -> None:
+        async with transaction(db):
+            await self._move_used(db)
+
+    async def _move_used(self, db: aiosqlite.Connection) -> None:
         """Move the rows that were read since the last call to their places in the order of use."""
         used, self._used = self._used, {}
-        moves = [(place, key) for key, place in used.items()]
-        await db.executemany("UPDATE OR IGNORE response SET id = ? WHERE key = ?", moves)
-
-    async def _evict(self, db: aiosqlite.Connection, excess_bytes: int) -> None:
-        await db.execute_fetchall(_EVICT.format(overhead=_ROW_OVERHEAD_BYTES), (excess_bytes,))
-
-    async def _size(self, db: aiosqlite.Connection) -> int:
-        rows = list(await db.execute_fetchall("SELECT bytes FROM response_size"))
-        if len(rows) != 1 or not isinstance(rows[0][0], int):
-            raise sqlite3.DatabaseError("the table response_size is damaged")
-        return rows[0][0]
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
-        """The connection inside one write transaction, which is rolled back on any error and on cancellation."""
-        async with self._writing:
-            db = self._connection
-            try:
-                await db.execute_fetchall("BEGIN IMMEDIATE")
-                yield db
-                await db.execute_fetchall("COMMIT")
-            except BaseException:
-                await db.rollback()
-                raise
-
-    @property
-    def _connection(self) -> aiosqlite.Connection:
-        if self._db is None:
-            raise sqlite3.ProgrammingError("The cache was closed while it was in use.")
-        return self._db
+        await move(db, [(place, key) for key, place in used.items()])
 
     def _next_id(self) -> int:
         """An id for a row used now, above all earlier ids of this process even if the clock steps back."""
         self._last_us = max(self._last_us + 1, int(self._clock() * 1e6))
         return self._last_us << 11 | self._process
-
-
-def _seal(key: bytes, value: bytes) -> bytes:
-    return _checksum(key, value) + value
-
-
-def _unseal(key: bytes, sealed: object) -> bytes | None:
-    """The value, or None if it is not what was stored under this key, as in a damaged file."""
-    if not isinstance(sealed, bytes):
-        return None
-    value = sealed[_CHECKSUM_BYTES:]
-    return value if sealed[:_CHECKSUM_BYTES] == _checksum(key, value) else None
-
-
-def _checksum(key: bytes, value: bytes) -> bytes:
-    return blake2b(value, digest_size=_CHECKSUM_BYTES, key=key).digest()
-
-
-def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Chunks whose sizes are powers of two, by repeating the last key, so that few statements are prepared."""
-    for start in range(0, len(keys), _CHUNK_KEYS):
-        chunk = list(keys[start : start + _CHUNK_KEYS])
-        size = 1 << (len(chunk) - 1).bit_length()
-        yield chunk + chunk[-1:] * (size - len(chunk))
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; `executescript` would commit the open transaction."""
-    statement = ""
-    for line in script.strip().splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

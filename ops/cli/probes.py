@@ -171,7 +171,7 @@ async def _cache_error(settings: CheckSettings, path: Path) -> str | None:
             path, max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
         ) as opened:
             await opened.put_many({b"penstock check": b""})
-            works = opened.stats.enabled
+            works = opened.stats.works
     return None if works else "; ".join(str(event.get("reason", event["event"])) for event in events)
 
 

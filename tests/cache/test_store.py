@@ -4,6 +4,8 @@ import asyncio
 import os
 import resource
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiosqlite
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,8 +46,14 @@ def values(*numbers: int) -> dict[bytes, bytes]:
     return {key(number): value(number) for number in numbers}
 
 
-async def open_cache(path: Path | str, max_bytes: int = 1 << 24, clock: Clock | None = None) -> ResponseCache:
-    return await ResponseCache.open(path, max_bytes=max_bytes, ttl_s=100.0, clock=clock or Clock())
+async def open_cache(
+    path: Path | str, max_bytes: int = 1 << 24, clock: Clock | None = None, lock_s: float = 30.0
+) -> ResponseCache:
+    """A cache that waits for a busy machine. Its pauses after failures pass when the clock is moved."""
+    clock = clock or Clock()
+    return await ResponseCache.open(
+        path, max_bytes=max_bytes, ttl_s=100.0, look_up_s=30.0, lock_s=lock_s, clock=clock, monotonic=clock
+    )
 
 
 async def test_what_is_put_is_found_by_this_and_the_next_process(tmp_path: Path) -> None:
@@ -53,7 +62,7 @@ async def test_what_is_put_is_found_by_this_and_the_next_process(tmp_path: Path)
         await cache.put_many(stored)
         assert await cache.get_many([*stored, key(9999), key(1)]) == stored
         assert await cache.get_many([]) == {}
-        assert (cache.stats.hits, cache.stats.misses, cache.stats.enabled) == (2000, 1, True)
+        assert (cache.stats.hits, cache.stats.misses, cache.stats.works) == (2000, 1, True)
     async with await open_cache(tmp_path / "cache.db") as cache:
         assert await cache.get_many(stored) == stored
         assert cache.stats.bytes == 2000 * (400 + ROW_OVERHEAD_BYTES)
@@ -166,7 +175,7 @@ async def test_reading_goes_on_while_others_write(tmp_path: Path) -> None:
         await asyncio.gather(write(100), read(), write(200), read(), write(300))
         everything = [*range(50), *range(100, 140), *range(200, 240), *range(300, 340)]
         assert await cache.get_many([key(number) for number in range(400)]) == values(*everything)
-        assert cache.stats.enabled
+        assert cache.stats.works
 
 
 async def test_a_cancelled_write_leaves_the_cache_usable(tmp_path: Path) -> None:
@@ -179,7 +188,7 @@ async def test_a_cancelled_write_leaves_the_cache_usable(tmp_path: Path) -> None
             await asyncio.gather(write, return_exceptions=True)
         await cache.put_many(values(1, 2))
         assert await cache.get_many([key(1), key(2)]) == values(1, 2)
-        assert cache.stats.enabled
+        assert cache.stats.works
 
 
 async def test_two_workers_share_a_file(tmp_path: Path) -> None:
@@ -196,8 +205,8 @@ async def test_two_workers_share_a_file(tmp_path: Path) -> None:
     await asyncio.gather(fill(first, 0), fill(second, 50))
     await first.put_many(values(1000))
     assert await second.get_many([key(1000)]) == values(1000)
-    assert first.stats.enabled
-    assert second.stats.enabled
+    assert first.stats.works
+    assert second.stats.works
     await first.close()
     await second.close()
     with sqlite3.connect(path) as db:
@@ -208,40 +217,40 @@ async def test_two_workers_share_a_file(tmp_path: Path) -> None:
     assert counted == total <= bound
 
 
-async def assert_disabled(cache: ResponseCache, logs: Sequence[Mapping[str, object]]) -> None:
+async def assert_unavailable(cache: ResponseCache, logs: Sequence[Mapping[str, object]]) -> None:
     """Look-ups find nothing, writes do nothing, one warning was logged, and nothing raises."""
     await cache.put_many(values(*range(64)))
     assert await cache.get_many([key(number) for number in range(64)]) == {}
     await cache.put_many(values(1))
     await cache.close()
-    assert not cache.stats.enabled
-    warnings = [entry for entry in logs if entry["event"] == "cache_disabled"]
+    assert not cache.stats.works
+    warnings = [entry for entry in logs if entry["event"] == "cache_unavailable"]
     assert len(warnings) == 1
     assert warnings[0]["log_level"] == "warning"
     assert warnings[0]["reason"]
 
 
-async def test_a_file_of_something_else_disables_the_cache_and_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_something_else_makes_the_cache_unavailable_and_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(b"not a database, " * 1000)
     with capture_logs() as logs:
-        await assert_disabled(await open_cache(path), logs)
+        await assert_unavailable(await open_cache(path), logs)
     assert path.read_bytes() == b"not a database, " * 1000
 
 
-async def test_a_database_of_something_else_disables_the_cache(tmp_path: Path) -> None:
+async def test_a_database_of_something_else_makes_the_cache_unavailable(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as db:
         db.execute("CREATE TABLE response (who TEXT)")
     db.close()
     with capture_logs() as logs:
-        await assert_disabled(await open_cache(tmp_path / "other.db"), logs)
+        await assert_unavailable(await open_cache(tmp_path / "other.db"), logs)
 
 
 @pytest.mark.parametrize("path", ["missing/cache.db", "file/cache.db", ""])
-async def test_a_path_that_cannot_be_made_disables_the_cache(tmp_path: Path, path: str) -> None:
+async def test_a_path_that_cannot_be_made_makes_the_cache_unavailable(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     with capture_logs() as logs:
-        await assert_disabled(await open_cache(tmp_path / path), logs)
+        await assert_unavailable(await open_cache(tmp_path / path), logs)
 
 
 @contextmanager
@@ -261,25 +270,124 @@ def only_reading(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-async def test_a_directory_that_may_only_be_read_disables_the_cache(exists: bool) -> None:
+async def test_a_directory_that_may_only_be_read_makes_the_cache_unavailable(exists: bool) -> None:
     with tempfile.TemporaryDirectory() as name:  # tmp_path lies where root alone may look
         path = Path(name) / "cache.db"
         if exists:
             async with await open_cache(path) as cache:
                 await cache.put_many(values(1))
         with only_reading(path.parent), capture_logs() as logs:
-            await assert_disabled(await open_cache(path), logs)
+            await assert_unavailable(await open_cache(path), logs)
         assert path.exists() == exists
         assert ("readonly" in str(logs[0]["reason"])) == exists
 
 
-async def test_a_file_that_another_process_holds_disables_the_cache(tmp_path: Path) -> None:
-    path = tmp_path / "cache.db"
-    async with await open_cache(path) as cache, aiosqlite.connect(path) as other:
+async def test_a_lock_of_another_process_stops_writes_until_it_is_gone(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    async with await open_cache(path, clock=clock, lock_s=0.05) as cache, aiosqlite.connect(path) as other:
+        await cache.put_many(values(1))
         await other.execute("BEGIN IMMEDIATE")
         with capture_logs() as logs:
-            await assert_disabled(cache, logs)
-        await other.rollback()
+            await cache.put_many(values(2))
+            assert not cache.stats.works
+            assert await cache.get_many([key(1), key(2)]) == values(1)  # look-ups do not need the lock
+            await other.rollback()
+            await cache.put_many(values(3))  # within the pause: not tried
+            clock.now += 1.0
+            await cache.put_many(values(4))
+            assert cache.stats.works
+        assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
+        assert await cache.get_many(map(key, range(5))) == values(1, 4)
+
+
+async def test_a_look_up_that_takes_too_long_finds_nothing_and_holds_up_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(1))
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=1e9, look_up_s=0.001)
+        assert await cache.get_many([key(1)]) == {}
+        assert cache.stats.works  # SQLite is still waiting for the lock: nothing has failed
+        assert await cache.get_many([key(1)]) == {}
+        assert cache.stats.works
+        await cache.close()
+    other.close()
+
+
+async def test_a_write_evicts_a_bounded_number_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(*range(1000)))
+    bound = 100 * (400 + ROW_OVERHEAD_BYTES)
+    sizes = []
+    async with await open_cache(path, bound) as cache:
+        for number in range(1000, 1006):
+            await cache.put_many(values(number))
+            sizes.append(cache.stats.bytes // (400 + ROW_OVERHEAD_BYTES))
+        assert sizes == [1000 + 1 - 258, 744 - 258, 487 - 258, 95, 96, 97]
+        assert await cache.get_many([key(999), key(0)]) == values(999)
+
+
+async def test_the_hit_rate_is_that_of_an_ideal_lru() -> None:
+    """Zipf(1.0) over 10,000 texts, a cache of a tenth of them."""
+    num_texts, capacity = 10_000, 1000
+    weights = 1 / np.arange(1, num_texts + 1)
+    draws = np.random.default_rng(7).choice(num_texts, size=30_000, p=weights / weights.sum()).tolist()
+    ideal: OrderedDict[int, None] = OrderedDict()
+    hits = ideal_hits = 0
+    async with await open_cache(":memory:", capacity * (400 + ROW_OVERHEAD_BYTES)) as cache:
+        for start in range(0, len(draws), 50):
+            numbers = draws[start : start + 50]
+            found = await cache.get_many(map(key, numbers))
+            await cache.put_many(values(*[number for number in numbers if key(number) not in found]))
+            hits += sum([key(number) in found for number in numbers])
+            for number in numbers:
+                ideal_hits += number in ideal
+                ideal[number] = None
+                ideal.move_to_end(number)
+                if len(ideal) > capacity:
+                    ideal.popitem(last=False)
+    assert hits / len(draws) >= ideal_hits / len(draws) - 0.02
+
+
+_WRITE_FOREVER = """
+import asyncio, sys
+from penstock.cache import ResponseCache
+
+async def main():
+    cache = await ResponseCache.open(sys.argv[1], max_bytes=1 << 22, ttl_s=1e9)
+    number = 0
+    while True:
+        number += 1
+        keys = [n.to_bytes(32, "big") for n in range(number * 8, number * 8 + 8)]
+        await cache.put_many({key: key * 8 for key in keys})
+        await cache.get_many(keys)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def write_until_killed(path: Path, num_writes: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WRITE_FOREVER, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(num_writes):
+            assert process.stdout.readline()
+        process.kill()
+
+
+async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    for _ in range(3):
+        await asyncio.to_thread(write_until_killed, path, 40)
+        with capture_logs() as logs:
+            async with await ResponseCache.open(path, max_bytes=1 << 22, ttl_s=1e9, look_up_s=30.0) as cache:
+                found = await cache.get_many(map(key, range(8, 328)))
+                assert found == {key(number): key(number) * 8 for number in range(8, 328)}
+                await cache.put_many(values(1))
+        assert logs == []
 
 
 @contextmanager
@@ -293,17 +401,21 @@ def largest_file(max_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_a_full_disk_disables_the_cache_and_keeps_what_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "cache.db"
-    async with await open_cache(path) as cache:
+async def test_a_full_disk_stops_writes_until_there_is_room(tmp_path: Path) -> None:
+    clock = Clock()
+    async with await open_cache(tmp_path / "cache.db", clock=clock) as cache:
         await cache.put_many(values(1, 2, 3))
-    with capture_logs() as logs:
-        cache = await open_cache(path)
-        with largest_file(200_000):
-            await cache.put_many(values(*range(10, 5000)))
-            await assert_disabled(cache, logs)
-    async with await open_cache(path) as cache:
-        assert await cache.get_many([key(number) for number in range(5000)]) == values(1, 2, 3)
+        with capture_logs() as logs:
+            with largest_file(200_000):
+                await cache.put_many(values(*range(10, 5000)))
+                assert not cache.stats.works
+                clock.now += 1.0
+                await cache.put_many(values(*range(10, 5000)))
+                assert await cache.get_many(map(key, range(5000))) == values(1, 2, 3)
+            clock.now += 2.0
+            await cache.put_many(values(4))
+        assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
+        assert await cache.get_many(map(key, range(5000))) == values(1, 2, 3, 4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -334,6 +446,26 @@ def damage_and_look(path: Path, data: st.DataObject) -> None:
             file.seek(data.draw(st.integers(0, size - 1)))
             file.write(data.draw(st.binary(min_size=1, max_size=64)))
     asyncio.run(look())
+
+
+async def test_a_damaged_file_that_is_removed_is_made_anew(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    async with await open_cache(path) as cache:
+        await cache.put_many(values(*range(1000)))
+    with path.open("r+b") as file:
+        file.seek(2 * 8192)
+        file.write(b"\xff" * 8192 * 20)
+    with capture_logs() as logs:
+        async with await open_cache(path, clock=clock) as cache:
+            await cache.get_many(map(key, range(1000)))
+            assert not cache.stats.works
+            path.unlink()
+            clock.now += 64.0
+            await cache.put_many(values(1))
+            assert await cache.get_many([key(1), key(2)]) == values(1)
+            assert cache.stats.works
+    assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
+    assert path.exists()
 
 
 async def test_a_damaged_value_is_a_miss_and_is_mended_by_the_next_write(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Requests in every compression of Kafka: the worker answers them all."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.topics import request_topic
+
+CODECS = (None, "gzip", "snappy", "lz4", "zstd")
+
+
+async def test_records_of_every_compression_are_answered(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model, replies = unique("codecs"), unique("penstock.replies.")
+    worker = start_worker(kafka, served_name=model)
+    await worker.ready()
+    for number, codec in enumerate(CODECS):
+        async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, compression_type=codec) as producer:
+            value = encode_request(Request(model, "embed", join_tokens([[number + 1] * 400])))
+            headers = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, str(codec).encode())]
+            await producer.send_and_wait(request_topic(model), value, partition=0, headers=headers)
+    answers: dict[bytes, Any] = {}
+    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+    async with consumer, asyncio.timeout(60):
+        while len(answers) < len(CODECS):
+            record = await consumer.getone()
+            answers[dict(record.headers)[CORRELATION_ID]] = msgpack.unpackb(record.value)
+    assert answers.keys() == {str(codec).encode() for codec in CODECS}
+    assert not [codec for codec, answer in answers.items() if "error" in answer]
