@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.engine.cpu.attention import Tile, attend, plan_attention
 from penstock.engine.cpu.attention_bias import attend_groups, biased, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, activate, make_linear
+from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
 from penstock.engine.model.layout import Group, Layout
@@ -38,7 +39,7 @@ def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Line
 def cpu_precision(dtype: str) -> str:
     """The precision, with "auto" resolved. Raises UnsupportedDevice for one that is not available on a CPU."""
     if dtype == "auto":
-        return "bfloat16" if _multiplies_bfloat16() else "float32"
+        return "bfloat16" if is_bfloat16_fast() else "float32"
     if dtype not in CPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
     return dtype
@@ -131,11 +132,6 @@ class CpuOps:
 def normalise(x: Tensor, norm: Norm) -> Tensor:
     """LayerNorm over the last dimension, with float32 statistics for any type of x."""
     return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
-
-
-def _multiplies_bfloat16() -> bool:
-    """True with AMX or AVX512-BF16; on other processors bfloat16 is emulated, and slower than float32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:
