@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-serve train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-pipeline bench-serve train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -17,6 +17,8 @@ help:
 	@echo 'make docs        the manual as a site in build/docs'
 	@echo 'make bench       the benchmarks of this machine'
 	@echo 'make bench-gpu   the benchmarks of its GPU'
+	@echo 'make bench-pipeline'
+	@echo '                 workers behind Kafka, beside the engine alone'
 	@echo 'make bench-serve what each batching policy sustains on this machine'
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
@@ -43,10 +45,13 @@ docs: $(INSTALLED)
 	@echo 'Open build/docs/index.html. Search needs a server: python3 -m http.server --directory build/docs'
 
 bench: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.bench.pipeline
+	$(BIN)/python -m penstock.ops.bench.cpu
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.gpu
+
+bench-pipeline: $(INSTALLED)
+	$(BIN)/penstock bench pipeline
 
 bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve

@@ -20,9 +20,10 @@ from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import memory_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import EncoderWeights
-from penstock.engine.types import Int32Array, PackedBatch
+from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
 
 Encode = Callable[[PackedBatch], Tensor]  # hidden states [T, H] in the order of the batch's tokens; ignores its options
+_ANY_TASK = TaskOptions("embed")  # a batch has options for each sequence
 
 
 def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "PackedModel":
@@ -94,7 +95,7 @@ class PackedModel:
         longest = int(np.diff(bounds).max(initial=0))
         if self._max_tokens is not None and longest > self._max_tokens:
             raise ValueError(f"the longest sequence has {longest} tokens; the model takes {self._max_tokens}.")
-        hidden = self._encode(PackedBatch(ids, bounds, longest, types, options=()))
+        hidden = self._encode(PackedBatch(ids, bounds, longest, types, [_ANY_TASK] * (len(bounds) - 1)))
         return hidden.to(token_ids.device, self._dtype)
 
 

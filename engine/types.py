@@ -52,7 +52,7 @@ class PackedBatch:
 
 
 def require_valid(batch: PackedBatch, num_types: int | None) -> None:
-    """Raise InvalidBatch where a kernel would read outside of its tables or buffers.
+    """Raise InvalidBatch where a kernel would read outside of its tables or buffers, or a sequence has no options.
 
     Token ids are not checked here: the caller has checked them against the vocabulary.
     num_types: rows of the model's table of token types; None: it has no table, and types are ignored.
@@ -63,6 +63,8 @@ def require_valid(batch: PackedBatch, num_types: int | None) -> None:
         raise InvalidBatch(f"cu_seqlens must increase from 0 to {num_tokens}, the number of tokens.")
     if lengths.max() != batch.max_seqlen:
         raise InvalidBatch(f"max_seqlen is {batch.max_seqlen}; the longest sequence has {lengths.max()} tokens.")
+    if len(batch.options) != len(lengths):
+        raise InvalidBatch(f"options must be {len(lengths)}, one for each sequence; found {len(batch.options)}.")
     types = batch.token_type_ids
     if types is None or num_types is None:
         return

@@ -19,7 +19,7 @@ from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, P
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
-from penstock.producer.transport.exchange import Exchange
+from penstock.producer.transport.exchange import Attempts, Exchange
 from penstock.producer.wire.messages import (
     Classification,
     Options,
@@ -128,7 +128,7 @@ class Client:
         rows = await self._rows("embed", texts, ids, options, timeout_s)
         if isinstance(texts, str):
             return rows[0]  # type: ignore[no-any-return]  # embed's rows are vectors
-        return rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
+        return np.concatenate(rows).reshape(len(rows), rows[0].size) if len(rows) > 1 else rows[0][np.newaxis]
 
     async def classify(
         self,
@@ -210,7 +210,7 @@ class Client:
         task = check_task(request.task)
         options = recheck_options(request.options, task, is_text=request.text is not None)
         checked = dataclasses.replace(request, task=task, options=options)
-        return await self._exchange.ask(checked, time.time() + self._timeout_s(timeout_s))
+        return await self._exchange.ask(checked, Attempts(time.time() + self._timeout_s(timeout_s)))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._default_timeout_s if timeout_s is None else check_timeout_s(timeout_s)
@@ -233,12 +233,12 @@ class Client:
         _raise_first(rows)
         return rows
 
-    async def _ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+    async def _ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
         """Send one record of these sequences, all of one kind; returns the rows of its reply."""
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         model: str = self._settings.model
         encoded: list[Encoded] = []
-        if isinstance(sequences[0], np.ndarray):
+        if isinstance(sequences[0], bytes):
             request = Request(model, task, concatenate_tokens(sequences), None, options)
         elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
@@ -247,9 +247,9 @@ class Client:
             prompted = self._tokenizer.prompts.apply(Request(model, task, None, tuple(sequences), options))
             spans = task == "token_classify"
             encoded = await self._tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
-            options = dataclasses.replace(options, prompt_name=None, prompt=None)  # it is in the ids
+            options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
-        reply = await self._exchange.ask(request, deadline)
+        reply = await self._exchange.ask(request, attempts)
         return _with_spans(reply, encoded).rows(task)
 
 

@@ -67,8 +67,8 @@ class OneSequence:
     def is_of(self, batch: PackedBatch) -> bool:
         """Whether a batch with as many tokens is one sequence without types. False for a batch that is not valid."""
         length = len(batch.token_ids)
-        is_plain = batch.token_type_ids is None and batch.max_seqlen == length
-        return is_plain and batch.cu_seqlens.tolist() == [0, length]
+        is_one = batch.cu_seqlens.tolist() == [0, length] and batch.max_seqlen == length and len(batch.options) == 1
+        return is_one and batch.token_type_ids is None
 
     def write(self, batch: PackedBatch, out: Int32Array) -> None:
         """As `describe`."""

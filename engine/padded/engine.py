@@ -17,7 +17,15 @@ from torch import Tensor
 
 from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import OWN, POOLINGS, EmbeddingTail
-from penstock.engine.types import BatchOutput, Float32Array, Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.engine.types import (
+    BatchOutput,
+    Float32Array,
+    Int32Array,
+    ModelInfo,
+    PackedBatch,
+    TaskOptions,
+    require_valid,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class PaddedEngine:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         started = time.perf_counter()
+        require_valid(batch, num_types=None)  # types are checked where the model takes them
         rows: list[Float32Array | None] = [None] * len(batch.options)
         for of_logits in (False, True):
             indices = [i for i, wanted in enumerate(batch.options) if self._reads_logits(wanted) == of_logits]

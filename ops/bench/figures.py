@@ -10,18 +10,27 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.ops.bench.common.kept_tables import run_table
-from penstock.ops.bench.gpu import figures as gpu
-from penstock.ops.bench.pipeline import figures as pipeline
-from penstock.ops.bench.serving import figures as serving
+from penstock.ops.bench.common.kept_tables import is_kept, run_table
+from penstock.ops.bench.cpu import cpu_tables as cpu
+from penstock.ops.bench.gpu import gpu_tables as gpu
+from penstock.ops.bench.pipeline import pipeline_tables as pipeline
+from penstock.ops.bench.serving import serving_tables as serving
 from penstock.ops.bench.serving.ablation_table import ablations
 from penstock.ops.bench.serving.scheduler_constants import constant_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "headline": lambda: "\n\n".join([pipeline.short_headline(), gpu.short_headline()]),
+    "headline": lambda: "\n\n".join(
+        filter(is_kept, [cpu.short_headline(), gpu.short_headline(), pipeline.short_throughput()])
+    ),
     "runs": run_table,
-    "pipeline-cpu": pipeline.headline,
+    "cpu-headline": cpu.headline,
+    "cpu-targets": cpu.against_targets,
+    "pipeline-throughput": pipeline.throughput,
+    "pipeline-latency": pipeline.latency,
+    "pipeline-robustness": pipeline.robustness,
+    "pipeline-null": pipeline.without_model,
+    "pipeline-gpus": pipeline.scale_out,
     "pipeline-targets": pipeline.against_targets,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
@@ -57,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.gpu.plots import draw_newest  # matplotlib is an optional dependency
+        from penstock.ops.bench.gpu import gpu_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in draw_newest():
+        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 

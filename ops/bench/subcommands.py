@@ -1,4 +1,4 @@
-"""`penstock bench serve` and `penstock bench simulate`: batching policies on this machine, and in a simulated fleet."""
+"""`penstock bench`: workers behind Kafka (pipeline), batching policies (serve), and a simulated fleet (simulate)."""
 
 from pathlib import Path
 from typing import Literal
@@ -6,6 +6,8 @@ from typing import Literal
 import typer
 from pydantic import Field, ValidationError, field_validator
 
+from penstock.ops.bench.common.runs import RESULTS
+from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.options import takes
 from penstock.producer.settings import KafkaSettings, Settings
@@ -15,7 +17,9 @@ _SWEEP_PARTS = "load,fleet,cache,loss"
 _MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure batching policies on this machine, or simulate a fleet."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure workers behind Kafka or batching policies, or simulate a fleet.",
 )
 
 
@@ -106,6 +110,23 @@ class SimulateSettings(Settings):
     @classmethod
     def _known_lengths(cls, name: str) -> str:
         return _each_of(name, tuple(DISTRIBUTIONS), most=1)
+
+
+@bench.command("pipeline")
+@takes(PipelineSettings)
+def bench_pipeline(settings: PipelineSettings) -> int:
+    """Measure workers behind a real Kafka, as a user starts them, beside the engine alone.
+
+    $ penstock bench pipeline --worker-args "--processes auto"
+
+    Client processes saturate the workers, offer open loops, twice the load
+    that saturates, and kill a member. The same run measures the engine alone,
+    SentenceTransformer.encode, a null engine and an aiokafka echo. Needs Java
+    and Maven. Takes about four minutes.
+    """
+    from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
+
+    return run_pipeline_benchmark(plan_of(settings, RESULTS), lambda line: print(line, flush=True))
 
 
 @bench.command("serve")

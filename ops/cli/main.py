@@ -22,7 +22,7 @@ COMMANDS = {
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",
     "broker": "Run a Kafka broker for development on this machine.",
-    "bench": "Measure batching policies on this machine, or simulate a fleet. Needs a checkout.",
+    "bench": "Measure workers behind Kafka or batching policies, or simulate a fleet. Needs a checkout.",
 }
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from penstock.ops.kafka.broker import KafkaBroker
+from penstock.ops.kafka.broker import FULL_SPEED, KafkaBroker
 from penstock.ops.kafka.errors import BrokerError, BrokerFailed, BrokerMissing
 from penstock.ops.kafka.jars import kafka_missing
 from penstock.ops.kafka.mock import MockBroker
@@ -10,6 +10,7 @@ from penstock.ops.kafka.mock import MockBroker
 BrokerKind = Literal["kafka", "mock"]
 
 __all__ = [
+    "FULL_SPEED",
     "BrokerError",
     "BrokerFailed",
     "BrokerKind",

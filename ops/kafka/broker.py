@@ -13,7 +13,7 @@ import time
 import uuid
 import weakref
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -27,8 +27,10 @@ LOG_TAIL_BYTES = 3000
 # Below Linux's ephemeral range (32768 upwards): a client that retries a stopped broker's port can then neither receive
 # that port as its source port nor connect to itself, and the broker can bind the port again.
 PORTS = range(20000, 32000)
-# Brokers here are short-lived: start-up time matters more than peak throughput.
-JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
+# For a short life, as in tests and demos: start-up time matters more than peak throughput.
+FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m")
+# For benchmarks: with the flags above the broker limits a fast worker.
+FULL_SPEED = ("-XX:+UseG1GC", "-Xms512m", "-Xmx4g")
 LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
@@ -48,6 +50,7 @@ class KafkaBroker:
         data_dir: Path | None = None,  # None: a temporary folder that `close` removes
         num_partitions: int = 1,  # of a topic that is created on first use
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
+        jvm_flags: Sequence[str] = FAST_START,
     ) -> None:
         self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
         self._remove_data = (
@@ -55,6 +58,7 @@ class KafkaBroker:
         )
         self._num_partitions = num_partitions
         self._config = dict(config)
+        self._jvm_flags = tuple(jvm_flags)
         self._port, self._controller_port = _free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -128,11 +132,11 @@ class KafkaBroker:
             self._reap()  # the data is not read again: a clean shutdown would only cost time
             self._remove_data()
 
-    def _java(self) -> list[str]:
+    def _java(self, flags: Sequence[str]) -> list[str]:
         java = java_path()
         if java is None:
             raise BrokerFailed("java has disappeared since it was found. Start again.")
-        return [java, *JVM_FLAGS]
+        return [java, *flags]
 
     def _write_properties(self) -> Path:
         lines = {
@@ -170,7 +174,7 @@ class KafkaBroker:
 
     def _format(self, classpath: str, properties: Path) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        command = [*self._java(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
+        command = [*self._java(FAST_START), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         # The id follows an equals sign, because one in 64 ids starts with a dash.
         command += [f"--cluster-id={cluster_id}", "--config", str(properties)]
         with self.log_path.open("ab") as log:
@@ -183,7 +187,7 @@ class KafkaBroker:
 
         Both have their own process groups, so that Ctrl-C in the terminal reaches only this process.
         """
-        command = [*self._java(), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
+        command = [*self._java(self._jvm_flags), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0

@@ -5,10 +5,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from penstock.producer.client import Row
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.files.table_reader import Block
 from penstock.producer.wire.messages import Options, Text, utf8_fault
 
 # Rows in flight: enough that the worker does not wait for the file. A long text counts as one row for each 16 KiB, so
@@ -19,23 +20,10 @@ _ROW_CHARS = 16 * 1024
 Result = Row | PenstockError
 
 
-class Block(Protocol):
-    """Rows of a table, in the order of the file."""
-
-    @property
-    def texts(self) -> Sequence[str | PenstockError]:
-        """One a row: the text to send, or the error in its place."""
-        ...
-
-
-B = TypeVar("B", bound=Block)
-B_contra = TypeVar("B_contra", bound=Block, contravariant=True)
-
-
-class Writer(Protocol[B_contra]):
+class Writer(Protocol):
     """Destination of finished rows."""
 
-    def write(self, block: B_contra, results: Sequence[Result], /) -> None:
+    def write(self, block: Block, results: Sequence[Result], /) -> None:
         """Write rows. Called in the order of the file, from a thread, never concurrently."""
         ...
 
@@ -62,8 +50,8 @@ class BulkResult:
 async def run_bulk(
     client: Mapper,
     task: str,
-    reader: Iterable[B],
-    writer: Writer[B],
+    reader: Iterable[Block],
+    writer: Writer,
     *,
     options: Options | None = None,
     timeout_s: float | None = None,
@@ -82,7 +70,7 @@ async def run_bulk(
     started = time.monotonic()
     done = BulkResult(0, 0, 0.0)
     blocks = iter(reader)
-    waiting: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
+    waiting: deque[tuple[Block, asyncio.Task[list[Result]]]] = deque()
     in_flight = 0
     try:
         while True:

@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -22,6 +21,7 @@ MAX_LINE_BYTES = 4 << 20  # of JSONL; in CSV the csv module's limit of 131,072 c
 _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read
 
 Object = dict[str, Any]
+Content = Generator[Any, None, None]  # columns and schema, if there are, and then blocks; it owns the open file
 
 
 class TableError(ValueError):
@@ -39,27 +39,26 @@ class Block:
 class Reader:
     """An open table: a context manager, and an iterable of its blocks that can be used once."""
 
-    def __init__(
-        self, path: Path, blocks: Generator[Block, None, None], columns: Sequence[str] | None, schema: Any = None
-    ) -> None:
-        """Called by `open_reader`. `columns` is None where rows have no common columns (JSONL)."""
-        self.columns = columns
-        self.schema = schema  # pyarrow.Schema of a Parquet file
-        self._blocks = blocks
-        first = next(blocks, None)
+    def __init__(self, path: Path, content: Content) -> None:
+        """Called by `open_reader`."""
+        header = next(content)
+        first = next(content, None)
         if first is None:
             raise TableError(f"{path} has no rows.")
-        self._first = first
+        self.columns: Sequence[str] | None = header[0]  # None: rows have no common columns (JSONL)
+        self.schema: Any = header[1]  # of a Parquet file
+        self._first: Block = first
+        self._content = content
 
     def __iter__(self) -> Iterator[Block]:
         yield self._first
-        yield from self._blocks
+        yield from self._content
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._blocks.close()
+        self._content.close()
 
 
 def open_reader(path: str | Path, column: str) -> Reader:
@@ -69,9 +68,9 @@ def open_reader(path: str | Path, column: str) -> Reader:
         TableError: unknown file, format or column, or no rows. Iteration raises it for a damaged file.
     """
     path = Path(path)
-    opener: Callable[[Path, str], Reader] = by_extension(path, _OPENERS)
+    read: Callable[[Path, str], Content] = by_extension(path, _FORMATS)
     try:
-        return opener(path, column)
+        return Reader(path, read(path, column))
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror or error}.") from error
 
@@ -108,21 +107,20 @@ def _check_columns(path: Path, columns: Sequence[str], column: str) -> None:
         raise TableError(f"{path} has more than one column {twice!r}. Rename one.")
 
 
-def _in_blocks(rows: Iterable[tuple[str | PenstockError, Object]], stack: ExitStack) -> Generator[Block, None, None]:
-    """Group rows by count and size; closes `stack` at the end."""
-    with stack:
-        texts: list[str | PenstockError] = []
-        objects: list[Object] = []
-        size = 0
-        for text, fields in rows:
-            texts.append(text)
-            objects.append(fields)
-            size += sum(len(value) for value in fields.values() if isinstance(value, str))
-            if len(texts) == BLOCK_ROWS or size >= BLOCK_BYTES:
-                yield Block(texts, objects)
-                texts, objects, size = [], [], 0
-        if texts:
+def _in_blocks(rows: Iterable[tuple[str | PenstockError, Object]]) -> Iterator[Block]:
+    """Group rows by count and size."""
+    texts: list[str | PenstockError] = []
+    objects: list[Object] = []
+    size = 0
+    for text, fields in rows:
+        texts.append(text)
+        objects.append(fields)
+        size += sum(len(value) for value in fields.values() if isinstance(value, str))
+        if len(texts) == BLOCK_ROWS or size >= BLOCK_BYTES:
             yield Block(texts, objects)
+            texts, objects, size = [], [], 0
+    if texts:
+        yield Block(texts, objects)
 
 
 # CSV
@@ -133,18 +131,17 @@ def _open_csv(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _open_csv_reader(path: Path, column: str) -> Reader:
-    with ExitStack() as stack:
-        records = csv_records(stack.enter_context(_open_csv(path)))
+def _read_csv(path: Path, column: str) -> Content:
+    with _open_csv(path) as file:
+        records = csv_records(file)
         _, header = next(records, (0, None))
         if header is None:
             raise TableError(f"{path} is empty: a line of column names was expected.")
         if isinstance(header, BrokenLine) or utf8_fault("".join(header)):
             raise TableError(f"{path} does not begin with column names in UTF-8. Save it as CSV in UTF-8.")
         _check_columns(path, header, column)
-        rows = (_csv_row(line, fields, header, column) for line, fields in records)
-        return Reader(path, _in_blocks(rows, stack.pop_all()), header)
-    raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
+        yield header, None
+        yield from _in_blocks(_csv_row(line, fields, header, column) for line, fields in records)
 
 
 def _csv_row(
@@ -190,12 +187,10 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, None if is_long else line
 
 
-def _open_jsonl_reader(path: Path, column: str) -> Reader:
-    with ExitStack() as stack:
-        file = stack.enter_context(path.open("rb"))
-        rows = (_json_row(number, line, column) for number, line in _lines(file))
-        return Reader(path, _in_blocks(rows, stack.pop_all()), None)
-    raise RuntimeError("An exit stack swallowed an exception. This is a bug.")
+def _read_jsonl(path: Path, column: str) -> Content:
+    with path.open("rb") as file:
+        yield None, None
+        yield from _in_blocks(_json_row(number, line, column) for number, line in _lines(file))
 
 
 _JSON_TYPES = {
@@ -231,7 +226,7 @@ def _json_row(number: int, line: bytes | None, column: str) -> tuple[str | Penst
 # Parquet
 
 
-def _open_parquet_reader(path: Path, column: str) -> Reader:
+def _read_parquet(path: Path, column: str) -> Content:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -240,28 +235,29 @@ def _open_parquet_reader(path: Path, column: str) -> Reader:
     except pa.ArrowInvalid as error:
         raise TableError(f"{path} is not a Parquet file: {error}.") from error
     schema = file.schema_arrow
-    _check_columns(path, schema.names, column)
-    kind = schema.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise TableError(f"{path}: column {column!r} holds {kind}; strings were expected.")
-    return Reader(path, _parquet_blocks(path, file, column), schema.names, schema)
+    with file:
+        _check_columns(path, schema.names, column)
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise TableError(f"{path}: column {column!r} holds {kind}; strings were expected.")
+        yield schema.names, schema
+        number = 1
+        for rows in _row_batches(path, file):
+            yield Block(_parquet_texts(rows, column, number), rows)
+            number += rows.num_rows
 
 
-def _parquet_blocks(path: Path, file: Any, column: str) -> Generator[Block, None, None]:
+def _row_batches(path: Path, file: Any) -> Iterator["pa.RecordBatch"]:
     import pyarrow as pa
 
-    number = 1
-    with file:
-        try:
-            for batch in file.iter_batches(batch_size=BLOCK_ROWS):
-                rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
-                for start in range(0, batch.num_rows, rows):
-                    part = batch.slice(start, rows)
-                    yield Block(_parquet_texts(part, column, number), part)
-                    number += part.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise TableError(f"{path} is damaged: {error}.") from error
+    try:
+        for batch in file.iter_batches(batch_size=BLOCK_ROWS):
+            rows = max(1, batch.num_rows * BLOCK_BYTES // max(batch.nbytes, BLOCK_BYTES))
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path} is damaged: {error}.") from error
 
 
 def _parquet_texts(rows: "pa.RecordBatch", column: str, number: int) -> list[str | PenstockError]:
@@ -294,4 +290,4 @@ def _is_utf8(scalar: "pa.Scalar") -> bool:
     return True
 
 
-_OPENERS = {".csv": _open_csv_reader, ".jsonl": _open_jsonl_reader, ".parquet": _open_parquet_reader}
+_FORMATS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -5,6 +5,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,17 +24,16 @@ Result = Row | PenstockError
 Columns = dict[str, list[Any]]  # result name -> one value a row, or None
 
 
+@dataclass(frozen=True, slots=True)
 class Writer:
-    """An output table. A context manager: the file appears when the block ends without an error."""
+    """An output table, made by `open_writer`. The file appears when its context ends without an error."""
 
-    def __init__(self, path: Path, sink: "_Sink", partial: Path, task: str, top_k: int, overwrite: bool) -> None:
-        """Called by `open_writer`."""
-        self._path = path
-        self._sink = sink
-        self._partial = partial
-        self._task = task
-        self._top_k = top_k
-        self._overwrite = overwrite
+    path: Path
+    partial: Path  # that `sink` writes
+    sink: "_Sink"
+    task: str
+    top_k: int
+    overwrite: bool
 
     def write(self, block: Block, results: Sequence[Result]) -> None:
         """Append the block's rows with one result each. Called in the order of the file.
@@ -44,9 +44,9 @@ class Writer:
         if len(results) != len(block.texts):
             raise ValueError(f"{len(results)} results for {len(block.texts)} rows. This is a bug.")
         try:
-            self._sink.write(block, _result_columns(self._task, self._top_k, results))
+            self.sink.write(block, _result_columns(self.task, self.top_k, results))
         except OSError as error:
-            raise TableError(f"{self._path} cannot be written: {error.strerror or error}.") from error
+            raise TableError(f"{self.path} cannot be written: {error.strerror or error}.") from error
 
     def __enter__(self) -> Self:
         return self
@@ -55,14 +55,14 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._sink.close()
+            self.sink.close()
             if error is None:
-                _refuse_existing(self._path, self._overwrite)
-                os.replace(self._partial, self._path)
+                _refuse_existing(self.path, self.overwrite)
+                os.replace(self.partial, self.path)
         except OSError as problem:
-            raise TableError(f"{self._path} cannot be written: {problem.strerror or problem}.") from problem
+            raise TableError(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
         finally:
-            self._partial.unlink(missing_ok=True)
+            self.partial.unlink(missing_ok=True)
 
 
 def open_writer(path: str | Path, reader: Reader, task: str, *, top_k: int = 1, overwrite: bool = False) -> Writer:
@@ -83,7 +83,7 @@ def open_writer(path: str | Path, reader: Reader, task: str, *, top_k: int = 1, 
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     names = {name: _free_name(name, reader.columns or ()) for name in _result_columns(task, top_k, ())}
     try:
-        return Writer(path, make_sink(partial, reader, names), partial, task, top_k, overwrite)
+        return Writer(path, partial, make_sink(partial, reader, names), task, top_k, overwrite)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise TableError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -2,24 +2,29 @@
 
 Calls of one turn of the event loop share records. A record is a list of rows, each one sequence of one call. Rows at
 fault are removed and the others sent again, so sharing a record is invisible to callers.
+
+Overload and expiry concern a whole record, even where a reply names rows: its parts share one deadline and one count of
+attempts (see `Exchange`), and when these are spent, no part is sent again. A call of n sequences that fill r records
+therefore sends at most 4 r records under overload and expiry. A further one is sent only after a reply that settled at
+least one row, or that made the client halve a record which was too large.
 """
 
 import asyncio
-import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
+from penstock.producer.transport.exchange import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Checked, Kind, num_bytes
 
 Result = Row | PenstockError
 
 # Sends the sequences, all of one kind, as one record, and returns one row a sequence. Raises PenstockError.
-Ask = Callable[[str, Options, Sequence[Any], float], Awaitable[Sequence[Row]]]
+Ask = Callable[[str, Options, Sequence[Any], Attempts], Awaitable[Sequence[Row]]]
 
+_OF_RECORD = (Overloaded, ShuttingDown, Expired)  # errors of the moment, which no row alone has
 _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the broker's usual 1 MiB
 
 
@@ -40,9 +45,9 @@ class CallBatcher:
     ) -> list[Result]:
         """One result a sequence, in order: its row, or its own error."""
         call = _Call(sequences)
-        if not call.unsettled:
-            return call.results
         records = self._assign(call, (task, options, kind, timeout_s))
+        if not records:
+            return call.items
         try:
             if not self._share:
                 await self._answer(records[-1])  # of this call alone, so it needs no task
@@ -52,17 +57,15 @@ class CallBatcher:
             for record in records:
                 record.abandon()
             raise
-        return call.results
+        return call.items
 
     def _assign(self, call: "_Call", key: tuple[str, Options, Kind, float]) -> list["_Record"]:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
-        at_most = self._sequences_per_record
-        if self._at_most:  # nearly always empty, and hashing options takes time
-            at_most = self._at_most.get((task, options), at_most)
+        at_most = self._at_most.get((task, options), self._sequences_per_record)
         record = at_first = self._open.get(key)
         records: list[_Record] = []
-        for index, sequence in enumerate(call.sequences):
+        for index, sequence in enumerate(call.items):
             if isinstance(sequence, PenstockError):
                 continue
             size = num_bytes(sequence)
@@ -74,6 +77,7 @@ class CallBatcher:
                 records.append(record)
             record.rows.append((call, index))
             record.num_bytes += size
+            call.unsettled += 1
         if self._share and record is not None and record is not at_first:
             if not self._open:
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -99,69 +103,33 @@ class CallBatcher:
 
     async def _answer(self, record: "_Record") -> None:
         """Send the rows of a record, in parts and again if needed, until each is settled."""
-        parts = [record.rows]
-        refusal = ""  # message for which a part was halved
-        largest = 0  # rows of the largest part that was answered
-        while parts:
-            rows = [(call, index) for call, index in parts.pop() if not call.finished.done()]
-            if not rows:
-                continue
+        while rows := record.next_part():
             try:
-                answers = await self._ask_rows(record, rows)
+                sequences = [call.items[index] for call, index in rows]
+                answers = await self._ask(record.task, record.options, sequences, record.attempts)
+                if len(answers) != len(rows):
+                    raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
             except PenstockError as error:
-                if not error.rows and type(error) is InvalidRequest and len(rows) > 1:
-                    # No row is at fault, so there are too many of them for a record or for its reply.
-                    half = (len(rows) + 1) // 2
-                    parts += [rows[half:], rows[:half]]
-                    refusal = error.message
-                    continue
-                if len(rows) == 1 and not error.rows:
-                    if error.message == refusal:  # a single row meets it too, so the number of rows is not the cause
-                        rows += [row for part in parts for row in part]
-                        parts.clear()
-                    refusal = ""
-                parts.append(_settle_faults(rows, error))
+                record.refuse(rows, error)
             else:
-                largest = max(largest, len(rows))
-                for (call, index), answer in zip(rows, answers, strict=True):
-                    call.settle(index, answer)
-        if refusal and largest:
-            self._at_most[record.task, record.options] = largest
-
-    async def _ask_rows(self, record: "_Record", rows: list["_RowRef"]) -> Sequence[Row]:
-        sequences = [call.sequences[index] for call, index in rows]
-        answers = await self._ask(record.task, record.options, sequences, record.deadline)
-        if len(answers) != len(rows):
-            raise BackendError(f"The worker answered {len(rows)} sequences with {len(answers)} rows.")
-        return answers
-
-
-def _settle_faults(rows: list["_RowRef"], error: PenstockError) -> list["_RowRef"]:
-    """Settle the rows that the error names, or all if it names none; returns the others, to be sent again."""
-    faults = {position: own for position, own in error.rows.items() if position in range(len(rows))}
-    if not faults:
-        # A copy for each: callers raise it, and a traceback grows with every raise.
-        faults = {position: copy.copy(error) for position in range(len(rows))}
-    for position, fault in faults.items():
-        call, index = rows[position]
-        call.settle(index, fault)
-    return [row for position, row in enumerate(rows) if position not in faults]
+                record.answer(rows, answers)
+        if record.refusal and record.largest:
+            self._at_most[record.task, record.options] = record.largest
 
 
 class _Call:
-    """The sequences of one call and their results."""
+    """The sequences of one call, each replaced by its result."""
 
-    __slots__ = ("finished", "results", "sequences", "unsettled")
+    __slots__ = ("finished", "items", "unsettled")
 
     def __init__(self, sequences: list[Checked]) -> None:
-        self.sequences: list[Any] = sequences  # those that are errors are never sent
-        self.results: list[Any] = sequences.copy()  # errors stay, other items are replaced
-        self.unsettled = sum([not isinstance(sequence, PenstockError) for sequence in sequences])
+        self.items: list[Any] = sequences  # those that are errors are never sent
+        self.unsettled = 0
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(self, index: int, result: Result) -> None:
         """Record one result. Called once a sequence, unless the call was cancelled."""
-        self.results[index] = result
+        self.items[index] = result
         self.unsettled -= 1
         if self.unsettled == 0 and not self.finished.done():
             self.finished.set_result(None)
@@ -175,18 +143,75 @@ class _Call:
 _RowRef = tuple[_Call, int]  # a call, and the index of one of its sequences
 
 
-@dataclass(slots=True, eq=False)
 class _Record:
-    """Rows that are sent together."""
+    """Rows that are sent together, or in parts if they are too many."""
 
-    task: str
-    options: Options
-    deadline: float  # Unix time, seconds
-    rows: list[_RowRef] = field(default_factory=list)
-    num_bytes: int = 0
-    carrier: asyncio.Task[None] | None = None  # None before it is sent
+    __slots__ = ("attempts", "carrier", "largest", "num_bytes", "options", "parts", "refusal", "rows", "task")
+
+    def __init__(self, task: str, options: Options, deadline: float) -> None:
+        self.task = task
+        self.options = options
+        self.attempts = Attempts(deadline)
+        self.rows: list[_RowRef] = []
+        self.num_bytes = 0
+        self.carrier: asyncio.Task[None] | None = None  # None before it is sent
+        self.parts = [self.rows]  # not sent yet, or to be sent again
+        self.refusal = ""  # message for which a part was halved
+        self.largest = 0  # rows of the largest part that was answered
+
+    def next_part(self) -> list[_RowRef]:
+        """The rows to send next, without those of cancelled calls; none if all rows are settled."""
+        rows: list[_RowRef] = []
+        while self.parts and not rows:
+            rows = [row for row in self.parts.pop() if not row[0].finished.done()]
+        return rows
+
+    def answer(self, rows: list[_RowRef], answers: Sequence[Row]) -> None:
+        """Settle a part with its answers."""
+        self.largest = max(self.largest, len(rows))
+        for (call, index), answer in zip(rows, answers, strict=True):
+            call.settle(index, answer)
+
+    def refuse(self, rows: list[_RowRef], error: PenstockError) -> None:
+        """Settle what the error concerns, and put the other rows of the part among those to send."""
+        if isinstance(error, _OF_RECORD):
+            self._settle([*rows, *self._rest()], error)
+        elif error.rows:
+            self.parts.append(self._settle(rows, error))
+        elif type(error) is InvalidRequest and len(rows) > 1:
+            # No row is at fault, so there are too many of them for a record or for its reply.
+            half = (len(rows) + 1) // 2
+            self.parts += [rows[half:], rows[:half]]
+            self.refusal = error.message
+        else:
+            if len(rows) == 1:
+                if error.message == self.refusal:  # a single row meets it too: the number of rows is not the cause
+                    rows = [*rows, *self._rest()]
+                self.refusal = ""
+            self._settle(rows, error)
 
     def abandon(self) -> None:
         """A call was cancelled: cancel the record if no other call needs it."""
         if self.carrier is not None and all(call.finished.done() for call, _ in self.rows):
             self.carrier.cancel()
+
+    def _rest(self) -> list[_RowRef]:
+        rest = [row for part in self.parts for row in part]
+        self.parts.clear()
+        return rest
+
+    @staticmethod
+    def _settle(rows: list[_RowRef], error: PenstockError) -> list[_RowRef]:
+        """Settle the rows at fault, or all if none is; returns the others."""
+        own = {place: fault for place, fault in error.rows.items() if not isinstance(fault, _OF_RECORD)}
+        is_of_all = isinstance(error, _OF_RECORD) or own.keys().isdisjoint(range(len(rows)))
+        others: list[_RowRef] = []
+        for place, (call, index) in enumerate(rows):
+            if place in own:
+                call.settle(index, own[place])
+            elif is_of_all:
+                # One for each: callers raise it, and a traceback grows with every raise.
+                call.settle(index, type(error)(*error.args))
+            else:
+                others.append((call, index))
+        return others

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError
 
@@ -15,22 +17,40 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
+from penstock.producer.transport.partitioner import StickyPartitioner
+from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import content_key, partition_for, request_headers
+from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
 from penstock.producer.wire.topics import request_topic
 
 _NUM_PARTITIONS = 8  # of topics that the client has to create
 _SWEEP_S = 0.1
-# Pauses between tries double from the first bound to the last. Each is drawn from zero to its bound ("full jitter"),
-# so that the records of one overload are not sent again at the same moment.
+# Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
+# records of one overload are not sent again at the same moment; its least share of the bound limits their number.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 60.0
+_LEAST_SHARE = 0.1
 _TRIES = 4  # of an online record that is answered with `Overloaded`
 
 
+@dataclass(slots=True)
+class Attempts:
+    """A record's deadline, and how often it was refused.
+
+    Made once for a record, and kept when the record is sent in parts or without its rows at fault.
+    """
+
+    deadline: float  # Unix time, seconds
+    refused: int = 0
+
+
 class Exchange:
-    """Request and reply over Kafka for one model. Records in flight are bounded in number and by deadlines."""
+    """Request and reply over Kafka for one model. Records in flight are bounded in number and by deadlines.
+
+    A refused record is sent again as a whole, with its deadline: after `Overloaded` until it was sent four times, after
+    `ShuttingDown`, or if patient, until its deadline. The pauses bound the latter to 9 + T/6 sends in T seconds.
+    """
 
     def __init__(self, settings: ClientSettings, *, patient: bool = False) -> None:
         """`patient`: `Overloaded` is retried until the deadline, as bulk requests are."""
@@ -45,8 +65,8 @@ class Exchange:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._permits = asyncio.Semaphore(settings.max_in_flight)
-        self._num_partitions = 0
+        self._permits = Permits(settings.max_in_flight)
+        self._partitioner = StickyPartitioner(1)  # replaced by `start`
         self._patient = patient
         self._open = False
         self._closing = asyncio.Event()
@@ -70,7 +90,7 @@ class Exchange:
         settings = self._settings
         await self._outbox.start()
         await ensure_topics(settings.bootstrap_servers, [self._topic, settings.reply_topic], _NUM_PARTITIONS)
-        self._num_partitions = await self._outbox.partitions(self._topic)
+        self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
         self._closing.clear()
@@ -81,7 +101,7 @@ class Exchange:
         if self._open:
             self._open = False
             self._closing.set()
-            self._permits.release()  # one extra permit, which each waiting caller takes and releases in turn
+            self._permits.refuse(math.inf, _closed)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -91,44 +111,42 @@ class Exchange:
     def check_open(self) -> None:
         """Raises `ShuttingDown` before `start` and after `close`."""
         if not self._open:
-            raise ShuttingDown("The client is closed.")
+            raise _closed()
 
-    async def ask(self, request: Request, deadline: float) -> Reply:
-        """Send one record and await its answer; `deadline` is Unix time in seconds.
+    async def ask(self, request: Request, attempts: Attempts) -> Reply:
+        """Send one record and await its answer, which may take several attempts.
 
-        Retriable errors are retried after growing pauses. The record keeps its permit in the pauses, so that overload
-        does not raise the number of records in flight.
+        The record keeps its permit in the pauses between them, so that overload does not raise the number of records in
+        flight. Nothing is sent after the deadline.
 
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
         value = encode_request(request)
-        if self._permits.locked():
-            await self._wait_for_permit(deadline)
-        else:
-            await self._permits.acquire()  # does not wait, and needs no timeout
-        permit = _Permit(self._permits)
+        key = content_key(value)
+        permit = self._permits.take() or await self._permits.wait(attempts.deadline)
         try:
-            tries = 1
-            while isinstance(reply := await self._ask_once(value, deadline, permit), ErrorReply):
-                await self._pause_after(reply.exception(), tries, deadline)
-                tries += 1
-            return reply
+            while True:
+                correlation_id = next(self._ids)
+                try:
+                    reply = await self._post(correlation_id, key, value, attempts.deadline, permit)
+                finally:
+                    self._inbox.forget(correlation_id)
+                if not isinstance(reply, ErrorReply):
+                    return reply
+                await self._pause_after(reply.exception(), attempts)
         finally:
             permit.leave()
 
-    async def _ask_once(self, value: bytes, deadline: float, permit: "_Permit") -> Reply | ErrorReply:
-        correlation_id = next(self._ids)
-        try:
-            return await self._post(correlation_id, value, deadline, permit)
-        finally:
-            self._inbox.forget(correlation_id)
-
-    async def _pause_after(self, error: PenstockError, tries: int, deadline: float) -> None:
+    async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""
-        is_last = isinstance(error, Overloaded) and tries >= _TRIES and not self._patient
-        pause_s = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16)))
-        if not error.retriable or is_last or time.time() + pause_s > deadline:
+        if not error.retriable:
+            raise error
+        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempts.refused, 16))
+        attempts.refused += 1
+        is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
+        pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
+        if is_last or time.time() + pause_s >= attempts.deadline:
             raise error
         await self._pause(pause_s)
 
@@ -138,17 +156,12 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    async def _wait_for_permit(self, deadline: float) -> None:
-        """Acquire a permit, or raise `Expired` at the deadline."""
-        try:
-            async with asyncio.timeout(deadline - time.time()):
-                await self._permits.acquire()
-        except TimeoutError as error:
-            raise Expired("The deadline passed while earlier requests were on their way.") from error
-
-    def _post(self, correlation_id: bytes, value: bytes, deadline: float, permit: "_Permit") -> Answer:
+    def _post(self, correlation_id: bytes, key: bytes, value: bytes, deadline: float, permit: Permit) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
+        now = time.time()
+        if now >= deadline:
+            raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
         permit.holders += 1
@@ -161,35 +174,25 @@ class Exchange:
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
-        key = content_key(value)
-        self._outbox.put(self._topic, partition_for(key, self._num_partitions), OutRecord(key, value, headers, sent))
+        partition = self._partitioner.partition(key, len(value), now)
+        self._outbox.put(self._topic, partition, OutRecord(key, value, headers, sent))
         return answer
 
     async def _sweep(self) -> None:
         """Fail expired requests, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._inbox.expire(time.time(), _late)
-
-
-class _Permit:
-    """A permit for one record in flight. It is released when both the caller and the unsent record let go of it."""
-
-    __slots__ = ("_permits", "holders")
-
-    def __init__(self, permits: asyncio.Semaphore) -> None:
-        self._permits = permits
-        self.holders = 1
-
-    def leave(self) -> None:
-        """Let go of the permit; the last holder releases it."""
-        self.holders -= 1
-        if self.holders == 0:
-            self._permits.release()
+            now = time.time()
+            self._inbox.expire(now, _late)
+            self._permits.refuse(now, _late)
 
 
 def _late() -> PenstockError:
     return Expired("No answer came before the deadline.")
+
+
+def _closed() -> PenstockError:
+    return ShuttingDown("The client is closed.")
 
 
 def _correlation_ids() -> Iterator[bytes]:

@@ -6,15 +6,14 @@ is allocated from them.
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
-from penstock.producer.wire.options import NO_OPTIONS, check_applicable, check_options, check_task, show
+from penstock.producer.wire.messages import NO_OPTIONS, ErrorReply, Options, Reply, Request, Text, Tokens, utf8_fault
+from penstock.producer.wire.options import check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import decode_rows, is_int, row_items
 
 VERSION = 1
@@ -25,9 +24,8 @@ MAX_REPLY_BYTES = 16 * MAX_RECORD_BYTES
 MAX_LABELS = 65_536  # of one row, or of a model whose tokens are classified: indices have 16 bits
 
 _UINT32 = np.dtype("<u4")
-_OPTION_NAMES = tuple(field.name for field in fields(Options))
 _SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
-_TIMING_TYPES, _BATCH_TYPES = frozenset({float, int}), frozenset({int, str})
+_TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
 _MAX_FIELDS = 64
 _MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some for fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
@@ -47,8 +45,8 @@ def encode_request(request: Request) -> bytes:
     else:
         body["text"] = request.text
     if request.options != NO_OPTIONS:
-        items = ((name, getattr(request.options, name)) for name in _OPTION_NAMES)
-        body["opts"] = {name: value for name, value in items if value != getattr(NO_OPTIONS, name)}
+        given = zip(Options._fields, request.options, NO_OPTIONS, strict=True)
+        body["opts"] = {name: value for name, value, default in given if value != default}
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
@@ -95,21 +93,18 @@ def encode_error(error: PenstockError) -> bytes:
 def decode_reply(value: bytes | None) -> Reply | ErrorReply:
     """Parse and check a reply value. Raises InvalidRequest for anything but a reply of this version."""
     body = _unpack(value, MAX_REPLY_BYTES, MAX_LABELS, _MAX_REPLY_CONTAINERS)
-    if body.get("ok") is False:
+    ok, n, cached = body.get("ok"), body.get("n"), body.get("cached")
+    if ok is False:
         return _decode_error(body.get("error"))
-    if body.get("ok") is not True:
+    if ok is not True:
         raise InvalidRequest("`ok` must be true or false.")
-    n = body.get("n")
     if not is_int(n) or not 1 <= n <= MAX_SEQUENCES:
         raise InvalidRequest(f"`n` must be a count of rows, 1 to {MAX_SEQUENCES}.")
-    return Reply(
-        model=_string(body, "model"),
-        revision=_string(body, "revision"),
-        cached=body["cached"] if is_int(body.get("cached")) else 0,
-        timing=_entries(body, "timing", _TIMING_TYPES),
-        batch=_entries(body, "batch", _BATCH_TYPES),
-        **decode_rows(body, n),
-    )
+    reply = Reply(_string(body, "model"), _string(body, "revision"), **decode_rows(body, n))
+    reply.cached = cached if is_int(cached) else 0
+    reply.timing = _entries(body.get("timing"), _TIMING_TYPES)
+    reply.batch = _entries(body.get("batch"), _BATCH_TYPES)
+    return reply
 
 
 def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: int) -> dict[str, Any]:
@@ -252,9 +247,10 @@ def _decode_row_error(row: object) -> tuple[int, str, str]:
     raise InvalidRequest("An item of `error.rows` must be [sequence index, code, message].")
 
 
-def _entries(body: Mapping[str, Any], name: str, types: frozenset[type]) -> dict[str, Any]:
+def _entries(value: object, types: frozenset[type]) -> dict[str, Any]:
     """Named values of an informative field. Malformed entries are dropped, since the reply itself is valid."""
-    value = body.get(name)
     if not isinstance(value, dict):
         return {}
+    if types.issuperset(map(type, value.values())) and _STRING.issuperset(map(type, value)):
+        return value
     return {key: item for key, item in value.items() if type(item) in types and type(key) is str}

@@ -3,16 +3,15 @@
 Python's 2 == 2.0 and 1 == True. After these checks equal options are equal bytes, so calls can be batched by options.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
-from penstock.producer.wire.messages import DTYPES, POOLINGS, TASKS, Options, utf8_fault
+from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options, utf8_fault
 from penstock.producer.wire.reply_rows import is_int
-
-NO_OPTIONS = Options()
 
 _LONGEST_S = 10 * 365 * 86400.0  # the wire can encode its deadline
 _PROMPT_CHARS = 1024  # a prompt is prepended to each of up to 4096 texts, so a short record can mean much to tokenize
@@ -79,9 +78,17 @@ def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Opt
         return NO_OPTIONS
     if not isinstance(options, Options):
         raise InvalidRequest(f"`options` must be Options. Given: {show(options)}")
-    checked = check_options({name: getattr(options, name) for name in _CHECKS})
-    check_applicable(checked, task, is_text=is_text)
-    return checked
+    try:
+        return _checked(task, is_text, *options)
+    except TypeError:  # of a value that has no hash; the check names it
+        return _checked.__wrapped__(task, is_text, *options)
+
+
+@functools.lru_cache(maxsize=256, typed=True)  # callers repeat a few; typed, since True == 1 == 1.0
+def _checked(task: str, is_text: bool, *values: object) -> Options:
+    options = check_options(dict(zip(Options._fields, values, strict=True)))
+    check_applicable(options, task, is_text=is_text)
+    return options
 
 
 def check_task(task: str) -> str:

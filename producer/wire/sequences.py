@@ -1,18 +1,18 @@
 """Checks of a caller's sequences, one at a time, so that an error is that of one sequence."""
 
-from collections.abc import Sequence, Sized
-from enum import Enum
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import numpy.typing as npt
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Text, Uint32Array, token_ids, utf8_fault
+from penstock.producer.wire.messages import Text, token_bytes, utf8_fault
 
-Checked = Text | Uint32Array | PenstockError  # ready to be sent, or the error that prevents it
+Checked = Text | bytes | PenstockError  # a text, a pair, ids as uint32; or the error that prevents sending it
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """Kind of the sequences of one call; a record holds one kind."""
 
     IDS = "ids"
@@ -29,21 +29,21 @@ def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> 
     if (texts is None) == (ids is None):
         raise InvalidRequest("Give exactly one of `texts` and `ids`.")
     if texts is not None:
-        if isinstance(texts, str) or not isinstance(texts, Sized):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
             raise InvalidRequest("`texts` must be a list of strings, or of pairs of strings.")
         is_paired = any(isinstance(text, tuple) for text in texts)
         kind = Kind.PAIRS if is_paired else Kind.TEXTS
         return kind, [_check_text(text, index) for index, text in enumerate(texts)]
-    if isinstance(ids, str) or not isinstance(ids, Sized):
+    if ids is None or isinstance(ids, str) or not hasattr(ids, "__len__"):
         raise InvalidRequest("`ids` must be a list of sequences of token ids.")
     return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
 
 
-def num_bytes(sequence: Text | Uint32Array) -> int:
+def num_bytes(sequence: Text | bytes) -> int:
     """Approximate bytes of a sequence in its record."""
     if isinstance(sequence, str):
         return len(sequence) if sequence.isascii() else 4 * len(sequence)
-    return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else sequence.nbytes
+    return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else len(sequence)
 
 
 def _check_text(text: Any, index: int) -> Checked:
@@ -62,6 +62,6 @@ def _check_text(text: Any, index: int) -> Checked:
 
 def _check_ids(sequence: Any, index: int) -> Checked:
     try:
-        return token_ids(sequence, index)
+        return token_bytes(sequence, index)
     except PenstockError as error:
         return error

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine import load_engine
+from penstock.engine import TaskOptions, load_engine
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder, ops
@@ -108,10 +108,20 @@ def test_single_sequences_of_one_length_are_each_their_own(saved: Any, tmp_path:
         found = encoder.forward(encoder.upload(batch))[:40]
         np.testing.assert_allclose(found.numpy(), reference_hidden(saved, sequence, types), atol=2e-5)
     good = pack(random_sequences((40,)))
-    for wrong in ({"max_seqlen": 39}, {"cu_seqlens": np.array([0, 39], np.int32)}):
+    for wrong in ({"max_seqlen": 39}, {"cu_seqlens": np.array([0, 39], np.int32)}, {"options": []}):
         with pytest.raises(InvalidBatch):
             encoder.upload(replace(good, **wrong))
     two = random_sequences((10, 30))
     for _ in range(2):
         found = encoder.forward(encoder.upload(pack(two)))
         np.testing.assert_allclose(found[:10].numpy(), reference_hidden(saved, two[0]), atol=2e-5)
+
+
+@pytest.mark.parametrize("num_options", [1, 3])
+def test_every_sequence_needs_its_options_on_either_device(saved: Any, tmp_path: Path, num_options: int) -> None:
+    batch = replace(pack(random_sequences((5, 3))), options=[TaskOptions("embed")] * num_options)
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
+    for run in (encoder.run, load_engine(str(tmp_path), device="cpu").run):
+        with pytest.raises(InvalidBatch, match=f"options must be 2, one for each sequence; found {num_options}"):
+            run(batch)

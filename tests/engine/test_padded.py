@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from penstock.engine import TaskOptions, load_engine
 from penstock.engine.cpu.engine import CpuEngine
-from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.errors import CheckpointError, InvalidBatch, UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.padded.engine import PaddedEngine
 from tests.engine.helpers import (
     MAX_TOKENS,
@@ -302,6 +302,13 @@ class TestRefusals:
             engine.run(pack(sequences, TaskOptions("embed", "sum")))
         with pytest.raises(ValueError, match=r"token types must lie in \[0, 2\); found 0 to 7"):
             engine.run(pack(sequences, types=[np.array([0, 7, 1], np.int32)]))
+
+
+@pytest.mark.parametrize("num_options", [1, 3])
+def test_every_sequence_needs_its_options(engine: PaddedEngine, num_options: int) -> None:
+    batch = pack(random_sequences((5, 3)), [TaskOptions("embed")] * num_options)
+    with pytest.raises(InvalidBatch, match=f"options must be 2, one for each sequence; found {num_options}"):
+        engine.run(batch)
 
 
 def test_the_pad_token_may_be_among_the_tokens(engine: PaddedEngine, bert: Path) -> None:

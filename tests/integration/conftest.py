@@ -107,6 +107,7 @@ def _variable(setting: str) -> str:
 
 Post = Callable[..., Awaitable[list[Event]]]
 Committed = Callable[[KafkaBroker, str], Awaitable[dict[TopicPartition, int]]]
+CountRecords = Callable[[KafkaBroker, str], Awaitable[int]]
 
 
 class StartWorker(Protocol):
@@ -203,5 +204,16 @@ def committed() -> Committed:
         finally:
             await admin.close()
         return {source: found.offset for source, found in offsets.items() if found.offset >= 0}
+
+    return ask
+
+
+@pytest.fixture
+def count_records() -> CountRecords:
+    """`await count_records(kafka, topic)`: records that were ever written to a topic."""
+
+    async def ask(broker: KafkaBroker, topic: str) -> int:
+        async with AIOKafkaConsumer(topic, bootstrap_servers=broker.bootstrap_servers) as consumer:
+            return sum((await consumer.end_offsets(consumer.assignment())).values())
 
     return ask

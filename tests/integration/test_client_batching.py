@@ -1,20 +1,24 @@
 """Calls that share records, through a real broker and a real worker: each gets its own answer, in far fewer records."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import BackendError, BadTokenId, Client, TooLong
+from penstock.producer.wire.topics import request_topic
 
 NUM_CALLS = 3000
 FAULTS = {7: ([30_000, 7], BackendError), 500: ([5, 30_522], BadTokenId), 2222: ([7] * 513, TooLong)}
 
 
 async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
-    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+    kafka: KafkaBroker,
+    unique: Callable[[str], str],
+    start_worker: Callable[..., Any],
+    count_records: Callable[..., Awaitable[int]],
 ) -> None:
     model = unique("batching")
     worker = start_worker(kafka, served_name=model)
@@ -26,8 +30,7 @@ async def test_thousands_of_single_calls_share_records_and_each_gets_its_own(
             return await client.embed(ids=[ids])
 
         results = await asyncio.gather(*[ask(n) for n in range(NUM_CALLS)], return_exceptions=True)
-        records = client._exchange._ids
-        sent = int.from_bytes(next(records)[8:], "big")
+    sent = await count_records(kafka, request_topic(model))
     for n, result in enumerate(results):
         if n in FAULTS:
             assert type(result) is FAULTS[n][1], result

@@ -25,13 +25,13 @@ from penstock.ops.bench.common.report import show_comparisons, show_grid
 from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samples
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
-from penstock.ops.bench.pipeline.__main__ import PARTS
-from penstock.ops.bench.pipeline.engine_alone import EngineAlone, fifo_batches, pack
-from penstock.ops.bench.pipeline.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
-from penstock.ops.bench.pipeline.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
-from penstock.ops.bench.pipeline.load_spec import LoadResult, LoadSpec, percentiles_ms
-from penstock.ops.bench.pipeline.measures import largest_change
-from penstock.ops.bench.pipeline.part_engine import cosine, fastest
+from penstock.ops.bench.cpu.__main__ import PARTS
+from penstock.ops.bench.cpu.cpu_measures import largest_change
+from penstock.ops.bench.cpu.engine_alone import EngineAlone, fifo_batches, pack
+from penstock.ops.bench.cpu.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
+from penstock.ops.bench.cpu.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
+from penstock.ops.bench.cpu.load_spec import LoadResult, LoadSpec, percentiles_ms
+from penstock.ops.bench.cpu.part_engine import cosine, fastest
 from penstock.ops.demo.model import model_directory
 from penstock.producer.tokenization import Encoded
 from penstock.worker import WorkerSettings
@@ -220,10 +220,10 @@ def test_processes_are_watched_through_proc() -> None:
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="No such role"):
-        run_once("pipeline.echo", {"role": "nobody"}, tmp_path / "log")
+        run_once("cpu.echo", {"role": "nobody"}, tmp_path / "log")
     with (
         pytest.raises(ProcessFailed, match="No such role"),
-        Service("pipeline.echo", {"role": "nobody"}, tmp_path / "log") as it,
+        Service("cpu.echo", {"role": "nobody"}, tmp_path / "log") as it,
     ):
         os.waitid(os.P_PID, it.pid, os.WEXITED | os.WNOWAIT)
 
@@ -238,7 +238,5 @@ def test_the_machine_is_described_in_json() -> None:
 def test_every_part_exists() -> None:
     for place in PARTS.values():
         module, function = place.split(":")
-        source = (
-            Path(__file__).parents[2].joinpath("ops", "bench", "pipeline", f"{module}.py").read_text(encoding="utf-8")
-        )
+        source = Path(__file__).parents[2].joinpath("ops", "bench", "cpu", f"{module}.py").read_text(encoding="utf-8")
         assert f"def {function}(setup: Setup) -> PartResult:" in source

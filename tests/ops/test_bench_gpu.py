@@ -22,13 +22,13 @@ from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
 from penstock.ops.bench.gpu.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.measures import measures
+from penstock.ops.bench.gpu.gpu_measures import measures
 from penstock.ops.bench.gpu.models import flattened_inputs
 from penstock.ops.bench.gpu.part_backlog import medians, unpadded_missing
 from penstock.ops.bench.gpu.parts import PARTS
-from penstock.ops.bench.gpu.report import main as report
+from penstock.ops.bench.gpu.report_command import main as report
+from penstock.ops.bench.gpu.run_document import render
 from penstock.ops.bench.gpu.sections import SECTIONS
-from penstock.ops.bench.gpu.tables import render
 from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
 

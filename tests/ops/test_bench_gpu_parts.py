@@ -10,7 +10,7 @@ import torch
 
 from penstock.ops.bench.gpu import part_backlog, part_compile, part_deberta, part_single
 from penstock.ops.bench.gpu.arithmetic import COMPILED, FLOOR, OURS, SDPA_SORTED, UNPADDED, backlog_rates
-from penstock.ops.bench.gpu.measures import measures
+from penstock.ops.bench.gpu.gpu_measures import measures
 
 
 class Encoder:

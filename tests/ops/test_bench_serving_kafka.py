@@ -15,8 +15,8 @@ from penstock.ops.bench.serving.critical import critical_point
 from penstock.ops.bench.serving.harness import BenchHarness, Known
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+from penstock.ops.bench.serving.run_tables import grids
 from penstock.ops.bench.serving.systems import EngineKind, all_systems, no_batch
-from penstock.ops.bench.serving.tables import grids
 from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
 from penstock.worker.resolved_settings import resolve, scheduler_settings

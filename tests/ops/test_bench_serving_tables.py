@@ -17,14 +17,15 @@ from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.drive import packed_batch, random_ids
 from penstock.ops.bench.serving.harness import BenchHarness, Known, Load
 from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.measures import measures
 from penstock.ops.bench.serving.noise import Noise, noisy
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.padding import padded, with_padding
 from penstock.ops.bench.serving.part_saturation import Row
 from penstock.ops.bench.serving.plan import LENGTHS, PARTS, RunPlan
-from penstock.ops.bench.serving.plots import draw
 from penstock.ops.bench.serving.record import write_beside
+from penstock.ops.bench.serving.run_tables import grids
+from penstock.ops.bench.serving.serving_measures import measures
+from penstock.ops.bench.serving.serving_plots import draw
 from penstock.ops.bench.serving.simulate import simulate as simulate_worker
 from penstock.ops.bench.serving.sweep import LARGE, SweepPlan, UnusableResult, run_sweep
 from penstock.ops.bench.serving.sweep import PARTS as SWEEP_PARTS
@@ -39,7 +40,6 @@ from penstock.ops.bench.serving.systems import (
     on_packed,
     tei,
 )
-from penstock.ops.bench.serving.tables import grids
 from penstock.ops.cli.main import app
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, PaddedCost, Scheduler, SchedulerSettings
 from penstock.worker.settings import WorkerSettings

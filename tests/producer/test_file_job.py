@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,12 +9,8 @@ import pytest
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
 from penstock.producer.files import file_job as bulk
 from penstock.producer.files.file_job import BulkResult, Result, run_bulk
+from penstock.producer.files.table_reader import Block
 from penstock.producer.wire.messages import Options, Text
-
-
-@dataclass
-class Rows:
-    texts: Sequence[str | PenstockError]
 
 
 class Table:
@@ -28,14 +23,14 @@ class Table:
         self.written: list[tuple[str | PenstockError, Result]] = []
         self.most_ahead = 0
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[Block]:
         for start in range(0, len(self.texts), self.rows_per_block):
-            block = Rows(self.texts[start : start + self.rows_per_block])
+            block = Block(self.texts[start : start + self.rows_per_block], ())
             self.num_read += len(block.texts)
             self.most_ahead = max(self.most_ahead, self.num_read - len(self.written))
             yield block
 
-    def write(self, block: Rows, results: Sequence[Result]) -> None:
+    def write(self, block: Block, results: Sequence[Result]) -> None:
         self.written += zip(block.texts, results, strict=True)
 
 
@@ -149,7 +144,7 @@ async def test_cancelling_ends_every_call() -> None:
 
 async def test_a_writer_that_fails_ends_the_job() -> None:
     class Full(Table):
-        def write(self, block: Rows, results: Sequence[Result]) -> None:
+        def write(self, block: Block, results: Sequence[Result]) -> None:
             raise OSError(28, "No space left on device", "out.csv")
 
     client, table = Lengths(), Full(["x" * 6] * 100)

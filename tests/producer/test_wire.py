@@ -3,7 +3,6 @@
 import json
 import re
 import tracemalloc
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from penstock.producer.wire.messages import (
 )
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
-OPTION_NAMES = [field.name for field in fields(Options)]
+OPTION_NAMES = list(Options._fields)
 PAGE = (Path(wire.__file__).parent / "WIRE.md").read_text()
 
 REQUESTS = {
@@ -496,7 +495,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda s: bool(s
 TEXTS = st.lists(TEXT | st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
 TOKENS = st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5), min_size=1, max_size=5).map(join_tokens)
 OPTIONS = st.builds(
-    Options,
+    lambda *given: Options(*given),  # by the class itself, hypothesis would draw the other fields too
     st.sampled_from((None, *POOLINGS)),
     st.sampled_from((None, True, False)),
     st.booleans(),
@@ -506,8 +505,10 @@ OPTIONS = st.builds(
 SINGLES = st.lists(TEXT, min_size=1, max_size=5).map(tuple)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5).map(tuple)
 PROMPTED = st.builds(
-    Options, prompt_name=st.none() | TEXT, dimensions=st.none() | st.integers(1, 1_000_000)
-) | st.builds(Options, prompt=st.just("") | TEXT)
+    lambda name, dimensions: Options(prompt_name=name, dimensions=dimensions),
+    st.none() | TEXT,
+    st.none() | st.integers(1, 1_000_000),
+) | st.builds(lambda prompt: Options(prompt=prompt), st.just("") | TEXT)
 VALID_REQUESTS = (
     st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank"}]), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)

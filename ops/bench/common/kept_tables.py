@@ -12,6 +12,8 @@ from penstock.ops.bench.common.verdicts import Spread, spread, targets
 Record = Mapping[str, Any]  # a whole run, as its file holds it
 Measures = Mapping[str, float]  # name -> figure, of one run
 
+NONE_KEPT = "No run has been kept."
+
 
 def of_each_machine(
     suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
@@ -20,14 +22,19 @@ def of_each_machine(
 
     `parts` are those that `section` takes figures of.
     """
-    return "\n\n".join(_sections(suite, parts, section, root)) or "No run has been kept."
+    return "\n\n".join(_sections(suite, parts, section, root)) or NONE_KEPT
 
 
 def of_newest_machine(
     suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path = RESULTS
 ) -> str:
     """As `of_each_machine`, for the machine measured last alone."""
-    return next(iter(_sections(suite, parts, section, root)), "No run has been kept.")
+    return next(iter(_sections(suite, parts, section, root)), NONE_KEPT)
+
+
+def is_kept(text: str) -> bool:
+    """Whether a table of the functions above has any run."""
+    return text != NONE_KEPT
 
 
 def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:

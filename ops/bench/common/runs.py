@@ -2,13 +2,13 @@
 
 Writing, in a benchmark's command:
 
-    header = begin("pipeline", describe_machine())   # before anything is measured
+    header = begin("cpu", describe_machine())   # before anything is measured
     ...
     path = keep({**header, "parts": parts})          # adds the load after the run and the seconds it took
 
 Reading, in a table or a plot:
 
-    for run in current_runs("pipeline", machine): run.record["parts"] ...
+    for run in current_runs("cpu", machine): run.record["parts"] ...
 
 A run is never deleted or replaced because of its figures. Figures of a machine are those of every run of the commit
 that was measured last there; `verdicts.py` judges them.

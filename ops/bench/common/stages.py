@@ -16,6 +16,8 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.producer.transport.inbox", "inbox"),
     ("penstock.producer.client", "client calls"),
     ("penstock.producer.transport.exchange", "client calls"),
+    ("penstock.producer.transport.permits", "client calls"),
+    ("penstock.producer.transport.partitioner", "headers, hashes, partitions"),
     ("penstock.producer.transport.call_batcher", "batching of calls and rows"),
     ("penstock.producer.wire.sequences", "gathering and rows"),
     ("penstock.producer", "other producer code"),

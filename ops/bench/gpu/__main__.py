@@ -25,7 +25,7 @@ Record = dict[str, Any]
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 0; 1 if a part or a contestant failed. The file says which and why."""
     if arguments and arguments[0] == "report":
-        from penstock.ops.bench.gpu.report import main as report  # measuring needs no plotting library
+        from penstock.ops.bench.gpu.report_command import main as report  # measuring needs no plotting library
 
         return report(arguments[1:])
     parser = _parser()

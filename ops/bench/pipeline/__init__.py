@@ -1,1 +1,1 @@
-"""Benchmarks of the pipeline through a real Kafka broker, beside the engine alone, a bare echo and FastStream."""
+"""A whole fleet through a real Kafka: `penstock worker` as a user starts it, client processes, and the engine alone."""

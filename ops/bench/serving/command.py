@@ -24,7 +24,7 @@ from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.part_saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.record import require_plots, write_beside
-from penstock.ops.bench.serving.tables import grids
+from penstock.ops.bench.serving.run_tables import grids
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
@@ -38,7 +38,7 @@ def run_serving_benchmark(plan: RunPlan, *, model: str | None, device: str, dtyp
     None: a whole plan is kept in the repository's results, others are shown and not kept.
     """
     require_plots()
-    from penstock.ops.bench.serving.plots import draw
+    from penstock.ops.bench.serving.serving_plots import draw
 
     console = Console(width=max(150, Console().width))
     configure_logs("console", "warning")

@@ -15,10 +15,10 @@ from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.common.runs import begin, finite, keep
-from penstock.ops.bench.serving.fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.noise import Noise, Overhead
 from penstock.ops.bench.serving.record import require_plots, write_beside
+from penstock.ops.bench.serving.simulated_fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
 from penstock.ops.bench.serving.sweep_tables import NOTICED, grids
 from penstock.scheduler import CostFunction, CostTable, PackedCost, SchedulerSettings
 

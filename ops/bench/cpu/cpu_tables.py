@@ -6,25 +6,25 @@ from penstock.ops.bench.common.kept_tables import of_each_machine, of_newest_mac
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.pipeline.measures import DTYPES, WAYS, measures
+from penstock.ops.bench.cpu.cpu_measures import DTYPES, WAYS, measures
 
 PARTS = ("engine", "engine-bf16", "end-to-end", "latency", "null", "memory")
 _NOTHING = ""
 
 
 def headline() -> str:
-    """Table `pipeline-cpu`: each workload beside its alternative and its bound, measured in the same run."""
-    return of_each_machine("pipeline", PARTS, _headline)
+    """Table `cpu-headline`: each workload beside its alternative and its bound, measured in the same run."""
+    return of_each_machine("cpu", PARTS, _headline)
 
 
 def short_headline() -> str:
     """First half of table `headline`: through Kafka in the precision that a worker chooses."""
-    return of_newest_machine("pipeline", ("end-to-end",), _short_headline)
+    return of_newest_machine("cpu", ("end-to-end",), _short_headline)
 
 
 def against_targets() -> str:
-    """Table `pipeline-targets`."""
-    return of_each_machine("pipeline", PARTS, lambda runs: target_table("pipeline", runs, measures))
+    """Table `cpu-targets`."""
+    return of_each_machine("cpu", PARTS, lambda runs: target_table("cpu", runs, measures))
 
 
 def _short_headline(runs: Sequence[Run]) -> str:

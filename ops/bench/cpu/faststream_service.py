@@ -2,7 +2,7 @@
 
 It takes up to 64 records at a time and encodes them in a thread, so that the consumer's heartbeats continue. It answers
 with one batch of records and acknowledges after that.
-`python -m penstock.ops.bench.pipeline.faststream_service <spec as JSON>`.
+`python -m penstock.ops.bench.cpu.faststream_service <spec as JSON>`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.ops.bench.pipeline.plain_client import REPLIES, REQUESTS
+from penstock.ops.bench.cpu.plain_client import REPLIES, REQUESTS
 
 _MAX_RECORDS = 64
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.processes import Service
 from penstock.ops.bench.common.setup import Setup
-from penstock.ops.bench.pipeline.kafka_load import SERVED_NAME, faststream_service, minilm_worker, offer_load
-from penstock.ops.bench.pipeline.load_spec import LoadResult
-from penstock.ops.bench.pipeline.part_engine import bfloat16_is_native
+from penstock.ops.bench.cpu.kafka_load import SERVED_NAME, faststream_service, minilm_worker, offer_load
+from penstock.ops.bench.cpu.load_spec import LoadResult
+from penstock.ops.bench.cpu.part_engine import bfloat16_is_native
 from penstock.ops.kafka import KafkaBroker
 
 _RATE_PER_S = 200.0

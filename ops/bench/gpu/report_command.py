@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.ops.bench.gpu.plots import draw
-from penstock.ops.bench.gpu.tables import render
+from penstock.ops.bench.gpu.gpu_plots import draw
+from penstock.ops.bench.gpu.run_document import render
 
 
 def main(arguments: Sequence[str]) -> int:

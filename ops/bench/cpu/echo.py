@@ -2,7 +2,7 @@
 
 client → request topic → worker → reply topic → client, 200-byte records, a fixed number in flight. The client only
 counts: no ids, no futures. The worker returns each record with `send`, or (`batched`) whole batches with
-`create_batch`, which is the fastest way of aiokafka. `python -m penstock.ops.bench.pipeline.echo <spec as JSON>`.
+`create_batch`, which is the fastest way of aiokafka. `python -m penstock.ops.bench.cpu.echo <spec as JSON>`.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.common.setup import Setup
-from penstock.ops.bench.pipeline.load_spec import LoadResult, LoadSpec
+from penstock.ops.bench.cpu.load_spec import LoadResult, LoadSpec
 from penstock.ops.kafka import KafkaBroker
 
 SERVED_NAME = "minilm"
@@ -17,7 +17,7 @@ def worker(setup: Setup, broker: KafkaBroker, settings: Mapping[str, Any], *, pr
     """A worker process with these settings beside the defaults. `profile`: file of its samples."""
     settings = {"bootstrap_servers": broker.bootstrap_servers, "log_format": "json", **settings}
     spec = {"settings": settings, "profile": None if profile is None else str(profile)}
-    return Service("pipeline.worker_process", spec, setup.logs / "worker.jsonl")
+    return Service("cpu.worker_process", spec, setup.logs / "worker.jsonl")
 
 
 def minilm_worker(setup: Setup, broker: KafkaBroker, dtype: str) -> Service:
@@ -34,7 +34,7 @@ def faststream_service(setup: Setup, broker: KafkaBroker, dtype: str) -> Service
         "dtype": dtype,
         "cores": setup.cores,
     }
-    return Service("pipeline.faststream_service", spec, setup.logs / "faststream.log")
+    return Service("cpu.faststream_service", spec, setup.logs / "faststream.log")
 
 
 def offer_load(setup: Setup, broker: KafkaBroker, watch: Mapping[str, int], **load: Any) -> LoadResult:
@@ -42,4 +42,4 @@ def offer_load(setup: Setup, broker: KafkaBroker, watch: Mapping[str, int], **lo
     if broker.pid is None:
         raise RuntimeError("The broker ended during the benchmark.")
     spec = LoadSpec(bootstrap_servers=broker.bootstrap_servers, watch={**watch, "broker": broker.pid}, **load)
-    return LoadResult(**run_once("pipeline.load_generator", dataclasses.asdict(spec), setup.logs / "load.log"))
+    return LoadResult(**run_once("cpu.load_generator", dataclasses.asdict(spec), setup.logs / "load.log"))

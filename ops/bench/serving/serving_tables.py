@@ -7,7 +7,7 @@ from penstock.ops.bench.common.kept_tables import of_each_machine, target_table
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.serving.measures import measures
+from penstock.ops.bench.serving.serving_measures import measures
 
 _MS = 1e3
 _WITH_TARGETS = ("saturation", "goodput", "bursts", "classes", "validation")

@@ -8,8 +8,8 @@ from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run, current_runs, kept_runs, machines
 from penstock.ops.bench.common.verdicts import Spread
 from penstock.ops.bench.gpu.arithmetic import FLOOR, FROM_HOST, OURS, SDPA_SORTED, results_of
-from penstock.ops.bench.gpu.measures import measures
-from penstock.ops.bench.gpu.tables import render
+from penstock.ops.bench.gpu.gpu_measures import measures
+from penstock.ops.bench.gpu.run_document import render
 
 _BACKLOGS = ("2-100", "5-500", "SQuAD slice")
 _RANGES = ("2-100", "5-500")

@@ -11,9 +11,9 @@ from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.common.sampler import read_samples
 from penstock.ops.bench.common.setup import ROUNDS, Setup
 from penstock.ops.bench.common.stages import function_of, split_cost
-from penstock.ops.bench.pipeline.kafka_load import offer_load, worker
-from penstock.ops.bench.pipeline.load_spec import LoadResult
-from penstock.ops.bench.pipeline.measures import WAYS, largest_change
+from penstock.ops.bench.cpu.cpu_measures import WAYS, largest_change
+from penstock.ops.bench.cpu.kafka_load import offer_load, worker
+from penstock.ops.bench.cpu.load_spec import LoadResult
 from penstock.ops.kafka import KafkaBroker
 
 IN_FLIGHT = 5000
@@ -172,7 +172,7 @@ def _echo_worker(setup: Setup, broker: KafkaBroker, kind: str) -> Iterator[Servi
         "topic": f"echo.{kind}",
         "batched": kind == "batched",
     }
-    with Service("pipeline.echo", spec, setup.logs / f"echo-{kind}.log") as service:
+    with Service("cpu.echo", spec, setup.logs / f"echo-{kind}.log") as service:
         yield service
 
 
@@ -188,4 +188,4 @@ def _echo_load(setup: Setup, broker: KafkaBroker, echo: Service, kind: str) -> d
         "in_flight": IN_FLIGHT,
         "watch": {"worker": echo.pid, "broker": broker.pid},
     }
-    return run_once("pipeline.echo", spec, setup.logs / "echo-client.log")
+    return run_once("cpu.echo", spec, setup.logs / "echo-client.log")

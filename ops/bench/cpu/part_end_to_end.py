@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.setup import ROUNDS, Setup, shuffled_texts
-from penstock.ops.bench.pipeline.engine_alone import EngineAlone
-from penstock.ops.bench.pipeline.kafka_load import SERVED_NAME, faststream_service, minilm_worker, offer_load
-from penstock.ops.bench.pipeline.load_spec import LoadResult
-from penstock.ops.bench.pipeline.part_engine import bfloat16_is_native
+from penstock.ops.bench.cpu.engine_alone import EngineAlone
+from penstock.ops.bench.cpu.kafka_load import SERVED_NAME, faststream_service, minilm_worker, offer_load
+from penstock.ops.bench.cpu.load_spec import LoadResult
+from penstock.ops.bench.cpu.part_engine import bfloat16_is_native
 from penstock.ops.kafka import KafkaBroker
 
 # Some 1.5 seconds each on two cores; --scale lengthens them.

@@ -10,9 +10,9 @@ import torch
 from penstock.engine.types import Float32Array
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.setup import ROUNDS, Setup, shuffled_texts
-from penstock.ops.bench.pipeline.engine_alone import EngineAlone
-from penstock.ops.bench.pipeline.gemm_floor import VARIANTS, GemmFloor, Variant
-from penstock.ops.bench.pipeline.sentence_transformers_alone import BATCHES, DEFAULT_BATCH, SentenceTransformersAlone
+from penstock.ops.bench.cpu.engine_alone import EngineAlone
+from penstock.ops.bench.cpu.gemm_floor import VARIANTS, GemmFloor, Variant
+from penstock.ops.bench.cpu.sentence_transformers_alone import BATCHES, DEFAULT_BATCH, SentenceTransformersAlone
 
 _NUM_TEXTS = 768
 

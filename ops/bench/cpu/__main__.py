@@ -1,4 +1,4 @@
-"""`python -m penstock.ops.bench.pipeline [part ...]`: measure, print, and keep a whole run as one file."""
+"""`python -m penstock.ops.bench.cpu [part ...]`: measure, print, and keep a whole run as one file."""
 
 import argparse
 import dataclasses
@@ -46,7 +46,7 @@ def main() -> int:
     machine = describe_machine()
     logs = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
     console.print(f"{title(machine)}; logs in {logs}")
-    header = begin("pipeline", machine)
+    header = begin("cpu", machine)
     try:
         parts = arguments.parts or list(PARTS)
         _require_faststream(parts)
@@ -77,7 +77,7 @@ def _run_part(console: Console, part: str, setup: Setup) -> PartResult:
     module, function = PARTS[part].split(":")
     started = time.monotonic()
     with console.status(f"{part} ..."):
-        run: Callable[[Setup], PartResult] = getattr(import_module(f"penstock.ops.bench.pipeline.{module}"), function)
+        run: Callable[[Setup], PartResult] = getattr(import_module(f"penstock.ops.bench.cpu.{module}"), function)
         result = run(setup)
     console.rule(f"{part} ({time.monotonic() - started:.0f} s)")
     for grid in result.grids:
@@ -90,9 +90,7 @@ def _run_part(console: Console, part: str, setup: Setup) -> PartResult:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m penstock.ops.bench.pipeline", description="The benchmarks of penstock."
-    )
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.cpu", description="The benchmarks of penstock.")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}; default: all")
     parser.add_argument(
         "--scale",

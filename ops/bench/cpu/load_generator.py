@@ -1,6 +1,6 @@
 """The load generator: a process of its own.
 
-`python -m penstock.ops.bench.pipeline.load_generator <LoadSpec as JSON>` prints a LoadResult.
+`python -m penstock.ops.bench.cpu.load_generator <LoadSpec as JSON>` prints a LoadResult.
 
 The latency of a Poisson arrival counts from the time at which the request was due. A stall of the pipeline, or of this
 process, is therefore part of every latency it delays (no coordinated omission).
@@ -26,8 +26,8 @@ import uvloop
 from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s, rss_bytes
 from penstock.ops.bench.common.sampler import Sampler
 from penstock.ops.bench.common.setup import shuffled_texts
-from penstock.ops.bench.pipeline.load_spec import RSS_INTERVAL_S, LoadResult, LoadSpec, percentiles_ms
-from penstock.ops.bench.pipeline.plain_client import PlainClient
+from penstock.ops.bench.cpu.load_spec import RSS_INTERVAL_S, LoadResult, LoadSpec, percentiles_ms
+from penstock.ops.bench.cpu.plain_client import PlainClient
 from penstock.producer import Client
 
 _NUM_IDS = 15  # Banking77's mean

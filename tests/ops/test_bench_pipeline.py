@@ -1,0 +1,223 @@
+"""The benchmark of a fleet: the arithmetic of its figures, and a short run of the null engine through a real Kafka."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.ops.bench.common.processes import run_once
+from penstock.ops.bench.common.runs import Run, begin, keep
+from penstock.ops.bench.common.verdicts import targets
+from penstock.ops.bench.pipeline import fleet_bench, pipeline_tables
+from penstock.ops.bench.pipeline.alone_process import full_batches
+from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
+from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
+from penstock.ops.bench.pipeline.payloads import calls, max_tokens
+from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures
+from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
+from penstock.ops.bench.pipeline.pipeline_plots import draw
+from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
+from penstock.ops.bench.pipeline.process_cpu import cores_used, descendants
+from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
+from penstock.ops.bench.pipeline.traffic import Traffic, figures, recovery_s
+
+CLOSED_LOAD = Load("closed", "ids", *SHORT, rows=64, callers=1, warm_s=1.0, seconds=2.0)
+MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
+
+
+def test_a_closed_load_counts_what_was_answered_in_the_measured_seconds() -> None:
+    traffic = Traffic.of(
+        [(0.0, 0.9, 64, 0), (0.5, 1.0, 64, 0), (1.5, 2.9, 60, 4), (2.4, 3.0, 64, 0), (2.5, 3.0, 64, 0)]
+    )
+    found = figures(CLOSED_LOAD, traffic)
+    assert found["requests_per_s"] == (64 + 60) / 2
+    assert found["not_answered"] == 4
+    assert found["p50_ms"] == pytest.approx(600)
+    assert math.isinf(found["p99_ms"])  # a call without all of its answers is never done
+
+
+def test_an_open_load_counts_from_the_time_at_which_a_call_was_due() -> None:
+    load = dataclasses.replace(open_load(2.0, 1.0, 2.0), timeout_s=0.5)
+    found = figures(load, Traffic.of([(0.5, 9.0, 1, 0), (1.0, 1.2, 1, 0), (1.5, 2.5, 1, 0), (2.9, 3.4, 0, 1)]))
+    assert found["offered_per_s"] == 1.5
+    assert found["answered_share"] == pytest.approx(2 / 3)
+    assert found["in_time_per_s"] == 0.5
+
+
+def test_recovery_ends_with_the_last_half_second_that_is_not_as_before() -> None:
+    begun = np.arange(0.0, 10.0, 0.01)
+    slow = ((begun >= 5.0) & (begun < 6.2)) | ((begun >= 4.5) & (begun < 5.0))  # and what was in flight at the event
+    finished = begun + np.where(slow, 0.3, 0.01)
+    ones, zeros = np.ones_like(begun), np.zeros_like(begun)
+    assert recovery_s(Traffic(begun, finished, ones, zeros), 0.0, 5.0, 10.0) == 1.5
+    still = Traffic(begun, np.where(begun >= 5.0, begun + 0.3, finished), ones, zeros)
+    assert math.isinf(recovery_s(still, 0.0, 5.0, 10.0))
+    lost = Traffic(begun, begun + 0.01, ones, np.where(begun > 9.9, 1.0, 0.0))
+    assert math.isinf(recovery_s(lost, 0.0, 5.0, 10.0))
+
+
+def test_all_clients_together_offer_the_rate_and_none_repeats_another() -> None:
+    load = open_load(1000.0, 2.0, 8.0)
+    specs = [ClientSpec("localhost:1", "bench", None, "", number, 4) for number in range(4)]
+    due = [due_times(load, 100.0, spec) for spec in specs]
+    assert sum(map(len, due)) == pytest.approx(10_000, rel=0.05)
+    assert all(100.0 <= moment < 110.0 for times in due for moment in times)
+    assert all(earlier < later for times in due for earlier, later in pairwise(times))
+    assert len({times[0] for times in due}) == 4
+
+
+def test_a_model_gets_no_sequence_that_is_too_long_for_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    assert max_tokens(tmp_path) == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    loads = closed_loads(SCALES["cpu"], 1.0, 1.0, max_tokens=max_tokens(tmp_path), texts=True)
+    assert [load.name for load in loads] == ["ids 2-100", "shared calls", "a record each", "texts 2-100"]
+
+
+def test_no_sequence_of_a_load_is_like_another() -> None:
+    pools = [calls("ids", 2, 100, 64, 8, None, seed) for seed in (0, 1)]
+    found = [sequence.tobytes() for pool in pools for call in pool for sequence in call]
+    assert len(set(found)) == len(found) == 2 * 8 * 64
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 10), st.integers(50, 80))
+def test_full_batches_keep_the_order_and_the_caps(lengths: list[int], max_sequences: int, max_tokens: int) -> None:
+    rows = [np.full(length, index, np.uint32) for index, length in enumerate(lengths)]
+    batches = full_batches(rows, max_tokens, max_sequences)
+    assert np.concatenate([batch.token_ids for batch in batches]).tolist() == np.concatenate(rows).tolist()
+    assert all(len(batch.options) <= max_sequences and len(batch.token_ids) <= max_tokens for batch in batches)
+    for batch, after in pairwise(batches):
+        room = max_tokens - len(batch.token_ids)
+        assert len(batch.options) == max_sequences or int(after.cu_seqlens[1]) > room
+
+
+def test_cores_are_of_processes_that_were_there_all_the_time() -> None:
+    assert cores_used({"member 0": 1.0, "member 1": 5.0}, {"member 0": 2.0, "member 2": 1.0}, 2.0) == {"member 0": 0.5}
+    assert descendants(1 << 30) == []
+
+
+def test_a_measurement_that_would_not_end_in_time_is_not_begun() -> None:
+    clock = RunClock(100.0, print)
+    clock.require(99.0, "short")
+    with pytest.raises(TimeUp, match="long not begun"):
+        clock.require(101.0, "long")
+
+
+def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
+    record = whole_record()
+    for machine, kind in ((MACHINE, "pipeline-cpu"), ({**MACHINE, "gpu": "NVIDIA H200"}, "pipeline")):
+        assert pipeline_tables.target_set(Run(tmp_path, {"machine": machine})) == kind
+        assert {target.measure for target in targets(kind)} <= measures(record).keys()
+    run = Run(keep(record, tmp_path), record)
+    for section in ("_throughput", "_short_throughput", "_latency", "_robustness", "_without_model", "_scale_out"):
+        assert getattr(pipeline_tables, section)([run]).count("\n") >= 3
+    assert [path.name for path in draw(record, tmp_path)] == ["throughput.png", "latency.png", "kill.png"]
+
+
+def test_a_run_without_time_says_what_was_not_begun_and_is_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert run_pipeline_benchmark(plan(tmp_path, ["idle", "null", "echo"], time_limit_s=1.0), lines.append) == 1
+    record = kept(tmp_path)
+    assert all("not begun" in record["parts"][part]["error"] for part in ("idle", "null", "echo"))
+    assert sum("FAILED" in line for line in lines) == 3
+
+
+@pytest.mark.slow
+def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
+    made = run_once("pipeline.prepare_process", {"model": "bert-tiny", "folder": str(tmp_path)}, tmp_path / "log")
+    workloads = [("ids", "ids", 2, 20, 64), ("texts", "texts", 2, 20, 64)]
+    spec = {"model": made["model"], "workloads": workloads, "batches": [32, 64]}
+    found = run_once("pipeline.alone_process", spec, tmp_path / "log")
+    assert found["engine"].keys() == {"ids", "texts"}
+    assert found["sentence_transformers"]["texts"]["batch"] in (32, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_bench, "KILL_AFTER_S", 1.5)
+    monkeypatch.setattr(fleet_bench, "KILL_SECONDS", 3.0)
+    parts = ["idle", "closed", "open", "overload", "kill", "drain"]
+    lines: list[str] = []
+    assert run_pipeline_benchmark(plan(tmp_path, parts, commands=2, rates_per_s=(100,)), lines.append) == 0, lines
+    found = kept(tmp_path)["parts"]
+    assert found["fleet"]["members"] == 2
+    assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
+    used = found["closed"]["loads"]["ids 2-100"]["cores"]
+    assert {"broker", "member 0", "member 1", "client 0"} <= used.keys()
+    assert found["open"]["loads"]["100/s"]["answered_share"] == 1
+    assert found["overload"]["offered_per_s"] > 0
+    assert (found["kill"]["lost"], found["kill"]["members_after"]) == (0, 1)
+    assert sorted(found["drain"]["exit_codes"]) == [-9, 0]
+    assert {"ids 2-100, req/s", "idle member, cores", "drain, s"} <= measures(kept(tmp_path)).keys()
+
+
+def plan(output: Path, parts: list[str], **changed: Any) -> PipelinePlan:
+    """A short run of the null engine."""
+    values: dict[str, Any] = {"model": "null", "worker_arguments": (), "null_arguments": (), "commands": 1}
+    values |= {"members": None, "null_members": (1,), "gpus": (), "clients": 1, "rates_per_s": ()}
+    values |= {"warm_s": 0.5, "seconds": 0.5, "time_limit_s": 200.0, "commit": "abcdef0", "output": output}
+    return PipelinePlan(parts=parts, **{**values, **changed})
+
+
+def kept(root: Path) -> dict[str, Any]:
+    """The only run under `root`."""
+    (path,) = root.glob("pipeline/*/*.json")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def whole_record() -> dict[str, Any]:
+    """A run of all parts on a machine of four GPUs."""
+    scale = SCALES["cuda"]
+    closed = closed_loads(scale, 2.0, 4.0, max_tokens=512, texts=True)
+    rate = {"requests_per_s": 100.0}
+    fleets = {
+        str(count): fleet([*closed, *([open_load(60_000, 2.0, 4.0)] if count == 4 else [])]) for count in (1, 2, 4)
+    }
+    parts: dict[str, Any] = {
+        "alone": {
+            "engine": dict.fromkeys(CLOSED[:4], rate),
+            "sentence_transformers": dict.fromkeys(CLOSED[2:4], rate),
+        },
+        "fleet": {"batches": {"count": 1, "prediction_error_p95": 0.1}},
+        "idle": {"cores": {"member 0": 0.01}},
+        "closed": fleet(closed),
+        "open": fleet([open_load(rate_per_s, 2.0, 4.0) for rate_per_s in scale.rates_per_s]),
+        "overload": {"in_time_share_of_peak": 0.9, "in_time_per_s": 90.0},
+        "kill": {
+            "lost": 0.0,
+            "recovery_s": 2.0,
+            "killed_at_s": 2.0,
+            "load": dataclasses.asdict(open_load(60.0, 2.0, 4.0)),
+            "timeline": [{"at_s": 1.0, "p99_ms": 10.0, "lost": 0.0}, {"at_s": 2.0, "p99_ms": 20.0, "lost": 0.0}],
+        },
+        "drain": {"seconds": 1.0, "exit_codes": [0, 0]},
+        "null": {"1 member": fleet([*closed[:1], *closed[2:4], open_load(1000, 2.0, 4.0)])},
+        "echo": {"send": rate, "batched": rate},
+        "scale": fleets,
+    }
+    assert parts.keys() == {"fleet", *PARTS}
+    return {**begin("pipeline", MACHINE, commit="abcdef0"), "parts": parts}
+
+
+def fleet(loads: list[Load]) -> dict[str, Any]:
+    """Records of loads, as a run has them."""
+    return {"loads": dict(_records(loads))}
+
+
+def _records(loads: list[Load]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for load in loads:
+        begun = load.warm_s + 0.5
+        traffic = Traffic.of([(begun, begun + latency_s, load.rows, 0) for latency_s in (0.1, 0.1, 0.1, 0.3)])
+        cores = {"broker": 1.0, "member 0": 0.5, "member 1": 0.7, "client 0": 0.2}
+        yield load.name, {"load": dataclasses.asdict(load), **figures(load, traffic), "cores": cores}
