@@ -108,7 +108,8 @@ def test_single_sequences_of_one_length_are_each_their_own(saved: Any, tmp_path:
         found = encoder.forward(encoder.upload(batch))[:40]
         np.testing.assert_allclose(found.numpy(), reference_hidden(saved, sequence, types), atol=2e-5)
     good = pack(random_sequences((40,)))
-    for wrong in ({"max_seqlen": 39}, {"cu_seqlens": np.array([0, 39], np.int32)}, {"options": []}):
+    wrongs: list[dict[str, Any]] = [{"max_seqlen": 39}, {"cu_seqlens": np.array([0, 39], np.int32)}, {"options": []}]
+    for wrong in wrongs:
         with pytest.raises(InvalidBatch):
             encoder.upload(replace(good, **wrong))
     two = random_sequences((10, 30))
