@@ -45,7 +45,7 @@ def load_engine(
     name: the model's name in requests; `default_name` when None.
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU; bfloat16 on a processor that multiplies it
-        natively, else float32.
+        faster than float32, else float32.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
     engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture, else padded.
     threads: CPU threads of one batch; `run` sets the calling thread's torch thread count to it.

@@ -47,7 +47,7 @@ class ModelSettings(Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Arithmetic. auto: float16 on a GPU; bfloat16 where the processor has instructions for it, else "
+        description="Arithmetic. auto: float16 on a GPU; bfloat16 where the processor multiplies it faster, else "
         "float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

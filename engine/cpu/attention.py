@@ -1,94 +1,54 @@
 """Plain self-attention of a packed batch on a CPU: softmax(q k' / sqrt(d)) v within each sequence.
 
-(Vaswani et al. 2017, equation 1.) One of two methods is used for each span of sequences, as measured:
+(Vaswani et al. 2017, equation 1.) Sequences of one length are computed together, on views of the fused QKV product, by
+one of two methods, as measured:
 
-- `Group`: sequences of one length as one scaled_dot_product_attention, on views of the fused QKV product.
-- `Tile`: short sequences in bfloat16. Each fills a tile of 16, 32, 48 or 64 rows with copies of its last token, whose
-  keys are masked. torch's fused kernel runs rows shorter than a vector register at half the speed.
+- up to 64 tokens: plain float32 products, for a few sequences at a time. torch's fused kernel takes up to twice as
+  long, and a call of oneDNN's bfloat16 product takes longer than the float32 products of a few sequences.
+- more tokens: torch's scaled_dot_product_attention.
 
-The method and the tile depend on a sequence's length alone, so its result does not depend on its batch. Attention with
-relative positions is in `engine.cpu.attention_bias`.
+The method depends on a sequence's length alone, so its result does not depend on its batch. Attention with relative
+positions is in `engine.cpu.attention_bias`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.model.layout import Group
 
-_TILE_STEP = 16
-_MAX_TILE = 64
+_SHORT_TOKENS = 64
+_VECTOR = 16  # float32 values of a vector register: torch's softmax computes shorter rows value by value
+_SHORT_SEQUENCES = 8  # computed at a time: their queries, keys and values stay in the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """`count` sequences of at most `width` tokens, contiguous in tokens [start, stop) of the sorted batch."""
-
-    start: int
-    stop: int
-    count: int
-    width: int
-    token_of_row: Tensor  # [count * width] int64: the token in each row of the tiles
-    bias: Tensor  # [count, 1, 1, width] float32: 0 for a sequence's own tokens, -inf for copies
-    row_of_token: Tensor  # [stop - start] int64: the row of the tiles that holds each token
-
-
-def plan_attention(groups: Sequence[Group], dtype: torch.dtype) -> list[Group | Tile]:
-    """The spans of the sorted batch and their methods, in order. Made once a batch, for all layers."""
-    if dtype != torch.bfloat16:
-        return list(groups)
-    plan: list[Group | Tile] = []
-    for width, span in groupby(groups, key=lambda group: -(-group.length // _TILE_STEP) * _TILE_STEP):
-        members = list(span)
-        plan.extend([_tile(width, members)] if width <= _MAX_TILE else members)
-    return plan
-
-
-def attend(qkv: Tensor, plan: Sequence[Group | Tile], num_heads: int) -> Tensor:
-    """qkv [R, 3H], in the order of the plan, to context [R, H], zero in the spare rows at its end."""
-    parts = [_attend_tile(qkv, s, num_heads) if isinstance(s, Tile) else _attend_group(qkv, s, num_heads) for s in plan]
-    if (spare := len(qkv) - plan[-1].stop) > 0:
-        parts.append(qkv.new_zeros(spare, qkv.shape[1] // 3))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _attend_group(qkv: Tensor, group: Group, num_heads: int) -> Tensor:
+def attend(qkv: Tensor, groups: Sequence[Group], num_heads: int) -> Tensor:
+    """qkv [R, 3H], in the order of `groups`, to context [R, H], zero in the spare rows at its end."""
     width = qkv.shape[1] // 3
-    view = qkv[group.start : group.stop].view(group.count, group.length, 3, num_heads, width // num_heads)
-    query, key, value = view.permute(2, 0, 3, 1, 4)
-    context = F.scaled_dot_product_attention(query, key, value)  # [n, heads, L, d], laid out as [n, L, heads, d]
-    return context.transpose(1, 2).reshape(group.count * group.length, width)
+    context = qkv.new_empty(len(qkv), width)
+    for group in groups:
+        rows = slice(group.start, group.stop)
+        view = qkv[rows].view(group.count, group.length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
+        out = context[rows].view(group.count, group.length, num_heads, -1).transpose(1, 2)
+        if group.length > _SHORT_TOKENS:
+            out.copy_(F.scaled_dot_product_attention(*view))
+            continue
+        for first in range(0, group.count, _SHORT_SEQUENCES):
+            few = slice(first, first + _SHORT_SEQUENCES)
+            out[few].copy_(_attend_short(view[:, few]))
+    context[groups[-1].stop :] = 0
+    return context
 
 
-def _attend_tile(qkv: Tensor, tile: Tile, num_heads: int) -> Tensor:
-    hidden, n, rows = qkv.shape[1] // 3, tile.count, tile.width
-    head_dim = hidden // num_heads
-    tiles = qkv.index_select(0, tile.token_of_row).view(n, rows, 3, num_heads, head_dim)
-    query, key, value = tiles.permute(2, 0, 3, 1, 4).reshape(3, n * num_heads, rows, head_dim)
-    scores = torch.bmm(query, key.transpose(1, 2)).view(n, num_heads, rows, rows)
-    scores = torch.add(tile.bias, scores, alpha=1.0 / math.sqrt(head_dim))  # float32, for the softmax
-    weights = torch.softmax(scores, dim=-1).to(qkv.dtype).view(n * num_heads, rows, rows)
-    context = torch.bmm(weights, value).view(n, num_heads, rows, head_dim)
-    return context.transpose(1, 2).reshape(n * rows, hidden).index_select(0, tile.row_of_token)
-
-
-def _tile(width: int, groups: Sequence[Group]) -> Tile:
-    lengths = np.repeat([group.length for group in groups], [group.count for group in groups])[:, None]
-    starts = groups[0].start + np.cumsum(lengths) - lengths[:, 0]
-    columns = np.arange(width)
-    own = columns < lengths
-    return Tile(
-        start=groups[0].start,
-        stop=groups[-1].stop,
-        count=len(lengths),
-        width=width,
-        token_of_row=torch.from_numpy((starts[:, None] + np.minimum(columns, lengths - 1)).reshape(-1)),
-        bias=torch.from_numpy(np.where(own, np.float32(0), np.float32(-np.inf)))[:, None, None, :],
-        row_of_token=torch.from_numpy(np.flatnonzero(own)),
-    )
+def _attend_short(qkv: Tensor) -> Tensor:
+    """qkv [3, n, heads, L, d] of any floating type to context [n, heads, L, d], float32."""
+    _, n, num_heads, length, head_dim = qkv.shape
+    query, key, value = qkv.float().reshape(3, n * num_heads, length, head_dim)
+    scores = torch.bmm(query, key.transpose(1, 2)).mul_(1.0 / math.sqrt(head_dim))
+    if length < _VECTOR:
+        scores = F.pad(scores, (0, _VECTOR - length), value=-math.inf)
+    weights = torch.softmax(scores, dim=-1)[:, :, :length]
+    return torch.bmm(weights, value).view(n, num_heads, length, head_dim)

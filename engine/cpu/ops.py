@@ -1,18 +1,18 @@
 """Operations of a forward pass on a CPU, in torch and oneDNN, for one batch sorted by length."""
 
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.cpu.attention import Tile, attend, plan_attention
+from penstock.engine.cpu.attention import attend
 from penstock.engine.cpu.attention_bias import attend_groups, biased, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, activate, make_linear
+from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.forward import forward, forward_convolved, forward_pre_norm
-from penstock.engine.model.layout import Group, Layout
+from penstock.engine.model.layout import Layout
 from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
@@ -38,7 +38,7 @@ def prepare_for_cpu(weights: EncoderWeights, dtype: torch.dtype) -> Encoder[Line
 def cpu_precision(dtype: str) -> str:
     """The precision, with "auto" resolved. Raises UnsupportedDevice for one that is not available on a CPU."""
     if dtype == "auto":
-        return "bfloat16" if _multiplies_bfloat16() else "float32"
+        return "bfloat16" if is_bfloat16_fast() else "float32"
     if dtype not in CPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available; use auto, float32 or bfloat16.")
     return dtype
@@ -97,7 +97,7 @@ class CpuOps:
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         match attention:
             case PlainAttention():
-                return attend(qkv, self._plain_plan, self._num_heads)
+                return attend(qkv, self._groups, self._num_heads)
             case BiasedAttention():
                 return attend_groups(qkv, self._groups, self._num_heads, biased(attention))
             case DisentangledAttention():
@@ -106,10 +106,6 @@ class CpuOps:
                 return attend_groups(qkv, self._groups, self._num_heads, rotary(attention))
             case _:
                 raise RuntimeError(f"no attention for {type(attention).__name__}. This is a bug.")
-
-    @cached_property
-    def _plain_plan(self) -> list[Group | Tile]:
-        return plan_attention(self._groups, self._dtype)
 
     def project_add_norm_sum(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         total = dense.plus(x, residual)
@@ -130,12 +126,7 @@ class CpuOps:
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
     """LayerNorm over the last dimension, with float32 statistics for any type of x."""
-    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
-
-
-def _multiplies_bfloat16() -> bool:
-    """True with AMX or AVX512-BF16; on other processors bfloat16 is emulated, and slower than float32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

@@ -10,7 +10,6 @@ from itertools import takewhile
 
 from penstock.engine.gpu.choice import AttentionKernel, longest_planned
 from penstock.engine.gpu.inputs import Shape
-from penstock.engine.types import PackedBatch
 
 # Larger batches are launched kernel by kernel. The device is slower than some 100 launches then, but each launch can
 # yield the GIL to another thread, or keep the event loop from it.
@@ -31,21 +30,26 @@ _TYPICAL = ((64, 128), (128, 512), (32, 128), (256, 512), (16, 64))
 
 
 def graph_shape(
-    batch: PackedBatch, max_tokens: int, choose: Callable[[int, int], AttentionKernel], *, has_types: bool
+    num_tokens: int,
+    num_sequences: int,
+    longest: int,
+    *,
+    max_tokens: int,
+    choose: Callable[[int, int], AttentionKernel],
+    has_types: bool,
 ) -> Shape | None:
-    """The shape of the graph that can run this batch, or None.
+    """The shape of the graph that can run a batch, or None. longest: tokens of its longest sequence.
 
     max_tokens: of the longest sequence that the model allows. choose: the attention kernel for the longest sequence and
     the rows. has_types: whether the model distinguishes token types. Batches without types then share the graphs of
     batches with types: reading zeros costs less than graphs of their own.
     """
-    num_tokens, num_sequences = len(batch.token_ids), len(batch.cu_seqlens) - 1
     if num_tokens > GRAPH_ROWS:
         return None
-    longest, rows = max(max_tokens, batch.max_seqlen), _rounded_rows(num_tokens)
-    max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(batch.max_seqlen)), longest)
+    most, rows = max(max_tokens, longest), _rounded_rows(num_tokens)
+    max_seqlen = min(max(_MIN_SEQLEN, _power_of_two(longest)), most)
     kernel = choose(max_seqlen, rows)
-    max_seqlen = min(longest_planned(kernel) or max_seqlen, longest)
+    max_seqlen = min(longest_planned(kernel) or max_seqlen, most)
     slots = max(_MIN_SLOTS, _power_of_two(num_sequences + -(-(rows - num_tokens) // max_seqlen)))
     if slots > GRAPH_SLOTS or kernel is AttentionKernel.ONE_BY_ONE:
         return None

@@ -1,6 +1,6 @@
 """Hidden states of packed batches on a GPU: upload and forward, both asynchronous."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import structlog
@@ -11,7 +11,7 @@ from penstock.engine.gpu.attention import AttentionTables
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SLOTS, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
 from penstock.engine.gpu.graphs import Graphs, Work
-from penstock.engine.gpu.inputs import Inputs, Shape, exact_shape, views
+from penstock.engine.gpu.inputs import Inputs, OneSequence, Shape, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuOps, prepare_for_gpu
 from penstock.engine.gpu.pinned import UploadRing
 from penstock.engine.gpu.products import Products
@@ -23,6 +23,7 @@ from penstock.engine.model.weights import EncoderWeights
 from penstock.engine.types import PackedBatch, require_valid
 
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
+_SINGLE_TOKENS = 512  # longest single sequence whose description is kept
 
 log = structlog.get_logger("penstock.engine")
 
@@ -54,11 +55,20 @@ class GpuEncoder:
         self._tables = AttentionTables.of(encoder, self.device)
         activations = {dense.activation for layer in encoder.layers for dense in (layer.qkv, layer.up)}
         self._products = Products.on(self.device, dtype, weights.hidden_size, activations)
-        self._max_tokens = encoder.max_tokens or _NO_LIMIT
         types = encoder.embeddings.token_types
         self._num_types = None if types is None else len(types)
+        self._has_types = self._num_types is not None and self._num_types > 1
+        self._graph_shape = lru_cache(maxsize=4096)(
+            partial(
+                graph_shape,
+                max_tokens=encoder.max_tokens or _NO_LIMIT,
+                choose=self._kernel_for,
+                has_types=self._has_types,
+            )
+        )
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
-        self._uploads = UploadRing()
+        self._uploads = UploadRing(self.device)
+        self._single: dict[int, OneSequence] = {}  # by tokens
         self._graphs = Graphs(self.device) if graphs else None
         self._graph_workspace = Workspace(self._program, dtype, self.device)
         self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
@@ -80,14 +90,27 @@ class GpuEncoder:
 
     def upload(self, batch: PackedBatch) -> Inputs:
         """Check the batch and queue the copy of its description, over that of the batch before. Raises InvalidBatch."""
+        num_tokens = len(batch.token_ids)
+        one = self._single.get(num_tokens)
+        if one is not None and one.is_of(batch):
+            one.write(batch, self._uploads.buffer(len(one.values)))
+            self._uploads.upload(one.inputs.address, len(one.values))
+            return one.inputs
         require_valid(batch, self._num_types)
-        has_types = self._num_types is not None and self._num_types > 1
-        if self._graphs is not None:
-            shape = graph_shape(batch, self._max_tokens, self._kernel_for, has_types=has_types)
-            if shape is not None and self._has_graph_memory():
-                return self._upload_for_graph(batch, shape)
-        kernel = self._kernel_for(batch.max_seqlen, len(batch.token_ids))
-        return self._upload(batch, exact_shape(batch, kernel, has_types=has_types))
+        shape = self._graph_shape(num_tokens, len(batch.cu_seqlens) - 1, batch.max_seqlen)
+        if shape is not None and self._has_graph_memory():
+            inputs = self._graph_inputs_of(shape)
+        else:
+            kernel = self._kernel_for(batch.max_seqlen, num_tokens)
+            inputs = self._inputs_of(batch, exact_shape(batch, kernel, has_types=self._has_types))
+        values = self._uploads.buffer(inputs.shape.num_values)
+        describe(batch, inputs.shape, values)
+        self._uploads.upload(inputs.address, len(values))
+        if inputs.at_rest and num_tokens <= _SINGLE_TOKENS:
+            first = OneSequence(inputs, values.copy())
+            if first.is_of(batch):
+                self._single[num_tokens] = first
+        return inputs
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Hidden states [rows, H] of what was uploaded last. Does not wait for the device."""
@@ -126,14 +149,22 @@ class GpuEncoder:
         self._inputs = torch.empty(0, dtype=torch.int32, device=self.device)  # the next batch allocates it again
         self._workspace.trim()
 
-    def _upload(self, batch: PackedBatch, shape: Shape) -> Inputs:
+    def _inputs_of(self, batch: PackedBatch, shape: Shape) -> Inputs:
         if len(self._inputs) < shape.num_values:
             self._inputs = torch.empty(2 * shape.num_values, dtype=torch.int32, device=self.device)
-        self._uploads.upload(batch, shape, self._inputs)
         return views(self._inputs, shape, lengths=np.diff(batch.cu_seqlens).tolist())
+
+    def _graph_inputs_of(self, shape: Shape) -> Inputs:
+        """As `_inputs_of`, at the address that every graph reads."""
+        inputs = self._graph_views.get(shape)
+        if inputs is None:
+            inputs = self._graph_views[shape] = views(self._graph_inputs, shape, at_rest=True)
+        return inputs
 
     def _has_graph_memory(self) -> bool:
         """Allocate, once, the memory that graphs hold addresses of. Graphs are turned off if there is too little."""
+        if self._graphs is None:
+            return False
         if len(self._graph_inputs):
             return True
         largest = Shape(GRAPH_ROWS, GRAPH_SLOTS, GRAPH_ROWS, has_types=True, kernel=AttentionKernel.SHORT)
@@ -146,14 +177,6 @@ class GpuEncoder:
             self._graph_workspace.arena.release()
             return False
         return True
-
-    def _upload_for_graph(self, batch: PackedBatch, shape: Shape) -> Inputs:
-        """As `_upload`, to the address that every graph reads."""
-        self._uploads.upload(batch, shape, self._graph_inputs)
-        inputs = self._graph_views.get(shape)
-        if inputs is None:
-            inputs = self._graph_views[shape] = views(self._graph_inputs, shape, at_rest=True)
-        return inputs
 
     def _graph_work(self, shape: Shape) -> Work:
         return lambda: self._launch(self._graph_views[shape], self._graph_workspace)

@@ -17,7 +17,7 @@ from penstock.engine.errors import DeviceFailed
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.pinned import ResultBuffers
+from penstock.engine.gpu.pinned import Landing, Landings
 from penstock.engine.gpu.workspace import release_cached_memory
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.heads import Head
@@ -26,6 +26,9 @@ from penstock.engine.types import BatchOutput, Float32Array, ModelInfo, PackedBa
 
 _TRIM_EVERY = 4096  # batches
 _TRIM_AFTER_S = 30.0  # without a batch
+# The most tokens of a batch for which a thread spins. It takes the device less than a millisecond, and on a virtual
+# machine a thread that sleeps wakes 0.1 to 0.5 ms late.
+_BRIEF_TOKENS = 512
 _EMBED = (TaskOptions("embed"),)
 # Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
 # few, some and many rows; attention of short sequences and of long ones, both few and enough to fill the device.
@@ -57,7 +60,7 @@ class GpuEngine:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(encoder.device)  # type: ignore[no-untyped-call]  # torch
         # Weights were prepared on the current stream; nothing else orders this one after it.
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
-        self._results = ResultBuffers()
+        self._landings = Landings()
         self._failure: str | None = None
         self._num_batches = 0
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
@@ -88,18 +91,22 @@ class GpuEngine:
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         """See `Engine.run`. Called without lanes, so graphs are captured here, after the batch."""
-        output = self.start(batch).result()
+        with torch.cuda.stream(self._stream):
+            output = self.start(batch).result()
         self._capture_next()
         return output
 
     @torch.inference_mode()
     def start(self, batch: PackedBatch) -> "RunningBatch":
-        """See `PipelinedEngine.start`. Raises InvalidBatch, and DeviceFailed from the device's first failure on."""
+        """See `PipelinedEngine.start`. Raises InvalidBatch, and DeviceFailed from the device's first failure on.
+
+        Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
+        """
         if self._failure is not None:
             raise DeviceFailed(self._failure)
         try:
-            with torch.cuda.stream(self._stream):
-                return self._start(batch)
+            torch.cuda.set_stream(self._stream)
+            return self._start(batch)
         except RuntimeError as error:
             self._raise(error)
 
@@ -127,7 +134,7 @@ class GpuEngine:
 
     def _trim(self) -> None:
         self._stream.synchronize()
-        self._results.clear()
+        self._landings.clear()
         self._encoder.trim()
 
     def _start(self, batch: PackedBatch) -> "RunningBatch":
@@ -135,24 +142,15 @@ class GpuEngine:
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
         if self._num_batches % _TRIM_EVERY == 0:
             self._trim()
-        started, ended = _event(), _event()
+        landing = self._landings.take()
         inputs = self._encoder.upload(batch)
-        started.record()  # behind the upload: an idle device waits for the host's description
+        landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description
         encoded = _Encoded(self._encoder.forward(inputs), inputs)
-        rows = {wanted: self._rows(encoded, batch, wanted) for wanted in dict.fromkeys(batch.options)}
-        pinned = self._results.take(sum(map(Tensor.numel, rows.values())))
-        fetched = self._fetch(rows, pinned)
-        ended.record()
-        return RunningBatch(self, batch, fetched, pinned, started, ended)
-
-    def _fetch(self, rows: Mapping[TaskOptions, Tensor], pinned: Tensor) -> dict[TaskOptions, Tensor]:
-        """Queue the copies of all rows into the pinned memory. Returns views of it."""
-        fetched, start = {}, 0
-        for wanted, result in rows.items():
-            fetched[wanted] = pinned[start : start + result.numel()].view(result.shape)
-            fetched[wanted].copy_(result, non_blocking=True)
-            start += result.numel()
-        return fetched
+        rows = {wanted: self._rows(encoded, batch, wanted) for wanted in _distinct(batch.options)}
+        fetched = landing.fetch(rows)
+        ended = landing.ended(is_brief=len(batch.token_ids) <= _BRIEF_TOKENS)
+        ended.record(self._stream)
+        return RunningBatch(self, batch, fetched, landing, ended)
 
     def _by_sequence(self, batch: PackedBatch, fetched: Mapping[TaskOptions, Tensor]) -> list[Float32Array]:
         """Copies of the results in the order of the batch's sequences."""
@@ -162,6 +160,8 @@ class GpuEngine:
             head = self._heads.get(wanted.task)
             is_of_tokens = head is not None and head.reads == "tokens"
             rows[wanted] = np.split(result, batch.cu_seqlens[1:-1]) if is_of_tokens else list(result)
+        if len(rows) == 1:  # the usual case, without a look at every option
+            return list(*rows.values())
         return [rows[wanted][index] for index, wanted in enumerate(batch.options)]
 
     def _rows(self, encoded: _Encoded, batch: PackedBatch, wanted: TaskOptions) -> Tensor:
@@ -216,20 +216,25 @@ class RunningBatch:
 
     _engine: GpuEngine
     _batch: PackedBatch
-    _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_pinned`; filled once `_ended` has come
-    _pinned: Tensor
-    _started: torch.cuda.Event
+    _fetched: Mapping[TaskOptions, Tensor]  # each option's rows, in `_landing`; filled once its end has come
+    _landing: Landing
     _ended: torch.cuda.Event
 
     def result(self) -> BatchOutput:
-        """See `Running.result`. Sleeps until the device is done, without the GIL. Raises DeviceFailed."""
+        """See `Running.result`. Waits without the GIL; sleeps unless the batch is brief. Raises DeviceFailed."""
         try:
             self._ended.synchronize()
         except RuntimeError as error:
             self._engine._raise(error)
         rows = self._engine._by_sequence(self._batch, self._fetched)
-        self._engine._results.put(self._pinned)
-        return BatchOutput(rows=rows, device_s=self._started.elapsed_time(self._ended) / 1e3)
+        output = BatchOutput(rows=rows, device_s=self._landing.started.elapsed_time(self._ended) / 1e3)
+        self._engine._landings.put(self._landing)
+        return output
+
+
+def _distinct(options: Sequence[TaskOptions]) -> Sequence[TaskOptions]:
+    """The different options of a batch. Usually all are one object, which `count` compares without hashing any."""
+    return options[:1] if options.count(options[0]) == len(options) else list(dict.fromkeys(options))
 
 
 def _blank(lengths: Sequence[int], options: Sequence[TaskOptions]) -> PackedBatch:
@@ -237,8 +242,3 @@ def _blank(lengths: Sequence[int], options: Sequence[TaskOptions]) -> PackedBatc
     ends = np.cumsum((0, *lengths), dtype=np.int32)
     wanted = tuple(islice(cycle(options), len(lengths)))
     return PackedBatch(np.zeros(ends[-1], np.int32), ends, max(lengths), None, wanted)
-
-
-def _event() -> torch.cuda.Event:
-    """blocking: a thread that waits for the event sleeps, where CUDA's default is to spin."""
-    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]  # torch

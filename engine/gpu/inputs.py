@@ -44,6 +44,7 @@ class Inputs:
     """A batch's description on the device; all int32."""
 
     shape: Shape
+    address: int  # of the description: `shape.num_values` values, with the sections below
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows]: of each token in its own sequence
     cu_seqlens: Tensor  # [slots + 1]
@@ -51,6 +52,28 @@ class Inputs:
     attention_plan: Tensor  # [shape.plan_items, 2]
     at_rest: bool  # whether the addresses are the same for every batch of this shape, as graphs need
     lengths: Sequence[int]  # of the batch's sequences, on the host; empty when `at_rest`: a graph cannot depend on them
+
+
+@dataclass(frozen=True, slots=True)
+class OneSequence:
+    """The description of one sequence without types, for all of one length: only token ids are written anew.
+
+    A single request on an idle device waits for the host, and a whole description takes longer than its upload.
+    """
+
+    inputs: Inputs
+    values: Int32Array  # a description, whose token ids do not matter
+
+    def is_of(self, batch: PackedBatch) -> bool:
+        """Whether a batch with as many tokens is one sequence without types. False for a batch that is not valid."""
+        length = len(batch.token_ids)
+        is_one = batch.cu_seqlens.tolist() == [0, length] and batch.max_seqlen == length and len(batch.options) == 1
+        return is_one and batch.token_type_ids is None
+
+    def write(self, batch: PackedBatch, out: Int32Array) -> None:
+        """As `describe`."""
+        out[:] = self.values
+        out[: len(batch.token_ids)] = batch.token_ids
 
 
 def exact_shape(batch: PackedBatch, kernel: AttentionKernel, *, has_types: bool = True) -> Shape:
@@ -84,6 +107,7 @@ def views(device: Tensor, shape: Shape, *, at_rest: bool = False, lengths: Seque
     token_ids, positions, cu_seqlens, token_types, plan = (device[section] for section in _sections(shape))
     return Inputs(
         shape=shape,
+        address=device.data_ptr(),
         token_ids=token_ids,
         positions=positions,
         cu_seqlens=cu_seqlens,

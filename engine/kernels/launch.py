@@ -65,6 +65,13 @@ def launch(
     check(code, f"a launch of {grid} blocks of {block} threads")
 
 
+def copy_pinned(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Queue a copy from pinned memory to the device. target, source: addresses. Raises as `launch` does."""
+    code = _copy_function()(target, source, num_bytes, stream)
+    if code:
+        check(code, f"a copy of {num_bytes} bytes to the device")
+
+
 def check(code: int, what: str) -> None:
     """Raise RuntimeError with the driver's name for the error, unless the code is success. `what` was attempted."""
     if code:
@@ -73,8 +80,18 @@ def check(code: int, what: str) -> None:
 
 @cache
 def driver() -> ctypes.CDLL:
-    """The CUDA driver's functions."""
-    return ctypes.CDLL("libcuda.so.1")
+    """The CUDA driver's functions, called with the GIL held.
+
+    Each takes microseconds. A call that released the GIL might wait for a busy event loop to give it back.
+    """
+    return ctypes.PyDLL("libcuda.so.1")
+
+
+@cache
+def _copy_function() -> Any:
+    function = driver().cuMemcpyHtoDAsync_v2
+    function.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return function
 
 
 def _as_c(argument: Any) -> Any:

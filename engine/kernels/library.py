@@ -1,5 +1,6 @@
 """Kernels from source to launch: compiled by CuPy at first use, cached on disk, launched on torch's current stream."""
 
+import threading
 from functools import cache, lru_cache
 from importlib import import_module, resources
 from typing import Any, NamedTuple
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels.launch import launch
+from penstock.engine.kernels.launch import copy_pinned, launch
 
 OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy runs the compiler once for each, even when the result is cached
+_thread = threading.local()
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
@@ -60,9 +62,18 @@ class Kernel:
             return
         if shared_bytes > self._free_bytes:
             self._entry.max_dynamic_shared_size_bytes = self._free_bytes = shared_bytes
-        # The value of torch.cuda.current_stream().cuda_stream, at a fifth of the time.
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
-        launch(self._function, grid, block, args, shared_bytes, stream, self._capability)
+        launch(self._function, grid, block, args, shared_bytes, _raw_stream(self._device), self._capability)
+
+
+def copy_to_device(target: int, source: int, num_bytes: int, device: torch.device) -> None:
+    """Queue a copy from pinned memory on torch's current stream of the device, at a third of `Tensor.copy_`'s time.
+
+    target, source: addresses.
+    """
+    if not getattr(_thread, "has_context", False):
+        torch.cuda.current_stream(device).query()  # by CUDA's runtime, which gives the driver a context on this thread
+        _thread.has_context = True
+    copy_pinned(target, source, num_bytes, _raw_stream(device.index))
 
 
 def kernel(source: str, entry: str, operand: Tensor) -> Kernel:
@@ -154,6 +165,11 @@ def _kernel(source: str, entry: str, dtype: torch.dtype, device: int) -> Kernel:
 @cache
 def _module(source: str, dtype: torch.dtype) -> Any:
     return _cupy().RawModule(code=source_text(source, dtype), options=OPTIONS)
+
+
+def _raw_stream(device: int) -> int:
+    """torch.cuda.current_stream(device).cuda_stream, at a fifth of the time."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _cupy() -> Any:

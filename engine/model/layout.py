@@ -1,6 +1,7 @@
 """Layout of a packed batch on a CPU: sequences sorted by length, so that equal lengths are adjacent."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,9 @@ import numpy.typing as npt
 from penstock.engine.types import Int32Array
 
 Int64Array = npt.NDArray[np.int64]
+
+_BOUNDS_OF_ONE = 2  # values of cu_seqlens in a batch of one sequence
+_KEPT_TOKENS = 512  # longest single sequence whose layout is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,20 @@ class Layout:
 
 
 def sort_by_length(cu_seqlens: Int32Array) -> Layout:
-    """The layout of a batch. The sort is stable, so equal batches give equal layouts."""
+    """The layout of a batch, not to be written to. The sort is stable, so equal batches give equal layouts."""
+    num_bounds, num_tokens = len(cu_seqlens), int(cu_seqlens[-1])
+    if num_bounds == _BOUNDS_OF_ONE and num_tokens <= _KEPT_TOKENS:
+        return _layout_of_one(num_tokens)
+    return _sorted_by_length(cu_seqlens)
+
+
+@lru_cache(maxsize=_KEPT_TOKENS)
+def _layout_of_one(num_tokens: int) -> Layout:
+    """A single text waits for its layout, which takes longer to make than a layer's attention."""
+    return _sorted_by_length(np.array((0, num_tokens), np.int32))
+
+
+def _sorted_by_length(cu_seqlens: Int32Array) -> Layout:
     starts, lengths = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = lengths[order]

@@ -51,7 +51,8 @@ def pool(hidden: Tensor, groups: Sequence[Group], pooling: str) -> Tensor:
     """hidden [T, H] of any floating type, in the order of `groups`, to float32 rows [N, H]."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling {pooling!r} is not one of {sorted(POOLINGS)}.")
-    return torch.cat([_pool_group(hidden, group, pooling) for group in groups])
+    rows = [_pool_group(hidden, group, pooling) for group in groups]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _pool_group(hidden: Tensor, group: Group, pooling: str) -> Tensor:

@@ -209,11 +209,9 @@ async def _cache_error(settings: CheckSettings, path: Path) -> str | None:
 
 def processor(settings: CheckSettings) -> Finding:
     """Show the arithmetic that `--dtype auto` chooses on this processor."""
-    import torch
+    from penstock.engine.device import is_bfloat16_fast
 
-    # torch has no public names for this; the engine reads the same ones.
-    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    arithmetic = "bfloat16 in hardware" if has_bfloat16 else "no bfloat16 in hardware, so float32"
+    arithmetic = "bfloat16" if is_bfloat16_fast() else "float32, for bfloat16 is slower here"
     return Finding("Processor", "OK", f"{os.cpu_count()} cores, {arithmetic}")
 
 

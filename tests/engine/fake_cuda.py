@@ -1,5 +1,6 @@
 """Fakes of the torch.cuda functions that the engine uses: streams do nothing, events are complete at once."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.engine.gpu import pinned
 from penstock.engine.memory.lifetimes import ALIGNMENT
 
 
@@ -29,7 +31,7 @@ class FakeEvent:
         self.error: RuntimeError | None = None
         self.is_blocking = blocking
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         pass
 
     def synchronize(self) -> None:
@@ -59,6 +61,7 @@ class FakeCuda:
             "Stream": FakeStream,
             "Event": FakeEvent,
             "stream": self._using,
+            "set_stream": lambda stream: setattr(self, "stream", stream),
             "device": nullcontext,
             "current_stream": lambda device=None: self.stream,
             "synchronize": self._synchronize,
@@ -67,6 +70,7 @@ class FakeCuda:
         }.items():
             monkeypatch.setattr(torch.cuda, name, part)
         monkeypatch.setattr(torch, "empty", self._allocate)
+        monkeypatch.setattr(pinned, "copy_to_device", lambda to, start, size, device: ctypes.memmove(to, start, size))
 
     @contextmanager
     def _using(self, stream: FakeStream) -> Iterator[None]:

@@ -98,6 +98,26 @@ def test_bounds_that_are_not_the_batchs_are_refused_on_either_device(
             run(batch)
 
 
+def test_single_sequences_of_one_length_are_each_their_own(saved: Any, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tmp_path)
+    encoder = GpuEncoder(family_of(checkpoint).encoder(checkpoint), torch.float32, device="cpu")
+    for seed in range(20):  # more than the upload ring has buffers
+        (sequence,) = random_sequences((40,), seed)
+        types = np.arange(40, dtype=np.int32) % 2 if seed % 3 == 2 else None
+        batch = pack([sequence], types=None if types is None else [types])
+        found = encoder.forward(encoder.upload(batch))[:40]
+        np.testing.assert_allclose(found.numpy(), reference_hidden(saved, sequence, types), atol=2e-5)
+    good = pack(random_sequences((40,)))
+    wrongs: list[dict[str, Any]] = [{"max_seqlen": 39}, {"cu_seqlens": np.array([0, 39], np.int32)}, {"options": []}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidBatch):
+            encoder.upload(replace(good, **wrong))
+    two = random_sequences((10, 30))
+    for _ in range(2):
+        found = encoder.forward(encoder.upload(pack(two)))
+        np.testing.assert_allclose(found[:10].numpy(), reference_hidden(saved, two[0]), atol=2e-5)
+
+
 @pytest.mark.parametrize("num_options", [1, 3])
 def test_every_sequence_needs_its_options_on_either_device(saved: Any, tmp_path: Path, num_options: int) -> None:
     batch = replace(pack(random_sequences((5, 3))), options=[TaskOptions("embed")] * num_options)

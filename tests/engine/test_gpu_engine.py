@@ -292,8 +292,10 @@ def test_pinned_memory_is_reused_and_not_before_its_rows_were_copied_out(cuda: F
             np.testing.assert_array_equal(row, other)
 
 
-def test_a_thread_that_waits_for_a_batch_sleeps(engine: GpuEngine) -> None:
-    assert cast(FakeEvent, engine.start(BATCH)._ended).is_blocking
+def test_a_thread_that_waits_sleeps_unless_the_batch_is_brief(engine: GpuEngine) -> None:
+    for num_tokens, sleeps in ((8, False), (512, False), (513, True)):
+        running = engine.start(pack(random_sequences((num_tokens,)), TAGS))
+        assert cast(FakeEvent, running._ended).is_blocking is sleeps
 
 
 def test_idle_work_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(

@@ -16,8 +16,14 @@ from penstock.engine.types import PackedBatch
 from tests.engine.helpers import pack, random_sequences
 
 plain = partial(choose_kernel, PlainAttention(), 64, shared_bytes=227 << 10)
-shape_of = partial(graph_shape, choose=plain, has_types=True)
+
 lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
+
+
+def shape_of(batch: PackedBatch, max_tokens: int, *, has_types: bool = True) -> Shape | None:
+    """The shape of the batch's graph."""
+    size = len(batch.token_ids), len(batch.cu_seqlens) - 1, batch.max_seqlen
+    return graph_shape(*size, max_tokens=max_tokens, choose=plain, has_types=has_types)
 
 
 def described(batch: PackedBatch, shape: Shape) -> Inputs:
