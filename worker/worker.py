@@ -139,7 +139,7 @@ class Worker:
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
-        background = [watched(self._committer.run()), watched(self._monitor.run())]
+        background = [watched(self._committer.run()), watched(self._monitor.run()), watched(self._dispatcher.watch())]
         try:
             await (self._serve_once() if self._settings.once else self._serve())
         except Exception as error:
