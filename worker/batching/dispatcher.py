@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -15,6 +15,8 @@ from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.watchdog import BatchWatchdog
+from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 
 log = structlog.get_logger("penstock.dispatcher")
@@ -72,6 +74,20 @@ class Dispatcher:
     def resume(self) -> None:
         """Go back to the scheduler's own triggers."""
         self._driver.draining = False
+
+    def take_back(self, sources: Collection[Source], *, bulk_only: bool) -> list[PendingRecord]:
+        """Drop requests of these partitions. Returns their records, which remain without an answer.
+
+        With `bulk_only`: bulk requests of which some sequence has no batch yet.
+        """
+        chosen = [
+            request
+            for request in self._queue.in_flight(queued=bulk_only)
+            if request.record.source in sources and (request.bulk or not bulk_only)
+        ]
+        self._queue.drop(chosen)
+        self._dispatch()
+        return [request.record for request in chosen]
 
     async def watch(self) -> None:
         """Give up when a batch does not end. Runs until cancelled."""
