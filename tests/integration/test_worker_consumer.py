@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.worker.kafka import header_names
+from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.record import KafkaRecord
 
@@ -20,7 +20,7 @@ BROKEN = b"broken"
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """While this list has items, a batch with a BROKEN record fails its check and removes one of them."""
     faults: list[str] = []
-    read = header_names._Batch.__iter__
+    read = lenient_batches._Batch.__iter__
 
     def check(batch: Any) -> Iterator[Any]:
         records = list(read(batch))
@@ -29,7 +29,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise CorruptRecordException("Invalid CRC")
         return iter(records)
 
-    monkeypatch.setattr(header_names._Batch, "__iter__", check)
+    monkeypatch.setattr(lenient_batches._Batch, "__iter__", check)
     return faults
 
 
