@@ -9,6 +9,8 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
 
+from penstock.producer.transport.cluster import KafkaCluster
+
 BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000
 _CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created concurrently
@@ -27,8 +29,11 @@ class _Connectable(Protocol):
 C = TypeVar("C", bound=_Connectable)
 
 
-async def connect(make: Callable[[], C]) -> C:
-    """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers."""
+async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
+    """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers.
+
+    Raises KafkaRefused for credentials or a certificate that a broker clearly refuses, which a retry does not mend.
+    """
     retry_s = _FIRST_RETRY_S
     while True:
         client = make()
@@ -38,6 +43,9 @@ async def connect(make: Callable[[], C]) -> C:
             await client.stop()
             if not isinstance(error, KafkaConnectionError) and not error.retriable:
                 raise
+            refusal = await cluster.refusal()
+            if refusal is not None:
+                raise refusal from error
             log.warning("kafka_unreachable", error=str(error), retry_s=retry_s)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -77,13 +85,13 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
                 is_lost = False
 
 
-async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
+async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partitions: int) -> None:
     """Create missing topics, with up to three replicas. Called after a connection was made.
 
     A refusal (no permission, or a mock broker without the request) is logged and not raised. The topic may be created
     on first use; otherwise the first send or poll fails.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**cluster.arguments)
     try:
         await admin.start()
         existing = set(await admin.list_topics())

@@ -26,6 +26,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.producer.wire.headers import partition_for
 
@@ -62,8 +63,8 @@ class OutRecord:
 class Outbox:
     """Owner of one producer. `put` never blocks: callers bound the number of unacknowledged records."""
 
-    def __init__(self, bootstrap_servers: str, *, client_id: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, cluster: KafkaCluster, *, client_id: str) -> None:
+        self._cluster = cluster
         self._client_id = client_id
         self._producer: AIOKafkaProducer | None = None
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
@@ -74,8 +75,8 @@ class Outbox:
         self._idle.set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it."""
-        self._producer = await connect(self._make_producer)
+        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        self._producer = await connect(self._cluster, self._make_producer)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         """Queue records, at least one. A partition of None is chosen by each record's key."""
@@ -115,7 +116,7 @@ class Outbox:
 
     def _make_producer(self) -> AIOKafkaProducer:
         return AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._cluster.arguments,
             client_id=self._client_id,
             enable_idempotence=True,
             acks="all",
@@ -216,7 +217,7 @@ class Outbox:
             log.warning("producer_replaced")
             await disconnect(broken, _STOP_S)
             try:
-                self._producer = await connect(self._make_producer)
+                self._producer = await connect(self._cluster, self._make_producer)
             except KafkaError as error:  # the next batch fails as well, and retries this
                 log.warning("producer_not_replaced", error=repr(error))
 

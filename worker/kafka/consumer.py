@@ -15,6 +15,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import header_names
 from penstock.worker.kafka.group import assignor_for, client_id
@@ -39,7 +40,7 @@ class Consumer:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        cluster: KafkaCluster,
         topics: Sequence[str],
         group_id: str,
         *,
@@ -59,7 +60,7 @@ class Consumer:
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self.topics = topics
-        self._bootstrap_servers = bootstrap_servers
+        self._cluster = cluster
         self._group_id = group_id
         self._client_id = client_id(worker)
         self._assignor = assignor_for(revision)
@@ -78,7 +79,7 @@ class Consumer:
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         header_names.install()
-        self._consumer = await connect(self._make_consumer)
+        self._consumer = await connect(self._cluster, self._make_consumer)
         self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
@@ -209,7 +210,7 @@ class Consumer:
 
     def _make_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._cluster.arguments,
             group_id=self._group_id,
             client_id=self._client_id,
             partition_assignment_strategy=(self._assignor,),
