@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
+from aiokafka.errors import TopicAuthorizationFailedError
 
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import OTHER_PARTITIONS, bulk_topic, dead_letter_topic
@@ -164,7 +165,10 @@ class Worker:
             ensure_topics(self._cluster, [*map(dead_letter_topic, self._topics)], OTHER_PARTITIONS),
         )
         # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
-        await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
+        known = await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
+        for topic, partitions in zip(self._topics, known, strict=True):
+            if isinstance(partitions, TopicAuthorizationFailedError):
+                raise KafkaRefused(f"Kafka denies {topic} to this worker. It needs the ACL READ on it.")
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True

@@ -7,15 +7,16 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import ClusterAuthorizationFailedError, KafkaConnectionError, KafkaError, TopicAlreadyExistsError
 
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 
 BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000
 _CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created concurrently
 _MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
+_NO_PRODUCER = "Kafka denies an idempotent producer. Its user needs the ACL WRITE on a topic."
 _WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
 
 log = structlog.get_logger("penstock.kafka")
@@ -32,7 +33,7 @@ C = TypeVar("C", bound=_Connectable)
 async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
     """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers.
 
-    Raises KafkaRefused for credentials or a certificate that a broker clearly refuses, which a retry does not mend.
+    Raises KafkaRefused for credentials, a certificate or a missing ACL, which a retry does not mend.
     """
     retry_s = _FIRST_RETRY_S
     while True:
@@ -41,6 +42,8 @@ async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
             await client.start()
         except KafkaError as error:
             await client.stop()
+            if isinstance(error, ClusterAuthorizationFailedError):
+                raise KafkaRefused(_NO_PRODUCER) from error
             if not isinstance(error, KafkaConnectionError) and not error.retriable:
                 raise
             refusal = await cluster.refusal()

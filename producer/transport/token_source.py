@@ -4,10 +4,10 @@ import asyncio
 import base64
 import json
 import time
-import urllib.request
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.request import Request, url2pathname, urlopen
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import AuthenticationFailedError
@@ -35,7 +35,7 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has 
         Raises AuthenticationFailedError if the endpoint or file gives no token, and OSError if the endpoint is away.
         """
         if self._url.startswith("file:"):
-            return _read(Path(urlsplit(self._url).path))
+            return _read(Path(url2pathname(urlsplit(self._url).path)))
         async with self._renewing:
             if time.monotonic() >= self._renew_at:
                 self._token, lifetime_s = await asyncio.to_thread(self._request)
@@ -47,9 +47,9 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has 
         form = {"grant_type": "client_credentials"} | ({"scope": self._scope} if self._scope else {})
         pair = f"{quote_plus(self._client_id)}:{quote_plus(self._client_secret)}"
         headers = {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}", "Accept": "application/json"}
-        request = urllib.request.Request(self._url, urlencode(form).encode(), headers)
+        request = Request(self._url, urlencode(form).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as response:
+            with urlopen(request, timeout=_ANSWER_S) as response:
                 answer = json.load(response)
             return str(answer["access_token"]), float(answer.get("expires_in", 0))
         except HTTPError as error:

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, IllegalStateError, KafkaError
 
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import header_names
 from penstock.worker.kafka.group import assignor_for, client_id
@@ -71,6 +71,7 @@ class Consumer:
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
         self._paused: set[str] = set()  # topics
+        self._has_joined = False  # once or more often
         self._is_idle = False  # it has no partition of the online topic
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self._ends: dict[TopicPartition, int] = {}  # offsets after the last records, when `is_at_end` last asked
@@ -96,10 +97,15 @@ class Consumer:
 
         The fetch sizes bound the number of records: aiokafka fetches nothing more from a broker while part of its last
         answer is left.
+
+        Raises KafkaRefused if this member may not join the group. A member that has joined waits for the ACL to return.
         """
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
+            if isinstance(error, GroupAuthorizationFailedError) and not self._has_joined:
+                reason = f"Kafka denies the group {self._group_id} to this worker. It needs the ACL READ on it."
+                raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await self._seek_back()
             await asyncio.sleep(_RETRY_S)
@@ -244,6 +250,7 @@ class Consumer:
             log.warning("member_idle", member=self._client_id, topic=online, reason=_IDLE)
         self._is_idle = is_idle
         self._paused.clear()  # a rebalance loses the flags
+        self._has_joined = True
         self.assigned.set()
 
 
