@@ -62,6 +62,8 @@ class KafkaCluster:
 
         Called after a client could not start: aiokafka's clients report any failure as a lost connection.
         """
+        if self.security.get("security_protocol", "PLAINTEXT") == "PLAINTEXT":
+            return None
         for host, port, _ in collect_hosts(self.bootstrap_servers):
             try:
                 connection = await create_conn(host, port, request_timeout_ms=_ANSWER_MS, **self.security)

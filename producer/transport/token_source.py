@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote_plus, urlencode, urlsplit
@@ -20,13 +22,16 @@ _USED_SHARE = 0.8  # of a token's lifetime, after which a new one is requested
 class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no type information
     """Tokens from a file (`file:` URL), read for each connection, or by client credentials (RFC 6749, section 4.4)."""
 
-    def __init__(self, url: str, *, client_id: str, client_secret: str, scope: str) -> None:
+    def __init__(
+        self, url: str, *, client_id: str, client_secret: str, scope: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._url = url
         self._client_id = client_id
         self._client_secret = client_secret
         self._scope = scope
+        self._clock = clock  # in seconds
         self._token = ""
-        self._renew_at = 0.0  # monotonic seconds
+        self._renew_at = -math.inf
         self._renewing = asyncio.Lock()
 
     async def token(self) -> str:
@@ -37,9 +42,9 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has 
         if self._url.startswith("file:"):
             return _read(Path(url2pathname(urlsplit(self._url).path)))
         async with self._renewing:
-            if time.monotonic() >= self._renew_at:
+            if self._clock() >= self._renew_at:
                 self._token, lifetime_s = await asyncio.to_thread(self._request)
-                self._renew_at = time.monotonic() + _USED_SHARE * lifetime_s
+                self._renew_at = self._clock() + _USED_SHARE * lifetime_s
             return self._token
 
     def _request(self) -> tuple[str, float]:

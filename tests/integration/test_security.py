@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
     AclOperation,
     AclPermissionType,
@@ -110,8 +110,8 @@ def secured(keys: Keys) -> Iterator[KafkaBroker]:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             info = ScramCredentialInfo(mechanism, 4096)
-            users = [UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")]
-            for done in admin.alter_user_scram_credentials(users).values():
+            upserts = [UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")]
+            for done in admin.alter_user_scram_credentials(upserts).values():
                 done.result(30)
         yield broker
 

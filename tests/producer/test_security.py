@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typer.testing import CliRunner
 from penstock.ops.cli.main import app
 from penstock.producer import Client, InvalidRequest
 from penstock.producer.settings import KafkaSettings
-from penstock.producer.transport import token_source
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.token_source import TokenSource
 
@@ -78,6 +78,8 @@ def test_secrets_are_in_no_text_and_reach_aiokafka() -> None:
     texts = [repr(settings), str(settings), settings.model_dump_json(), repr(cluster)]
     assert not any(HIDDEN in text for text in texts)
     assert cluster.arguments["sasl_plain_password"] == HIDDEN
+    client = Client(model="m", **dict(settings))  # as `penstock embed` makes it
+    assert HIDDEN not in repr(client)
 
 
 def test_the_command_line_prints_no_secret() -> None:
@@ -119,15 +121,13 @@ def provider() -> Iterator[Provider]:
         thread.join()
 
 
-def source(url: str) -> TokenSource:
-    return TokenSource(url, client_id="me", client_secret=HIDDEN, scope="kafka")
+def source(url: str, clock: Callable[[], float] = time.monotonic) -> TokenSource:
+    return TokenSource(url, client_id="me", client_secret=HIDDEN, scope="kafka", clock=clock)
 
 
-async def test_client_credentials_are_exchanged_for_a_token_which_is_renewed_in_time(
-    provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens, now = source(f"http://127.0.0.1:{provider.server_port}/token"), 1000.0
-    monkeypatch.setattr(token_source.time, "monotonic", lambda: now)
+async def test_client_credentials_are_exchanged_for_a_token_which_is_renewed_in_time(provider: Provider) -> None:
+    now = 0.0
+    tokens = source(f"http://127.0.0.1:{provider.server_port}/token", lambda: now)
     assert [await tokens.token(), await tokens.token()] == ["first", "first"]
     now += 79
     assert await tokens.token() == "first"
