@@ -1,12 +1,13 @@
 """Where a Kafka cluster is and how to authenticate there."""
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import structlog
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, collect_hosts
 from aiokafka.errors import (
     AuthenticationFailedError,
     IllegalSaslStateError,
@@ -20,6 +21,7 @@ from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.token_source import TokenSource
 
 _ANSWER_MS = 5000
+_CLOSE_S = 0.5
 _HOST_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
 log = structlog.get_logger("penstock.kafka")
@@ -65,15 +67,12 @@ class KafkaCluster:
         if self.security.get("security_protocol", "PLAINTEXT") == "PLAINTEXT":
             return None
         for host, port, _ in collect_hosts(self.bootstrap_servers):
-            try:
-                connection = await create_conn(host, port, request_timeout_ms=_ANSWER_MS, **self.security)
-            except (OSError, KafkaError) as error:
-                reason = self._reason(error)
-                if reason:
-                    return KafkaRefused(f"Kafka at {host}:{port} {reason}")
-            else:
-                connection.close()
+            error = await _fault(AIOKafkaConnection(host, port, request_timeout_ms=_ANSWER_MS, **self.security))
+            if error is None:
                 return None
+            reason = self._reason(error)
+            if reason:
+                return KafkaRefused(f"Kafka at {host}:{port} {reason}")
         return None
 
     def _reason(self, error: Exception) -> str:
@@ -101,6 +100,19 @@ class KafkaCluster:
             case AuthenticationFailedError():
                 return f"needs a token. {cause.args[0]}."
         return ""
+
+
+async def _fault(connection: AIOKafkaConnection) -> Exception | None:
+    """Connect, and disconnect. Returns the error."""
+    try:
+        await connection.connect()
+    except (OSError, KafkaError) as error:
+        return error
+    finally:
+        closed = connection.close()
+        if closed is not None:  # it never ends if there was no connection to close
+            await asyncio.wait((closed,), timeout=_CLOSE_S)
+    return None
 
 
 def _sasl(settings: KafkaSettings) -> dict[str, Any]:
