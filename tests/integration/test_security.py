@@ -110,7 +110,9 @@ def secured(keys: Keys) -> Iterator[KafkaBroker]:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             info = ScramCredentialInfo(mechanism, 4096)
-            upserts = [UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")]
+            upserts: list[Any] = [
+                UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")
+            ]
             for done in admin.alter_user_scram_credentials(upserts).values():
                 done.result(30)
         yield broker
