@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
 from penstock.producer.settings import ClientSettings
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
@@ -56,9 +57,10 @@ class Exchange:
         client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._settings = settings
         self._topic = settings.topic or request_topic(settings.model)
-        self._outbox = Outbox(settings.bootstrap_servers, client_id=client_id)
+        self._cluster = KafkaCluster.of(settings)
+        self._outbox = Outbox(self._cluster, client_id=client_id)
         self._inbox = Inbox(
-            settings.bootstrap_servers,
+            self._cluster,
             settings.reply_topic,
             client_id=client_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
@@ -75,11 +77,13 @@ class Exchange:
         """Connect and find the topics; waits for the broker without limit, and logs it.
 
         Raises:
-            InvalidRequest: a topic is missing, or this client may not use it.
+            InvalidRequest: the credentials are refused, a topic is missing, or this client may not use it.
             BackendError: any other refusal of Kafka.
         """
         try:
             await self._start()
+        except KafkaRefused as error:
+            raise InvalidRequest(str(error)) from error
         except KafkaError as error:
             fault = InvalidRequest if isinstance(error, REFUSED) else BackendError
             topics = f"{self._topic} and {self._settings.reply_topic}"
@@ -89,8 +93,8 @@ class Exchange:
         settings = self._settings
         await self._outbox.start()
         await asyncio.gather(
-            ensure_topics(settings.bootstrap_servers, [self._topic], REQUEST_PARTITIONS),
-            ensure_topics(settings.bootstrap_servers, [settings.reply_topic], OTHER_PARTITIONS),
+            ensure_topics(self._cluster, [self._topic], REQUEST_PARTITIONS),
+            ensure_topics(self._cluster, [settings.reply_topic], OTHER_PARTITIONS),
         )
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
