@@ -1,12 +1,14 @@
 """What `penstock worker` runs: one worker in this process, or a supervisor of several."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
-from penstock.worker.supervision.placement import Machine, Placement, place
+from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, place
+from penstock.worker.telemetry.logs import configure_logs
 
 
 def serve(settings: WorkerSettings) -> int:
@@ -14,6 +16,7 @@ def serve(settings: WorkerSettings) -> int:
 
     Raises CannotPlace, and what `process.serve` and `supervisor.supervise` raise.
     """
+    configure_logs(settings.log_format, settings.log_level)  # `this_machine` may warn
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:
@@ -29,12 +32,20 @@ def serve(settings: WorkerSettings) -> int:
 
 def placements_for(settings: WorkerSettings, machine: Machine) -> list[Placement]:
     """Where the members would run. Raises CannotPlace."""
-    return place(machine, _gpus(settings, machine), settings.processes)
+    placements = place(machine, _gpus(settings, machine), settings.processes)
+    num_sharing = max(
+        Counter(placement.gpu for placement in placements if placement.gpu is not None).values(), default=0
+    )
+    if settings.mps == "on" and num_sharing < 2:
+        raise CannotPlace(f"--mps on: no two members share a GPU here; {num_sharing or 'none'} would run on one.")
+    return placements
 
 
 def _gpus(settings: WorkerSettings, machine: Machine) -> Sequence[int]:
     """Numbers of the GPUs that members are placed on; none: they run on the CPU."""
     if settings.gpus != "all":
+        if settings.device == "cpu":
+            raise CannotPlace(f"--gpus {settings.gpus} contradicts --device cpu. Leave one of them out.")
         return [int(number) for number in settings.gpus.split(",")]
     has_kernels = settings.engine == "padded" or find_spec("cupy") is not None
     if settings.model == NULL_MODEL or settings.device == "cpu" or (settings.device == "auto" and not has_kernels):

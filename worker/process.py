@@ -34,6 +34,7 @@ _CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
 EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RESIZE_SIGNALS = (signal.SIGTTIN, signal.SIGTTOU)  # of a supervisor
 
 log = structlog.get_logger("penstock.serve")
 
@@ -41,7 +42,8 @@ log = structlog.get_logger("penstock.serve")
 def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) -> int:
     """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
-    A second SIGTERM or SIGINT ends the process at once. `supervisor`: of a member that is one of several here.
+    A second SIGTERM or SIGINT ends the process at once. `supervisor`: of a member that is one of several here. A worker
+    without one drains on SIGHUP too.
 
     Raises:
         EngineError: the model cannot be loaded, or not run in so many lanes.
@@ -49,6 +51,8 @@ def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) ->
     """
     labels = {} if supervisor is None else {"worker": supervisor.worker, "pid": os.getpid()}
     configure_logs(settings.log_format, settings.log_level, **labels)
+    for number in _RESIZE_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # they would suspend the process
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
     if is_first:
@@ -155,6 +159,7 @@ async def _run_worker(
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, _stop, loop, worker, settings.drain_s + EXIT_S)
         if supervisor is None:
+            _handle_supervisor_signals(loop, worker)
             return await worker.run()
         supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
         stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
@@ -167,6 +172,18 @@ def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float) -> N
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     worker.stop()
+
+
+def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    """Handle the signals by which several members are rolled and resized: one process drains, and is not resized."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        loop.add_signal_handler(signal.SIGHUP, worker.stop)
+    for number in _RESIZE_SIGNALS:
+        loop.add_signal_handler(number, _ignore, number)
+
+
+def _ignore(number: signal.Signals) -> None:
+    log.warning("signal_ignored", signal=number.name, reason="one process has no members to add or to remove")
 
 
 def _end_within(seconds: float) -> None:

@@ -31,8 +31,10 @@ def fail(sentence: str) -> None:
     stderr().print(Text("Error: ", style="bold red") + Text(sentence, style="red"))
 
 
-def exit_code_of(body: Callable[[], int]) -> int:
+def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
     """Run the body of a command. Penstock's errors become a sentence; any other exception keeps its traceback.
+
+    `failed`: the code after a sentence.
 
     Ctrl-C becomes 130. SIGTERM interrupts the body as Ctrl-C does, so that clean-up runs, and becomes 143; a body with
     its own handler (worker, demo) keeps it. Both also work in the background of a script, where a shell ignores SIGINT.
@@ -51,7 +53,7 @@ def exit_code_of(body: Callable[[], int]) -> int:
             fail("This is a bug. Please report it with the lines above.")
             return EXIT_BUG
         fail(sentence)
-        return EXIT_PROBLEM
+        return failed
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`penstock worker`: this machine's members of a model's consumer group."""
 
 from penstock.ops.cli.options import takes
+from penstock.ops.cli.screen import exit_code_of
 from penstock.worker.settings import WorkerSettings
 
 
@@ -9,10 +10,12 @@ def worker(settings: WorkerSettings) -> int:
     """Answer the requests of a model's topic until Ctrl-C or SIGTERM, which finish the requests in flight first.
 
     Start one worker per machine. It runs one process on a CPU and several on each GPU; Kafka distributes the topic's
-    partitions over all of them. SIGHUP replaces them one at a time. SIGTTIN and SIGTTOU run one more and one fewer.
+    partitions over all of them. With several, SIGHUP replaces them one at a time, SIGTTIN and SIGTTOU run one more and
+    one fewer. One process drains and ends on SIGHUP, and ignores the other two.
 
     $ penstock worker --model sentence-transformers/all-MiniLM-L6-v2
     """
     from penstock.worker import serve
+    from penstock.worker.supervision.control import EXIT_CANNOT_START
 
-    return serve(settings)
+    return exit_code_of(lambda: serve(settings), failed=EXIT_CANNOT_START)

@@ -216,7 +216,7 @@ async def test_refused_credentials_end_workers_and_clients_with_a_sentence(
     with pytest.raises(InvalidRequest, match=sentence):
         async with Client(model=model, **settings):
             pass
-    assert await worker.exit_code() == 1
+    assert await worker.exit_code() == 3
     assert sentence in worker.tail().replace("\n", " ")
     assert await members.exit_code() == 3
     (reason,) = [event["reason"] for event in members.events("could_not_start")]
@@ -269,16 +269,16 @@ async def test_denied_topics_and_groups_end_a_worker_with_a_sentence(
     topics = [request_topic(name), bulk_topic(request_topic(name))]
     settings = credentials(secured, keys, "PLAIN", "new")
     worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
-    assert await worker.exit_code() == 1
+    assert await worker.exit_code() == 3
     assert "Its user needs the ACL WRITE on a topic" in worker.tail()
     allow(secured, "new", "TOPIC", "WRITE", "penstock.replies")
     worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
-    assert await worker.exit_code() == 1
+    assert await worker.exit_code() == 3
     assert f"Kafka denies {topics[0]}" in worker.tail()
     allow(secured, "new", "TOPIC", "READ", *topics)
     allow(secured, "new", "TOPIC", "CREATE", *topics)
     worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
-    assert await worker.exit_code() == 1
+    assert await worker.exit_code() == 3
     assert f"Kafka denies the group penstock.{name}" in worker.tail()
 
 

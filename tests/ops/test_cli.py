@@ -380,7 +380,7 @@ def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
             text=True,
             timeout=60,
         )
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == f"Error: --metrics-port {port}: Address already in use"
     assert "Traceback" not in done.stderr
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-EXIT_CANNOT_START = 3  # of a member: for a reason that a restart does not mend; of the supervisor: no member can
+EXIT_CANNOT_START = 3  # of a member: for a reason that a restart does not mend; of the command: no member can
 MAX_PACKET_BYTES = 64 * 1024
 PING_EVERY_S = 1.0
 JOIN_PACKET = b'{"join": true}'
