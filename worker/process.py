@@ -60,7 +60,7 @@ def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) ->
     engine = load(settings)
     if isinstance(engine, PipelinedEngine) and (settings.lanes or 1) > 1:
         raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
-    resolved = resolve(settings, engine.info)
+    resolved = resolve(settings, engine.info, 1 if supervisor is None else supervisor.processes)
     if is_first:
         log.info("settings_resolved", **resolved.model_dump(mode="json"))
     cost = _cost(engine, resolved)

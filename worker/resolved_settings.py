@@ -31,11 +31,14 @@ class ResolvedSettings(WorkerSettings):
     reasons: Mapping[str, list[str]]  # "given", "default", "default for cuda", … -> the settings decided by it
 
 
-def resolve(settings: WorkerSettings, info: ModelInfo) -> ResolvedSettings:
-    """Decide the open values for a loaded engine. Called once, after the engine is loaded."""
+def resolve(settings: WorkerSettings, info: ModelInfo, processes: int = 1) -> ResolvedSettings:
+    """Decide the open values for a loaded engine. Called once, after the engine is loaded.
+
+    `processes`: how many members run on the engine's device.
+    """
     values = dict(settings)
     reasons: dict[str, list[str]] = {}
-    for reason, defaults in _defaults(settings, info).items():
+    for reason, defaults in _defaults(settings, info, processes).items():
         decided = {name: value for name, value in defaults.items() if _is_open(name, values[name])}
         values |= decided
         reasons[reason] = sorted(decided)
@@ -51,7 +54,7 @@ def _is_open(name: str, value: object) -> bool:
     return value is None or (value == "auto" and name in _CHOSEN_HERE)
 
 
-def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping[str, Any]]:
+def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapping[str, Mapping[str, Any]]:
     """Reason -> name -> value."""
     device = _device(info)
     max_sequences, max_tokens = batch_caps(settings, info)
@@ -72,7 +75,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping
             "topic": request_topic(info.name),
             "group_id": f"penstock.{info.name}",
         },
-        "default for one process": {"processes": 1},
+        "default for this machine": {"processes": processes},
         "default for this user": {"cost_path": default_cost_path()},
     }
 

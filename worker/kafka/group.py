@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnknownMemberIdError, for_code
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from penstock.producer.transport.cluster import KafkaCluster
@@ -66,7 +66,11 @@ async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
             await admin.start()
             coordinator = await admin.find_coordinator(group_id)
             # aiokafka's admin client has no public method for this request.
-            await admin._send_request_to_node(coordinator, LeaveGroupRequest(group_id, member_id))
+            left = await admin._send_request_to_node(coordinator, LeaveGroupRequest(group_id, member_id))
+        if left.error_code:
+            raise for_code(left.error_code)
+    except UnknownMemberIdError:
+        pass  # it had left before it ended
     except (KafkaError, OSError) as error:  # OSError includes time-outs
         log.warning("member_not_evicted", member=member_id, error=repr(error))
     else:

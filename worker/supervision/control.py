@@ -51,6 +51,7 @@ class SupervisorLink:
         setup = json.loads(connection.recv(MAX_PACKET_BYTES))
         self.worker: int = setup["worker"]
         self.settings: dict[str, Any] = setup["settings"]
+        self.processes: int = setup["processes"]  # members on its GPU, or on the CPU
         self._stop_s: float = setup["stop_s"]  # longest time to stop
         self._report = Report()
         self._may_join: Future[None] = Future()
@@ -89,6 +90,7 @@ class SupervisorLink:
             os._exit(1)
 
 
-def setup_packet(worker: int, settings: dict[str, Any], stop_s: float) -> bytes:
+def setup_packet(worker: int, settings: dict[str, Any], stop_s: float, processes: int) -> bytes:
     """The first packet to a member. A member reads its settings here and not from its arguments, which `ps` shows."""
-    return json.dumps({"worker": worker, "settings": settings, "stop_s": stop_s}).encode()
+    setup = {"worker": worker, "settings": settings, "stop_s": stop_s, "processes": processes}
+    return json.dumps(setup).encode()

@@ -5,16 +5,26 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import structlog
+
 from penstock.worker.supervision.placement import Gpu, Machine
 
-_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.free", "--format=csv,noheader,nounits")
+_FIELDS = ("index", "uuid", "name", "memory.free")
+_QUERY = ("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
 _QUERY_S = 20.0  # it takes seconds where the driver is not kept loaded
+_CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (  # limit, use, statistics, and the statistic of pages that can be taken back: of versions 2 and 1
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+log = structlog.get_logger("penstock.supervisor")
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     """Cores that this process may use, and GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
-    cpus = sorted(os.sched_getaffinity(0), key=lambda cpu: (_socket(cpu), cpu))
+    cpus = sorted(os.sched_getaffinity(0), key=lambda cpu: (*_core(cpu), cpu))  # hyperthreads of a core are neighbours
     return Machine(tuple(cpus), tuple(visible_gpus(_listed_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))))
 
 
@@ -43,10 +53,11 @@ def free_host_bytes() -> int | None:
     """Memory that this process could still take: of the machine, or of its control group if that is less."""
     available = [line for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable:")]
     free = [int(line.split()[1]) << 10 for line in available]
-    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        cached = [line for line in _read(_CGROUP / "memory.stat").splitlines() if line.startswith("inactive_file ")]
-        free.append(int(limit) - int(used) + sum(int(line.split()[1]) for line in cached))
+    for names in _CGROUP_FILES:
+        limit, used, statistics = (_read(_CGROUP / name).strip() for name in names[:3])
+        if limit.isdigit() and used.isdigit():
+            cached = [line for line in statistics.splitlines() if line.startswith(f"{names[3]} ")]
+            free.append(int(limit) - int(used) + sum(int(line.split()[1]) for line in cached))
     return min(free, default=None)
 
 
@@ -57,18 +68,26 @@ def resident_bytes(pid: int) -> int:
 
 
 def _listed_gpus() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists; none where it is missing or fails."""
+    """The GPUs that nvidia-smi lists, also where it fails on one of them; none where it is missing."""
     try:
-        listed = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+        ran = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=False)
+    except FileNotFoundError:
         return []
-    rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines() if line.strip()]
-    return [Gpu(uuid, name, int(free) << 20 if free.isdigit() else None) for _, uuid, name, free in rows]
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia_smi_failed", reason=str(error))
+        return []
+    if ran.returncode:
+        log.warning("nvidia_smi_failed", reason=(ran.stderr or ran.stdout).strip(), exit_code=ran.returncode)
+    rows = [[field.strip() for field in line.split(",")] for line in ran.stdout.splitlines()]
+    listed = [row for row in rows if len(row) == len(_FIELDS)]  # other lines are messages
+    return [Gpu(uuid, name, int(free) << 20 if free.isdigit() else None) for _, uuid, name, free in listed]
 
 
-def _socket(cpu: int) -> int:
-    number = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")).strip()
-    return int(number) if number.isdigit() else 0
+def _core(cpu: int) -> tuple[int, int]:
+    """Socket and core of a logical processor."""
+    topology = _CPUS / f"cpu{cpu}" / "topology"
+    socket, core = (_read(topology / name).strip() for name in ("physical_package_id", "core_id"))
+    return int(socket) if socket.isdigit() else 0, int(core) if core.isdigit() else cpu
 
 
 def _read(path: Path) -> str:

@@ -1,23 +1,37 @@
-"""A member as a process of its own: `python -m penstock.worker.supervision.member FD`, started by the supervisor."""
+"""A member as a process: `python -m penstock.worker.supervision.member FD CPUS`, started by the supervisor."""
 
 import faulthandler
+import os
 import socket
 import sys
+from types import TracebackType
 
-from aiokafka.errors import KafkaError
+import structlog
 
-from penstock.engine.errors import EngineError, UnsupportedDevice
-from penstock.producer.tokenization import TokenizerError
-from penstock.worker.process import serve
-from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.control import EXIT_CANNOT_START, SupervisorLink
+
+log = structlog.get_logger("penstock.member")
 
 
 def main() -> int:
     """Serve until SIGTERM or the supervisor's end. Returns the exit code."""
+    descriptor, cpus = sys.argv[1:]
+    os.sched_setaffinity(0, map(int, cpus.split(",")))
     faulthandler.enable()  # SIGABRT from the supervisor, for a member that hangs, prints where each thread is
-    link = SupervisorLink(socket.socket(fileno=int(sys.argv[1])))
+    return _serve(SupervisorLink(socket.socket(fileno=int(descriptor))))
+
+
+def _serve(link: SupervisorLink) -> int:
+    # Libraries count the cores when they are imported, so this comes after the choice of cores.
+    from aiokafka.errors import KafkaError
+
+    from penstock.engine.errors import EngineError, UnsupportedDevice
+    from penstock.producer.tokenization import TokenizerError
+    from penstock.worker.process import serve
+    from penstock.worker.settings import WorkerSettings
+
     settings = WorkerSettings(**link.settings)
+    sys.excepthook = _log_uncaught
     try:
         return serve(settings, link)
     except (EngineError, TokenizerError, KafkaError) as error:
@@ -25,6 +39,11 @@ def main() -> int:
             raise
         link.report(failure=str(error) or repr(error), failure_is_of_device=isinstance(error, UnsupportedDevice))
         return EXIT_CANNOT_START
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Log an error that ends the member as one event, which says which member it was."""
+    log.critical("member_failed", error=repr(error), exc_info=(kind, error, trace))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One metrics port for all members: each scrape scrapes the members, and labels their samples with the worker."""
 
+import http.client
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from penstock.worker.supervision.slot import RESTART_REASONS
+
 _SCRAPE_S = 1.0  # a member that does not answer is missing from a scrape, and does not delay it
-_CONCURRENT = 8
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # members are on this machine
 
 
 class MemberMetrics(Collector):
@@ -24,8 +27,12 @@ class MemberMetrics(Collector):
         self._ports = ports
         self._states = states
         self._restarts: Counter[tuple[str, str]] = Counter()  # (worker, reason)
-        self._scrapes = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="scrape")
         self.registry.register(self)
+
+    def add_worker(self, worker: int) -> None:
+        """Show a member's restarts from 0 on. Any number of times."""
+        for reason in RESTART_REASONS:
+            self._restarts.setdefault((str(worker), reason), 0)
 
     def count_restart(self, worker: int, reason: str) -> None:
         """Count a member that is started again."""
@@ -39,8 +46,9 @@ class MemberMetrics(Collector):
         """The families of all members, and the supervisor's own."""
         ports = dict(self._ports())
         families: dict[str, Metric] = {}
-        for worker, text in zip(ports, self._scrapes.map(_scrape, ports.values()), strict=True):
-            _merge(families, text, str(worker))
+        with ThreadPoolExecutor(max(1, len(ports)), thread_name_prefix="scrape") as scrapes:
+            for worker, found in zip(ports, scrapes.map(_scrape, ports.values()), strict=True):
+                _merge(families, found, str(worker))
         yield from families.values()
         members = GaugeMetricFamily("penstock_members", "Members on this machine, by state.", labels=["state"])
         for state, count in self._states().items():
@@ -56,15 +64,16 @@ class MemberMetrics(Collector):
         yield restarts
 
 
-def _scrape(port: int) -> str:
+def _scrape(port: int) -> list[Metric]:
+    """A member's families; none if it does not answer with an exposition, as when it ends meanwhile."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_SCRAPE_S) as answer:
-            return str(answer.read().decode())
-    except OSError:
-        return ""
+        with _OPENER.open(f"http://127.0.0.1:{port}/metrics", timeout=_SCRAPE_S) as answer:
+            return list(text_string_to_metric_families(answer.read().decode()))
+    except (OSError, http.client.HTTPException, ValueError):
+        return []
 
 
-def _merge(families: dict[str, Metric], text: str, worker: str) -> None:
-    for family in text_string_to_metric_families(text):
+def _merge(families: dict[str, Metric], found: list[Metric], worker: str) -> None:
+    for family in found:
         merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
         merged.samples += [Sample(s.name, {"worker": worker, **s.labels}, s.value) for s in family.samples]

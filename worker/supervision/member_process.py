@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 from penstock.worker.supervision.control import JOIN_PACKET, MAX_PACKET_BYTES, Report, control_sockets, setup_packet
@@ -39,20 +39,35 @@ class MemberProcess:
 
     @classmethod
     async def start(
-        cls, placement: Placement, settings: dict[str, Any], environment: Mapping[str, str], stop_s: float
+        cls,
+        placement: Placement,
+        settings: dict[str, Any],
+        environment: Mapping[str, str],
+        stop_s: float,
+        processes: int,
     ) -> Self:
-        """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop."""
+        """Start a member that loads its model and then waits for `join`. `stop_s`: the longest that it may stop.
+
+        `processes`: how many members share its GPU, or the CPU. Raises OSError if no process can be started.
+        """
         connection, far_end = control_sockets()
         connection.setblocking(False)
-        with far_end, _on_cores(placement.cpus):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "penstock.worker.supervision.member", str(far_end.fileno())),
-                pass_fds=(far_end.fileno(),),
-                env={**os.environ, **environment, **placement.environment},
-                stdin=asyncio.subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which drains the members
-            )
-        connection.send(setup_packet(placement.worker, settings, stop_s))
+        command = (sys.executable, "-m", "penstock.worker.supervision.member")
+        cpus = ",".join(map(str, placement.cpus))  # the member sets its own: this process keeps its cores meanwhile
+        try:
+            with far_end:
+                process = await asyncio.create_subprocess_exec(
+                    *(*command, str(far_end.fileno()), cpus),
+                    pass_fds=(far_end.fileno(),),
+                    env={**os.environ, **environment, **placement.environment},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C in the terminal reaches the supervisor alone, which drains the members
+                )
+        except OSError:
+            connection.close()
+            raise
+        with contextlib.suppress(ConnectionError):  # it has ended
+            connection.send(setup_packet(placement.worker, settings, stop_s, processes))
         return cls(placement, process, connection, stop_s)
 
     @property
@@ -142,14 +157,3 @@ class MemberProcess:
         if report.phase == "joined" and self.joined_at is None:
             self.joined_at = time.monotonic()
             self._joined.set()
-
-
-@contextlib.contextmanager
-def _on_cores(cpus: Sequence[int]) -> Iterator[None]:
-    """Start processes on these cores: a new process inherits them, before any library counts them."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -40,6 +40,7 @@ class MemberStarter:
         self.member_bytes: int | None = None  # memory that a member needs, once the first has loaded
         self.taken_bytes = 0  # part of it that a member takes at its start
         self.environment: Mapping[str, str] = {}  # further variables of members
+        self.processes = 1  # members on each GPU, or on the CPU
         self._settings = settings
         self._load_s = load_s
         self._stop_s = stop_s
@@ -60,10 +61,13 @@ class MemberStarter:
             yield
 
     async def start(self, placement: Placement, started: Started = _ignore) -> MemberProcess:
-        """Start a member, tell `started`, and return when it has loaded or ended. Called inside `turn`."""
+        """Start a member, tell `started`, and return when it has loaded or ended. Called inside `turn`.
+
+        Raises OSError if no process can be started.
+        """
         is_first = self.member_bytes is None
         free = await free_bytes(placement) if is_first else None
-        member = await MemberProcess.start(placement, self._settings, self.environment, self._stop_s)
+        member = await MemberProcess.start(placement, self._settings, self.environment, self._stop_s, self.processes)
         self.running.add(member)
         started(member)
         log.info("member_started", **member.names, cores=len(placement.cpus))

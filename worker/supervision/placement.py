@@ -25,7 +25,7 @@ class Gpu:
 class Machine:
     """What members can be placed on."""
 
-    cpus: tuple[int, ...]  # that this process may use; neighbours share a socket
+    cpus: tuple[int, ...]  # that this process may use; neighbours share a core, or else a socket
     gpus: tuple[Gpu, ...]  # visible, in the order of their numbers
 
 
@@ -93,8 +93,9 @@ def num_fitting(wanted: int, free_bytes: int | None, member_bytes: int) -> tuple
     if free_bytes is None or wanted * member_bytes <= free_bytes:
         return wanted, ""
     fitting = free_bytes // member_bytes
-    needs = f"{wanted} members need {wanted} x {_gib(member_bytes)}, {_gib(free_bytes)} are free"
-    return fitting, f"{needs}: {fitting or 'none'} fit"
+    who = "1 member needs" if wanted == 1 else f"{wanted} members need"
+    fit = "1 fits" if fitting == 1 else f"{fitting or 'none'} fit"
+    return fitting, f"{who} {wanted} x {_gib(member_bytes)}, {_gib(free_bytes)} are free: {fit}"
 
 
 def _parts(cpus: Sequence[int], count: int) -> list[tuple[int, ...]]:

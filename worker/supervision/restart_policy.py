@@ -2,7 +2,8 @@
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 64.0
 HEALTHY_S = 60.0  # a member that served for so long is not blamed for what came before
-MAX_START_FAILURES = 3
+SHORT_S = 10.0  # a member that served for less has failed, as one that did not start
+MAX_FAILURES = 3
 
 
 class RestartPolicy:
@@ -10,20 +11,20 @@ class RestartPolicy:
 
     def __init__(self) -> None:
         self._num_pauses = 0
-        self._start_failures = 0
+        self._failures = 0
 
     def pause_s(self, served_s: float | None) -> float | None:
-        """Seconds until the next start. None: give up, after the third start failure in a row.
+        """Seconds until the next start. None: give up, after the third failure in a row.
 
         Called once for each end that was not asked for. `served_s`: how long the member was in the group; None if it
-        ended before it had joined, which is a start failure.
+        ended before it had joined. Both that and less than `SHORT_S` are a failure.
         """
-        if served_s is None:
-            self._start_failures += 1
-            if self._start_failures >= MAX_START_FAILURES:
+        if served_s is None or served_s < SHORT_S:
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
                 return None
         else:
-            self._start_failures = 0
+            self._failures = 0
             if served_s >= HEALTHY_S:
                 self._num_pauses = 0
         self._num_pauses += 1

@@ -12,9 +12,10 @@ import structlog
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter
 from penstock.worker.supervision.placement import Placement
-from penstock.worker.supervision.restart_policy import MAX_START_FAILURES, RestartPolicy
+from penstock.worker.supervision.restart_policy import MAX_FAILURES, RestartPolicy
 
 STATES = ("starting", "serving", "restarting", "stopping")
+RESTART_REASONS = ("exit", "signal", "not_started", "unresponsive", "rolled")
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -72,7 +73,13 @@ class Slot:
     async def keep(self) -> SlotEnd:
         """Keep a member running until the slot is dropped, its work is done, or it cannot start. Called once."""
         while True:
-            member = self._successor or await self._load()
+            try:
+                member = self._successor or await self._load()
+            except OSError as error:  # of the start: too many processes or open files, too little memory
+                end = self._on_start_error(error)
+                if end is not None:
+                    return end
+                continue
             self._successor = None
             if member is None:
                 return SlotEnd()
@@ -96,6 +103,17 @@ class Slot:
     def _show(self, member: MemberProcess) -> None:
         self.member = member
 
+    def _on_start_error(self, error: OSError) -> SlotEnd | None:
+        """Log a process that could not be started. None if another start follows."""
+        pause_s = None if self.is_dropped else self._policy.pause_s(None)
+        event = {"worker": self.placement.worker, "device": self.placement.device, "error": repr(error)}
+        if pause_s is None:
+            log.error("member_not_started", **event)
+            return SlotEnd() if self.is_dropped else SlotEnd(1, _given_up(repr(error)), is_of_device=True)
+        log.warning("member_not_started", **event, restart_in_s=pause_s)
+        self._pause_s = pause_s
+        return None
+
     def _end(self, member: MemberProcess, code: int) -> SlotEnd | None:
         """Log how a member ended. None if another follows it."""
         event: dict[str, Any] = {**member.names, **exit_fields(code), "uptime_s": member.uptime_s}
@@ -114,12 +132,15 @@ class Slot:
         pause_s = self._policy.pause_s(served_s)
         if pause_s is None:
             log.error("member_exited", **event)
-            failure = f"{MAX_START_FAILURES} starts in a row failed, the last with {exit_text(code)}"
-            return SlotEnd(code, failure, is_of_device=True)
+            return SlotEnd(code, _given_up(exit_text(code)), is_of_device=True)
         log.warning("member_exited", **event, restart_in_s=pause_s)
         self._ended(member, _reason(member, code))
         self._pause_s = pause_s
         return None
+
+
+def _given_up(last: str) -> str:
+    return f"{MAX_FAILURES} starts in a row failed, the last with {last}"
 
 
 def _reason(member: MemberProcess, code: int) -> str:

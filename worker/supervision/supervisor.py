@@ -26,7 +26,7 @@ from penstock.worker.supervision.placement import Machine, Placement, num_fittin
 from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
 from penstock.worker.telemetry.logs import configure_logs
 
-_JOIN_S = 60.0  # a roll waits so long for a new member to join, then goes on
+_JOIN_S = 60.0  # a roll waits so long for a new member to join, after the old one has drained
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -67,6 +67,8 @@ class Supervisor:
         self._slots: dict[asyncio.Task[SlotEnd], Slot] = {}
         self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._rolling: asyncio.Task[None] | None = None
+        self._roll_again = False  # a roll was asked for during a roll
+        self._given_up: Counter[str] = Counter()  # device -> members that were given up
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
         self._stop_signal: signal.Signals | None = None
         self._is_killed = False  # by a second signal
@@ -83,8 +85,9 @@ class Supervisor:
             if self._settings.mps == "on" and placements[0].gpu is not None:
                 self._starter.environment = stack.enter_context(mps_daemon())
             self._handle_signals()
-            devices = list(dict.fromkeys(placement.device for placement in placements))
-            log.info("supervisor_starting", members=len(placements), devices=devices)
+            devices = Counter(placement.device for placement in placements)
+            self._starter.processes = max(devices.values())
+            log.info("supervisor_starting", members=len(placements), devices=list(devices))
             for placement in placements:
                 self._fill(placement)
             watching = asyncio.create_task(self._watch())
@@ -105,6 +108,7 @@ class Supervisor:
         return task
 
     def _fill(self, placement: Placement) -> None:
+        self._metrics.add_worker(placement.worker)
         slot = Slot(placement, self._starter, once=self._settings.once, ended=self._on_restart)
         keeping = asyncio.create_task(slot.keep())
         keeping.add_done_callback(self._ended.put_nowait)
@@ -119,14 +123,17 @@ class Supervisor:
 
     def _on_end(self, slot: Slot, end: SlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
+        device = slot.placement.device
         if not end.failure:
+            if device in self._given_up:
+                self._given_up[device] += 1
             self._exit_code = max(self._exit_code, end.exit_code if end.exit_code >= 0 else 1)
             return
-        device = slot.placement.device
         others = [other for other in self._slots.values() if other.placement.device != device and not other.is_dropped]
         if end.is_of_device and others:
             log.error("device_given_up", device=device, reason=end.failure, members_left=len(others))
             self._exit_code = max(self._exit_code, 1)
+            self._given_up[device] += 1
         else:
             others = []
             self._failure = self._failure or f"{device}: {end.failure}"
@@ -152,7 +159,9 @@ class Supervisor:
             log.warning("members_moved_to_cpu", reason="the model does not run on a GPU here")
             for slot in self._slots.values():
                 slot.drop()
-            for placement in place(self._machine, [], self._settings.processes):
+            placements = place(self._machine, [], self._settings.processes)
+            self._starter.processes = len(placements)
+            for placement in placements:
                 self._fill(placement)
             return
         by_device: dict[str, list[Slot]] = {}
@@ -194,7 +203,17 @@ class Supervisor:
         if self._had_terminal and not sys.stderr.isatty():
             self._stop(signal.SIGHUP)
         elif self._rolling is None or self._rolling.done():
-            self._rolling = self._run(self._roll())
+            self._rolling = self._run(self._roll_while_asked())
+        else:
+            self._roll_again = True
+            log.info("roll_queued")
+
+    async def _roll_while_asked(self) -> None:
+        """Roll, and once more if that was asked for meanwhile: what changed may have come after the first loads."""
+        self._roll_again = True
+        while self._roll_again:
+            self._roll_again = False
+            await self._roll()
 
     async def _roll(self) -> None:
         """Replace the members one at a time. A new one loads before the old one leaves: the group is never short."""
@@ -203,19 +222,25 @@ class Supervisor:
             old = slot.member
             if slot.state != "serving" or old is None:
                 continue  # it is being started anyway
-            async with self._starter.turn(slot.placement):
-                new = await self._starter.start(slot.placement)
+            try:
+                async with self._starter.turn(slot.placement):
+                    new = await self._starter.start(slot.placement)
+            except OSError as error:
+                _log_roll_failed(old, repr(error), "The old member stays.")
+                return
             if slot.member is not old or slot.state != "serving":
                 new.terminate()  # the old one ended meanwhile, and is replaced already
                 await self._starter.ended(new)
             elif new.report.phase == "loading":
                 code = await self._starter.ended(new)
                 reason = new.report.failure or f"the new member ended with {exit_text(code)}"
-                log.error("roll_failed", **old.names, reason=reason, note="The old member stays.")
+                _log_roll_failed(old, reason, "The old member stays.")
                 return
             else:
                 slot.replace(new)
-                await new.joined(_JOIN_S + self._settings.drain_s)
+                if not await new.joined(_JOIN_S + self._settings.drain_s) and not slot.is_dropped:
+                    _log_roll_failed(new, "the new member did not join the group", "The members after it stay.")
+                    return
         log.info("roll_finished")
 
     async def _add(self) -> None:
@@ -258,7 +283,12 @@ class Supervisor:
 
     def _states(self) -> Mapping[str, int]:
         """How many members are in each state. Called from other threads."""
-        return dict.fromkeys(STATES, 0) | Counter(slot.state for slot in list(self._slots.values()))
+        counts = Counter(slot.state for slot in list(self._slots.values()))
+        return dict.fromkeys(STATES, 0) | counts | {"given_up": self._given_up.total()}
+
+
+def _log_roll_failed(member: MemberProcess, reason: str, note: str) -> None:
+    log.error("roll_failed", **member.names, reason=reason, note=note)
 
 
 def _member_settings(settings: WorkerSettings) -> dict[str, Any]:

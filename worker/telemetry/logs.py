@@ -13,7 +13,7 @@ _REPEAT_S = 60.0
 def configure_logs(log_format: str, level: str, **labels: object) -> None:
     """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "console".
 
-    `labels` are on every line.
+    `labels` are on every line, except where an event has a field of that name.
     """
     to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
@@ -21,7 +21,7 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        lambda logger, method, event: {**event, **labels},
+        lambda logger, method, event: {**labels, **event},
     ]
     renderer: Any = structlog.dev.ConsoleRenderer() if to_console else structlog.processors.JSONRenderer()
     structlog.configure(

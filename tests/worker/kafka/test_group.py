@@ -7,8 +7,11 @@ import pytest
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from structlog.testing import capture_logs
 
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import REQUEST_PARTITIONS
-from penstock.worker.kafka.group import assignor_for, client_id
+from penstock.worker.kafka import group
+from penstock.worker.kafka.group import assignor_for, client_id, evict
 from penstock.worker.supervision.placement import Gpu, Machine, place
 
 TOPICS = ("requests", "requests.bulk")
@@ -66,3 +69,34 @@ def test_members_that_run_something_else_are_named() -> None:
     with capture_logs() as events:
         assignor.assign(CLUSTER, {name: assignor.metadata(TOPICS) for name in members})
     assert events == []
+
+
+class Admin:
+    """A cluster that answers a departure with an error code."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def find_coordinator(self, group_id: str) -> int:
+        return 1
+
+    async def _send_request_to_node(self, node: int, request: object) -> SimpleNamespace:
+        return SimpleNamespace(error_code=self._code)
+
+
+@pytest.mark.parametrize(
+    ("code", "logged"), [(0, ["member_evicted"]), (16, ["member_not_evicted"]), (25, [])], ids=["ok", "refused", "gone"]
+)
+async def test_a_departure_that_kafka_refuses_is_no_eviction(
+    monkeypatch: pytest.MonkeyPatch, code: int, logged: list[str]
+) -> None:
+    monkeypatch.setattr(group, "AIOKafkaAdminClient", lambda **_: Admin(code))
+    with capture_logs() as events:
+        await evict(KafkaCluster.of(KafkaSettings(bootstrap_servers="127.0.0.1:1")), "g", "m")
+    assert [event["event"] for event in events] == logged

@@ -24,7 +24,7 @@ def start() -> tuple[subprocess.Popen[bytes], socket.socket]:
         command = [sys.executable, "-c", MEMBER, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     ours.settimeout(30)
-    ours.send(setup_packet(3, {"model": "m"}, 5.0))
+    ours.send(setup_packet(3, {"model": "m"}, 5.0, 2))
     return process, ours
 
 

@@ -4,19 +4,25 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from penstock.worker.supervision import machine
 from penstock.worker.supervision.machine import free_gpu_bytes, free_host_bytes, resident_bytes, this_machine
 
 LISTED = "0, GPU-aa11, NVIDIA H200, 140000\n1, GPU-bb22, NVIDIA H200, 1024\n2, GPU-bb33, NVIDIA H200, [N/A]\n"
 
 
+def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with three GPUs."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncat <<END\n{LISTED}END\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    install(tmp_path, f"cat <<END\n{LISTED}END", monkeypatch)
 
 
 @pytest.mark.usefixtures("nvidia_smi")
@@ -47,6 +53,43 @@ def test_free_memory_of_a_gpu_is_known_where_the_driver_says_it() -> None:
 def test_a_machine_without_nvidia_smi_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert this_machine({}).gpus == ()
+
+
+def test_a_driver_without_devices_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "echo 'No devices were found'", monkeypatch)
+    assert this_machine({}).gpus == ()
+
+
+def test_a_driver_that_fails_is_named_and_the_gpus_that_it_lists_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, f"cat <<END\n{LISTED}END\necho 'GPU 3 is lost' >&2; exit 15", monkeypatch)
+    with capture_logs() as events:
+        assert len(this_machine({}).gpus) == 3
+    (event,) = events
+    assert (event["event"], event["reason"], event["exit_code"]) == ("nvidia_smi_failed", "GPU 3 is lost", 15)
+
+
+def test_hyperthreads_of_a_core_are_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sockets of two cores, numbered as Linux does: first one thread of each core."""
+    for cpu in range(8):
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+        (topology / "core_id").write_text(f"{cpu % 2}\n")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert this_machine({}).cpus == (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def test_memory_of_a_control_group_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("5000000\n")
+    (folder / "memory.usage_in_bytes").write_text("3000000\n")
+    (folder / "memory.stat").write_text("inactive_file 7\ntotal_inactive_file 1000\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert free_host_bytes() == 2_001_000
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:

@@ -1,5 +1,7 @@
 """One port for all members: samples labelled with the worker, families once, members that are away left out."""
 
+import socketserver
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -41,3 +43,35 @@ def test_all_members_are_in_one_exposition(ports: dict[int, int]) -> None:
     assert len(types) == len(set(types))
     assert "# TYPE penstock_requests_total counter" in types
     assert not any('worker="7"' in line for line in lines if "restarts" not in line)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"nonsense\r\n\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nshort", b"HTTP/1.0 200 OK\r\n\r\na{ 1\n"],
+    ids=["nothing", "no HTTP", "cut off", "no exposition"],
+)
+def test_a_member_that_answers_badly_is_left_out(ports: dict[int, int], answer: bytes) -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        metrics = MemberMetrics(lambda: {**ports, 3: server.server_address[1]}, dict)
+        exposition = generate_latest(metrics.registry).decode()
+    assert 'penstock_requests_total{outcome="o\\"k",worker="1"} 2.0' in exposition
+    assert 'worker="3"' not in exposition
+
+
+def test_members_are_scraped_without_a_proxy(ports: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    exposition = generate_latest(MemberMetrics(lambda: ports, dict).registry).decode()
+    assert 'worker="0"' in exposition
+
+
+def test_restarts_begin_at_0() -> None:
+    metrics = MemberMetrics(dict, dict)
+    metrics.add_worker(2)
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    assert 'penstock_worker_restarts_total{reason="signal",worker="2"} 0.0' in lines

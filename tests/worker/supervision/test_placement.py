@@ -76,4 +76,4 @@ def test_memory_limits_the_members_and_the_arithmetic_says_so() -> None:
     assert num_fitting(3, 10 * GIB, 3 * GIB) == (3, "")
     assert num_fitting(3, None, 3 * GIB) == (3, "")
     assert num_fitting(4, 10 * GIB, 3 * GIB) == (3, "4 members need 4 x 3.0 GiB, 10.0 GiB are free: 3 fit")
-    assert num_fitting(1, 2 * GIB, 3 * GIB) == (0, "1 members need 1 x 3.0 GiB, 2.0 GiB are free: none fit")
+    assert num_fitting(1, 2 * GIB, 3 * GIB) == (0, "1 member needs 1 x 3.0 GiB, 2.0 GiB are free: none fit")

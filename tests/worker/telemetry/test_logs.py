@@ -61,6 +61,13 @@ def test_json_lines_hold_the_event_its_place_and_its_values(capsys: pytest.Captu
     assert (theirs["event"], theirs["logger"], theirs["level"]) == ("lost node", "some_library", "warning")
 
 
+def test_a_label_does_not_replace_an_events_own_field(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info", worker=1, pid=2)
+    structlog.get_logger("penstock.test").info("member_exited", worker=3)
+    [line] = events(capsys)
+    assert (line["worker"], line["pid"]) == (3, 2)
+
+
 def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json", "info")
     try:
