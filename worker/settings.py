@@ -83,6 +83,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     processes: Annotated[int | None, BeforeValidator(_open_if_auto)] = Field(
         None,
         ge=1,
+        json_schema_extra={"metavar": "N|auto"},
         description="Worker processes, each a member of the consumer group: on each GPU, or on the CPU. auto: on each "
         "GPU three, but no more than one for two cores; one on a CPU.",
     )

@@ -67,7 +67,7 @@ def _parameters(settings: type[BaseSettings]) -> Iterator[inspect.Parameter]:
             None,
             option_name(name) + (f"/--no-{option_name(name)[2:]}" if field.default is True else ""),
             help=_help(name, field),
-            metavar=None if is_flag else _metavar(field.annotation),
+            metavar=None if is_flag else _metavar(field),
         )
         annotation = (bool | None) if is_flag else (str | None)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
@@ -89,11 +89,17 @@ def _default(field: FieldInfo) -> str:
     return f" [default: {field.default:g}]" if isinstance(field.default, float) else f" [default: {field.default}]"
 
 
-def _metavar(annotation: Any) -> str:
+def _metavar(field: FieldInfo) -> str:
+    """The field's own, or its kind."""
+    own = field.json_schema_extra
+    return str(own["metavar"]) if isinstance(own, dict) and "metavar" in own else _kind(field.annotation)
+
+
+def _kind(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         (inner,) = (arg for arg in get_args(annotation) if arg is not type(None))
-        return _metavar(inner)
+        return _kind(inner)
     if origin is Literal:
         return "CHOICE"
     if annotation not in _KINDS:

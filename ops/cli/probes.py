@@ -18,6 +18,7 @@ from penstock.producer.wire.topics import REPLY_TOPIC, REQUEST_PARTITIONS, bulk_
 from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
+from penstock.worker.supervision.mps import MpsUnavailable, mps_program
 from penstock.worker.supervision.placement import CannotPlace
 
 KAFKA_TIMEOUT_S = 5.0
@@ -78,17 +79,22 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
     topic = _topic_name(settings)
     if topic is None:
         return Finding("Request topic", "not checked", "Its name depends on the model.", "Give --model or --topic.")
-    if topic not in topics:
-        return Finding("Request topic", "OK", f"{topic} does not exist yet; the first client or worker creates it")
-    found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
     try:
         num_members = len(placements_for(settings, this_machine()))
     except CannotPlace:  # `members` reports it
         num_members = 1
-    if topics[topic] < num_members:
-        alter = f"kafka-topics.sh --alter --partitions {max(REQUEST_PARTITIONS, num_members)} --topic"
+    enough = max(REQUEST_PARTITIONS, num_members)
+    exists = topic in topics
+    if exists:
+        found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
+        alter = f"kafka-topics.sh --bootstrap-server {settings.bootstrap_servers} --alter --partitions {enough} --topic"
         remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
-        return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
+    else:
+        found = f"{topic} does not exist yet; the first client or worker creates it"
+        remedy = f"Give --partitions {enough}."
+    if (topics[topic] if exists else settings.partitions) < num_members:
+        few = "" if exists else f", a worker with {settings.partitions} partitions"
+        return Finding("Request topic", "problem", f"{found}{few}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)
 
 
@@ -140,8 +146,13 @@ def members(settings: CheckSettings) -> Finding:
     machine = this_machine()
     try:
         placements = placements_for(settings, machine)
+        if settings.mps == "on":
+            mps_program()
     except CannotPlace as error:
-        return Finding("Members", "problem", str(error), "Give other --gpus, or check that nvidia-smi lists the GPU.")
+        remedy = "Give other --gpus, --processes or --mps, or check that nvidia-smi lists the GPU."
+        return Finding("Members", "problem", str(error), remedy)
+    except MpsUnavailable as error:
+        return Finding("Members", "problem", str(error))
     lines = []
     for device, placed in groupby(sorted(placements, key=lambda at: at.gpu or 0), key=lambda at: at.device):
         here = list(placed)
@@ -151,6 +162,8 @@ def members(settings: CheckSettings) -> Finding:
         each = f"{num_cores} core{'s' if num_cores > 1 else ''}{' among them' if len(here) > 1 else ''}"
         lines.append(f"{len(here)} on {name}, with {each}")
     why = "as --processes says" if settings.processes else "by --processes auto"
+    if len(placements) > 1:
+        why += "; fewer if memory does not hold all, which the first one's start shows"
     return Finding("Members", "OK", "; ".join(lines) + f" ({why})")
 
 

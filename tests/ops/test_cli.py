@@ -86,6 +86,7 @@ class TestHelp:
 
     def test_what_is_on_can_be_turned_off(self) -> None:
         assert "--batch-calls --no-batch-calls" in penstock("embed", "--help")[1]
+        assert "--processes N|auto" in penstock("worker", "--help")[1]
         code, text = penstock("embed", "--no-batch-calls", "--model", "m", "--text", "")
         assert (code, text) == (2, "Error: empty: Text 0 is empty.")
 
@@ -342,10 +343,21 @@ class TestCheck:
         for gpu in (0, 1):
             assert f"3 on gpu {gpu}, NVIDIA H200, with 8 cores among them" in text
         _, text = penstock(*args, "--gpus", "1", "--processes", "2")
-        assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says)" in text
+        assert "OK Members 2 on gpu 1, NVIDIA H200, with 16 cores among them (as --processes says; fewer" in text
         code, text = penstock(*args, "--gpus", "2")
         assert code == 1
         assert "problem Members --gpus 2: this machine has 2 visible GPUs, from 0." in text
+        _, text = penstock(*args, "--gpus", "0", "--device", "cpu")
+        assert "problem Members --gpus 0 contradicts --device cpu." in text
+        monkeypatch.setattr("shutil.which", lambda _: None)
+        for options, found in (
+            (("--device", "cpu", "--processes", "2"), "no two members share a GPU here; none would run on one."),
+            (("--gpus", "0,1", "--processes", "1"), "no two members share a GPU here; 1 would run on one."),
+            (("--gpus", "0"), "nvidia-cuda-mps-control is not installed."),
+        ):
+            code, text = penstock(*args, *options, "--mps", "on")
+            assert code == 1
+            assert f"problem Members --mps on: {found}" in text
 
     def test_a_topic_with_fewer_partitions_than_members(self) -> None:
         with MockBroker() as broker:  # its topics have four partitions
@@ -355,8 +367,13 @@ class TestCheck:
             assert code == 1
             assert "problem Request topic few, 4 partitions" in text
             assert "5 would run on this machine" in text
+            assert f"kafka-topics.sh --bootstrap-server {broker.bootstrap_servers} --alter --partitions 48" in text
             code, text = penstock("check", *args, "--topic", "few", "--processes", "4")
             assert code == 0
+            code, text = penstock("check", *args, "--topic", "none", "--processes", "3", "--partitions", "2")
+            assert code == 1
+            assert "a worker with 2 partitions, and 3 would run on this machine" in text
+            assert "Give --partitions 48." in text
 
     def test_a_gpu_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)

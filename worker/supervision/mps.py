@@ -16,17 +16,23 @@ class MpsUnavailable(Exception):
     """The daemon is not installed, or does not start. The message says why."""
 
 
+def mps_program() -> str:
+    """Path of the program that runs the daemon. Raises MpsUnavailable."""
+    program = shutil.which(_PROGRAM)
+    if program is None:
+        raise MpsUnavailable(
+            f"--mps on: {_PROGRAM} is not installed. It comes with the NVIDIA driver; or use --mps off."
+        )
+    return program
+
+
 @contextmanager
 def mps_daemon() -> Iterator[Mapping[str, str]]:
     """Run a daemon of one's own, with its own pipes and logs. Yields the variables of the processes that use it.
 
     Raises MpsUnavailable.
     """
-    program = shutil.which(_PROGRAM)
-    if program is None:
-        raise MpsUnavailable(
-            f"--mps on: {_PROGRAM} is not installed. It comes with the NVIDIA driver; or use --mps off."
-        )
+    program = mps_program()
     with tempfile.TemporaryDirectory(prefix="penstock-mps-") as folder:
         variables = {f"CUDA_MPS_{use.upper()}_DIRECTORY": str(Path(folder, use)) for use in ("pipe", "log")}
         for directory in variables.values():

@@ -82,7 +82,7 @@ class Supervisor:
             port = self._settings.metrics_port
             if port is not None:
                 stack.callback(serve_metrics(port, self._metrics.registry).shutdown)
-            if self._settings.mps == "on" and placements[0].gpu is not None:
+            if self._settings.mps == "on":
                 self._starter.environment = stack.enter_context(mps_daemon())
             self._handle_signals()
             devices = Counter(placement.device for placement in placements)

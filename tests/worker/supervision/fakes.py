@@ -1,0 +1,87 @@
+"""Members without processes: each follows a script, and the supervisor's own code runs around them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.worker.supervision.control import Report
+from penstock.worker.supervision.placement import Placement
+
+
+class FakeMember:
+    """Loads at once and joins when it may, unless the test makes it end."""
+
+    def __init__(self, placement: Placement, pid: int) -> None:
+        self.placement = placement
+        self.pid = pid
+        self.names = {"worker": placement.worker, "member_pid": pid, "device": placement.device}
+        self.report = Report(phase="loaded", device="cpu")
+        self.joined_at: float | None = None
+        self.served_s: float | None = None
+        self.uptime_s = 0.0
+        self.is_running = True
+        self.is_silent = False
+        self.is_stopping = False
+        self.ticks_since_ping = 0
+        self.joins = True
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.has_joined = asyncio.Event()  # or ended
+
+    def end(self, code: int, *, served_s: float | None = None) -> None:
+        """End the process."""
+        if self.is_running:
+            self.is_running, self.served_s = False, served_s
+            self._code.set_result(code)
+            self.has_joined.set()
+
+    async def loaded(self, timeout_s: float) -> bool:
+        return self.report.phase != "loading"
+
+    async def joined(self, timeout_s: float) -> bool:
+        await self.has_joined.wait()
+        return self.joined_at is not None and self.is_running
+
+    def join(self) -> None:
+        if self.joins and self.is_running:
+            self.joined_at = 0.0
+            self.has_joined.set()
+
+    def terminate(self) -> None:
+        self.is_stopping = True
+        self.end(0, served_s=100.0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    async def ended(self) -> int:
+        return await self._code
+
+
+class FakeProcesses:
+    """In place of the class MemberProcess. `script` may change a new member, or raise OSError."""
+
+    def __init__(self) -> None:
+        self.members: list[FakeMember] = []
+        self.script: Callable[[FakeMember], object] = lambda member: None
+
+    async def start(
+        self,
+        placement: Placement,
+        settings: dict[str, Any],
+        environment: Mapping[str, str],
+        stop_s: float,
+        processes: int,
+    ) -> FakeMember:
+        member = FakeMember(placement, 100 + len(self.members))
+        self.script(member)
+        self.members.append(member)
+        return member
+
+    async def until(self, count: int) -> list[FakeMember]:
+        """Wait until so many members were started and have joined or ended."""
+        async with asyncio.timeout(10):
+            while len(self.members) < count:  # noqa: ASYNC110 — there is no event to wait for
+                await asyncio.sleep(0)
+            for member in self.members[:count]:
+                await member.has_joined.wait()
+        return self.members

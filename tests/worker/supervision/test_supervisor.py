@@ -1,0 +1,215 @@
+"""Restarts, rolls, resizing and the end of members, with members that follow a script."""
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.supervision import member_starter, restart_policy
+from penstock.worker.supervision.control import Report
+from penstock.worker.supervision.placement import Gpu, Machine, place
+from penstock.worker.supervision.supervisor import Bounds, Supervisor
+from tests.worker.supervision.fakes import FakeMember, FakeProcesses
+
+MACHINE = Machine((0, 1, 2, 3), (Gpu("MIG-0", "A", None), Gpu("MIG-1", "B", None)))
+NO_PROCESS = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+Events = list[Any]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
+    """Members without processes, started again without a pause."""
+    fakes = FakeProcesses()
+    monkeypatch.setattr(member_starter, "MemberProcess", fakes)
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.0)
+    return fakes
+
+
+class Running:
+    """A supervisor that runs: its events so far, its metrics, and its exit code."""
+
+    def __init__(self, supervisor: Supervisor, running: asyncio.Task[int], events: Events) -> None:
+        self._supervisor = supervisor
+        self._running = running
+        self.events = events
+
+    def named(self, name: str) -> Events:
+        return [event for event in self.events if event["event"] == name]
+
+    async def event(self, name: str, count: int = 1) -> Any:
+        """Wait for an event."""
+        async with asyncio.timeout(10):
+            while len(self.named(name)) < count:  # noqa: ASYNC110 — there is no event to wait for
+                await asyncio.sleep(0)
+        return self.named(name)[-1]
+
+    def states(self) -> dict[str, int]:
+        (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
+        return {sample.labels["state"]: int(sample.value) for sample in family.samples if sample.value}
+
+    async def exit_code(self) -> int:
+        async with asyncio.timeout(10):
+            return await self._running
+
+
+@asynccontextmanager
+async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Running]:
+    settings = WorkerSettings(model="null", processes=count, gpus=",".join(map(str, gpus)) or "all")
+    made = Supervisor(settings, MACHINE, Bounds())
+    with capture_logs() as events:
+        running = asyncio.create_task(made.run(place(MACHINE, gpus, count)))
+        yield Running(made, running, events)
+        if not running.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+
+
+def scripted(*steps: Callable[[FakeMember], object]) -> Callable[[FakeMember], object]:
+    """The first members follow these steps, one each; the others load and join."""
+    left = list(steps)
+    return lambda member: left.pop(0)(member) if left else None
+
+
+def works(member: FakeMember) -> None:
+    pass
+
+
+def fails(member: FakeMember) -> None:
+    member.report = Report()
+    member.end(9)
+
+
+def refuses(member: FakeMember) -> None:
+    raise NO_PROCESS
+
+
+def does_not_join(member: FakeMember) -> None:
+    member.joins = False
+
+
+def ends_before_it_joins(member: FakeMember) -> None:
+    does_not_join(member)
+    asyncio.get_running_loop().call_later(0.01, member.end, 1)
+
+
+async def test_members_drain_and_end_on_sigterm(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        await processes.until(2)
+        assert running.states() == {"serving": 2}
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running.exit_code() == 0
+    assert all(member.is_stopping for member in processes.members)
+
+
+async def test_a_member_that_ends_is_started_again(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        first, _ = await processes.until(2)
+        first.end(-11, served_s=30.0)
+        new = (await processes.until(3))[2]
+        assert new.placement == first.placement
+        assert running.named("member_exited")[0]["signal"] == "SIGSEGV"
+        assert running.states() == {"serving": 2}
+
+
+async def test_a_member_that_joins_and_ends_at_once_three_times_is_given_up(processes: FakeProcesses) -> None:
+    async with supervisor(1) as running:
+        for count in (1, 2, 3):
+            (await processes.until(count))[-1].end(1, served_s=0.5)
+        assert await running.exit_code() == 3
+        assert running.named("could_not_start")[0]["reason"].endswith("the last with exit code 1")
+
+
+async def test_a_process_that_the_machine_refuses_is_started_again(processes: FakeProcesses) -> None:
+    processes.script = scripted(refuses, works, refuses)
+    async with supervisor(2) as running:
+        await processes.until(2)
+        assert running.states() == {"serving": 2}
+        assert [event["restart_in_s"] for event in running.named("member_not_started")] == [0.0, 0.0]
+
+
+async def test_a_machine_that_refuses_every_process_ends_all(processes: FakeProcesses) -> None:
+    processes.script = refuses
+    async with supervisor(2) as running:
+        assert await running.exit_code() == 3
+        assert "Resource temporarily unavailable" in running.named("could_not_start")[0]["reason"]
+
+
+async def test_members_of_a_gpu_that_is_given_up_stay_in_the_metrics(processes: FakeProcesses) -> None:
+    processes.script = lambda member: fails(member) if member.placement.gpu == 1 else None
+    async with supervisor(2, gpus=[0, 1]) as running:
+        event = await running.event("device_given_up")
+        assert (event["device"], event["members_left"]) == ("gpu 1", 2)
+        await running.event("member_loaded", 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert running.states() == {"serving": 2, "given_up": 2}
+    assert await running.exit_code() == 1
+
+
+async def test_a_roll_replaces_each_member(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        old = (await processes.until(2))[:]
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("roll_finished")
+        assert not any(member.is_running for member in old)
+        assert running.states() == {"serving": 2}
+
+
+@pytest.mark.parametrize("step", [fails, refuses], ids=["ends", "is not started"])
+async def test_a_roll_whose_new_member_does_not_load_keeps_the_old_one(
+    processes: FakeProcesses, step: Callable[[FakeMember], None]
+) -> None:
+    processes.script = scripted(works, works, step)
+    async with supervisor(2) as running:
+        await processes.until(2)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await running.event("roll_failed"))["note"] == "The old member stays."
+        assert running.states() == {"serving": 2}
+        assert all(member.is_running for member in processes.members[:2])
+
+
+async def test_a_roll_whose_new_member_does_not_join_stops_there(processes: FakeProcesses) -> None:
+    processes.script = scripted(works, works, ends_before_it_joins)
+    async with supervisor(2) as running:
+        first, second = await processes.until(2)
+        os.kill(os.getpid(), signal.SIGHUP)
+        event = await running.event("roll_failed")
+        assert event["reason"] == "the new member did not join the group"
+        assert not first.is_running
+        assert second.is_running
+        assert running.named("roll_finished") == []
+
+
+async def test_a_hangup_during_a_roll_starts_another(processes: FakeProcesses) -> None:
+    processes.script = scripted(works, does_not_join)
+    async with supervisor(1) as running:
+        await processes.until(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("member_started", 2)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await running.event("roll_queued")
+        processes.members[1].joins = True
+        processes.members[1].join()
+        await running.event("roll_finished", 2)
+        assert len(processes.members) == 3
+
+
+async def test_members_are_added_and_removed_but_not_the_last(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        await processes.until(2)
+        os.kill(os.getpid(), signal.SIGTTIN)
+        assert (await processes.until(3))[2].placement.worker == 2
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTTOU)
+            await asyncio.sleep(0.01)
+        assert running.states() == {"serving": 1}
+        os.kill(os.getpid(), signal.SIGTTOU)
+        await running.event("member_not_removed")
