@@ -108,8 +108,19 @@ class Consumer:
                 raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await self._seek_back()
+            self._rejoin_if_stuck()
             await asyncio.sleep(_RETRY_S)
             await self._poll_each()
+
+    def _rejoin_if_stuck(self) -> None:
+        """Join the group again if aiokafka's task that reads committed offsets has died, as it does of a denied ACL.
+
+        aiokafka restarts it in a rebalance only; until then some partitions have no position, and every poll fails.
+        """
+        coordinator = self._joined._coordinator
+        task = coordinator._commit_refresh_task
+        if task is not None and task.done():
+            coordinator.request_rejoin()
 
     async def _poll_each(self) -> None:
         """Hand out what was fetched, one partition at a time, so that one unreadable partition stops no other."""
