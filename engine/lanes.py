@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +36,7 @@ _Underway = SimpleQueue[tuple[_Work, Running] | None]
 class EngineLanes:
     """`num_lanes` threads over one engine; each runs one batch at a time, taken from a common queue.
 
-    A pipelined engine has one lane, of two threads. Every future is completed, whatever the engine does. Close it: an
+    A pipelined engine has one lane, of two threads. Every future is completed, whatever the engine raises. Close it: an
     unclosed one warns when collected.
     """
 
@@ -72,14 +73,21 @@ class EngineLanes:
         self._queue.put(_Work(batch, future))
         return future
 
-    async def close(self) -> None:
-        """Fail queued batches with LanesClosed, and wait for those that already run. Idempotent."""
+    async def close(self, timeout_s: float = 5.0) -> bool:
+        """Fail queued batches with LanesClosed, and wait for those that already run. Idempotent.
+
+        False if a batch still runs after `timeout_s`. Its future is not completed, and its thread cannot be ended.
+        """
         if not self._closed:
             self._closed = True
             self._fail_queued()
             self._stop()
+        return await asyncio.to_thread(self._join, time.monotonic() + timeout_s)
+
+    def _join(self, until: float) -> bool:
         for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _fail_queued(self) -> None:
         while True:

@@ -66,6 +66,11 @@ class LaneDriver:
         """Batches planned and not finished."""
         return len(self._prepared) + len(self._submitted)
 
+    @property
+    def running(self) -> list[LaneBatch]:
+        """Batches that lanes have taken up and not finished."""
+        return self._submitted[: self.num_lanes]
+
     def busy_s(self, now: float) -> float:
         """Predicted seconds until the lanes have finished what was planned, mean over lanes."""
         batches = (*self._submitted, *self._prepared)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
@@ -24,10 +25,13 @@ from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs
-from penstock.worker.worker import Worker
+from penstock.worker.worker import LEAVE_S, Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
 _SWITCH_INTERVAL_S = 0.0005  # engine lanes and the event loop exchange the interpreter lock at each tensor call
+
+_CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
+EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -113,9 +117,27 @@ def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
 
 
 async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, supervisor: SupervisorLink | None) -> int:
+    lanes = EngineLanes(engine, settings.lanes)
+    code = 1
+    try:
+        code = await _run_worker(settings, engine, lanes, cost, supervisor)
+    finally:
+        _end_within(2 * _CLOSE_S)
+        if not await lanes.close(_CLOSE_S):
+            log.error("lane_hung", consequence="the process ends without waiting for its batch")
+            sys.stdout.flush()
+            os._exit(code)  # a thread in the middle of a computation may crash the interpreter's own end
+    return code
+
+
+async def _run_worker(
+    settings: ResolvedSettings,
+    engine: Engine,
+    lanes: EngineLanes,
+    cost: LearnedCost,
+    supervisor: SupervisorLink | None,
+) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        lanes = EngineLanes(engine, settings.lanes)
-        stack.push_async_callback(lanes.close)
         tokenizer = _tokenizer(settings)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
@@ -131,7 +153,7 @@ async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, su
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.on_loop_error)
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, _stop, loop, worker)
+            loop.add_signal_handler(number, _stop, loop, worker, settings.drain_s + EXIT_S)
         if supervisor is None:
             return await worker.run()
         supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
@@ -139,11 +161,20 @@ async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, su
         return await worker.run(supervisor.may_join(worker.stop))
 
 
-def _stop(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float) -> None:
+    _end_within(within_s)
     for number in _STOP_SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     worker.stop()
+
+
+def _end_within(seconds: float) -> None:
+    """Print all stacks and exit with code 1 after this time, unless the process has ended before. The last call counts.
+
+    faulthandler's timer needs no event loop and no interpreter lock, which an engine that hangs may hold.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:

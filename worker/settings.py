@@ -122,11 +122,12 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         description="When to run a batch. lazy: after max-wait-ms, when a batch is full, or when half the time to the "
         "deadline is spent. hungry: as soon as the engine is idle.",
     )
-    max_wait_ms: float = Field(
-        2.0,
+    max_wait_ms: float | None = Field(
+        None,
         ge=0,
         allow_inf_nan=False,
-        description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency.",
+        description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency. "
+        "Default: 2 on a CPU; 0 on a GPU, where batches grow while the last one runs.",
     )
     partition: Literal["auto", "dp", "fifo", "sorted", "naive", "none"] = Field(
         "auto",

@@ -142,7 +142,7 @@ class Worker:
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
-        background = [watched(self._committer.run()), watched(self._monitor.run())]
+        background = [watched(self._committer.run()), watched(self._monitor.run()), watched(self._dispatcher.watch())]
         try:
             await (self._serve_once() if self._settings.once else self._serve())
         except Exception as error:
@@ -248,8 +248,14 @@ class Worker:
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        """Finish what is in flight, inside the bound. The new owner reads the rest again."""
-        await self._drain(until=time.monotonic() + self._settings.drain_s)
+        """Finish what is in flight, inside the bound, but no queued bulk. The new owner reads the rest again."""
+        until = time.monotonic() + self._settings.drain_s
+        self._fetched.release()
+        if self._processing_bulk is not None:  # it queues the slice that it has
+            await asyncio.wait((self._processing_bulk,), timeout=self._settings.drain_s)
+        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
+        await self._drain(until)
+        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
         await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()

@@ -14,30 +14,21 @@ from operator import attrgetter
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import (
-    InvalidTopicError,
-    KafkaConnectionError,
-    KafkaError,
-    MessageSizeTooLargeError,
-    RecordListTooLargeError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
+from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
 from penstock.producer.wire.headers import partition_for
 
 # Errors of the record or of its destination, which are final. All others are retried without limit.
-BAD_DESTINATION = (InvalidTopicError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError)
 REFUSED = (MessageSizeTooLargeError, *BAD_DESTINATION)
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _BATCH_RECORDS = 10_000
 _RETRY_S = 0.5
-_STOP_S = 2.0  # stop() flushes, which never ends while the broker is away
 
 log = structlog.get_logger("penstock.outbox")
 
@@ -66,9 +57,8 @@ class Outbox:
     def __init__(self, cluster: KafkaCluster, *, client_id: str) -> None:
         self._cluster = cluster
         self._client_id = client_id
-        self._producer: AIOKafkaProducer | None = None
+        self._producer = ReplaceableProducer(cluster, lambda: self._make_producer())
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
-        self._replacing = asyncio.Lock()
         self._waiting: dict[Destination, deque[OutRecord]] = {}
         self._senders: dict[Destination, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
@@ -76,7 +66,7 @@ class Outbox:
 
     async def start(self) -> None:
         """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
-        self._producer = await connect(self._cluster, self._make_producer)
+        await self._producer.start()
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         """Queue records, at least one. A partition of None is chosen by each record's key."""
@@ -95,9 +85,10 @@ class Outbox:
         Raises:
             UnknownTopicOrPartitionError: the topic is missing, and the broker does not create it.
         """
-        if self._producer is None:
+        producer = self._producer.current
+        if producer is None:
             raise RuntimeError("Outbox.partitions before start. This is a bug.")
-        return len(await self._producer.partitions_for(topic))
+        return len(await producer.partitions_for(topic))
 
     async def flush(self) -> None:
         """Wait until all records, also those put meanwhile, are acknowledged or refused."""
@@ -110,9 +101,7 @@ class Outbox:
         for sender in self._senders.values():
             sender.cancel()
         await asyncio.gather(*self._senders.values(), return_exceptions=True)
-        if self._producer is not None:
-            await disconnect(self._producer, _STOP_S)
-            self._producer = None
+        await self._producer.stop()
 
     def _make_producer(self) -> AIOKafkaProducer:
         return AIOKafkaProducer(
@@ -141,7 +130,7 @@ class Outbox:
     async def _send_some(self, destination: Destination, waiting: deque[OutRecord]) -> None:
         """Send one batch. A record that leaves `waiting` was completed, or queued for another destination."""
         topic, partition = destination
-        producer = self._producer
+        producer = self._producer.current
         try:
             if producer is None:
                 raise RuntimeError("Outbox.put before start. This is a bug.")
@@ -154,10 +143,11 @@ class Outbox:
                 await self._send_batch(producer, topic, partition, waiting)
         except BAD_DESTINATION as error:
             _complete(waiting, len(waiting), error)
+            await self._producer.replace(producer)
         except (KafkaError, OSError) as error:
             log.warning("send_failed", topic=topic, partition=partition, error=repr(error), retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
-            await self._replace(producer)
+            await self._producer.replace(producer)
         except Exception as error:
             _fail(waiting, len(waiting), error)
 
@@ -189,37 +179,24 @@ class Outbox:
         size = _fill(batch, waiting, at_most)
         try:
             if size:
-                await (await producer.send_batch(batch, topic, partition=partition))
-        except (MessageSizeTooLargeError, RecordListTooLargeError):
+                await self._producer.send(producer, batch, topic, partition)
+        except TOO_LARGE:
             # The batch is too large for the broker. If it holds one record, that record is at fault.
             self._at_most[destination] = max(1, size // 2)
-            _rewind(producer, topic, partition, size)
             if size == 1:
                 _complete(waiting, 1, MessageSizeTooLargeError(f"{topic} takes no record of this size."))
+            await self._producer.replace(producer)
             return
         except (KafkaError, OSError):
             raise
         except Exception as error:
             _fail(waiting, size, error)
-            await self._replace(producer)
+            await self._producer.replace(producer)
             return
         if at_most < _BATCH_RECORDS:
             # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
         _complete(waiting, size, None)
-
-    async def _replace(self, broken: AIOKafkaProducer | None) -> None:
-        """Replace, once, a producer that cannot recover: fenced, out of sequence, or with a dead sender."""
-        async with self._replacing:
-            is_current = self._producer is broken
-            if broken is None or not is_current or not _is_dead(broken):
-                return
-            log.warning("producer_replaced")
-            await disconnect(broken, _STOP_S)
-            try:
-                self._producer = await connect(self._cluster, self._make_producer)
-            except KafkaError as error:  # the next batch fails as well, and retries this
-                log.warning("producer_not_replaced", error=repr(error))
 
 
 def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
@@ -257,17 +234,3 @@ def _fail(waiting: deque[OutRecord], count: int, error: Exception) -> None:
     wrapped = KafkaError(f"{error!r} in the outbox. This is a bug.")
     wrapped.__cause__ = error
     _complete(waiting, count, wrapped)
-
-
-def _rewind(producer: AIOKafkaProducer, topic: str, partition: int, size: int) -> None:
-    """Reuse the sequence numbers of a refused batch, which the broker expects of the next batch.
-
-    aiokafka (0.14) counts them on sending; every later batch of the partition would be out of order.
-    """
-    producer._txn_manager.increment_sequence_number(TopicPartition(topic, partition), -size)
-
-
-def _is_dead(producer: AIOKafkaProducer) -> bool:
-    """True if the producer's sender has ended; aiokafka then fails every later send (aiokafka issues 907, 1004)."""
-    task = producer._sender.sender_task
-    return task is None or task.done()

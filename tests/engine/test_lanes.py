@@ -100,6 +100,22 @@ async def test_close_finishes_what_runs_and_fails_what_is_queued() -> None:
     await lanes.close()
 
 
+async def test_closing_waits_for_a_batch_that_hangs_no_longer_than_asked() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def action() -> None:
+        started.set()
+        release.wait(30)
+
+    lanes = EngineLanes(ScriptedEngine(action))
+    running = lanes.submit(BATCH)
+    await asyncio.to_thread(started.wait, 30)
+    assert not await lanes.close(0.01)
+    release.set()
+    assert await lanes.close(30)
+    assert len((await running).rows) == 3
+
+
 async def test_a_cancelled_batch_is_not_computed() -> None:
     runs: list[int] = []
     started, release = threading.Event(), threading.Event()

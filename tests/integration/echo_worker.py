@@ -6,6 +6,7 @@ Run as a program by the tests; settings come from the environment.
 import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,14 @@ from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
+from penstock.worker.batching import watchdog
 from penstock.worker.resolved_settings import ResolvedSettings
 
 POISON = 30_000  # the token on which the engine fails
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
 BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
+HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
+HANG_S = os.environ.get("ECHO_HANG_S")  # after how long the worker notices it
 RELEASE = Path(os.environ.get("ECHO_RELEASE", ""))
 
 
@@ -32,9 +36,11 @@ class EchoEngine(NullEngine):
 
     def __init__(self, name: str) -> None:
         super().__init__(4, name=name)
-        self.broken = False
+        self.broken = self.serves = False
 
     def run(self, batch: PackedBatch) -> BatchOutput:
+        if HANGS and len(batch.token_ids) > 1 and self.serves:
+            threading.Event().wait()
         if BATCH_S and len(batch.token_ids) > 1:
             time.sleep(BATCH_S)  # stands for the work of a model
         if self.broken or POISON in batch.token_ids:
@@ -67,9 +73,10 @@ if __name__ == "__main__":
 
     def measure_then_break(engine: EchoEngine, settings: ResolvedSettings) -> LearnedCost:
         cost = cost_of(engine, settings)
-        engine.broken = BREAKS
+        engine.broken, engine.serves = BREAKS, True
         return cost
 
+    watchdog.HANG_S = watchdog.HANG_S if HANG_S is None else float(HANG_S)
     process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

@@ -227,3 +227,25 @@ async def test_a_broken_engine_ends_the_worker_and_another_answers(
         start_worker(kafka, served_name=model)
         vectors = await asyncio.gather(*calls)
     assert [vector[0, 1] for vector in vectors] == list(range(1, 21))
+
+
+async def test_a_rebalance_waits_for_no_queued_bulk(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker
+) -> None:
+    """The backlog would take the first worker 40 s. It has 30 s to drain."""
+    model = unique("bulk")
+    slow = {"echo_batch_s": 0.2, "max_batch_sequences": 10, "lanes": 1, "drain_s": 30.0}
+    first = start_worker(kafka, served_name=model, **slow)
+    await first.ready()
+    rows = [[number, 5] for number in range(1, 2001)]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, bulk=True) as client:
+        calls = [asyncio.create_task(client.embed(ids=rows[n : n + 50], timeout_s=120)) for n in range(0, 2000, 50)]
+        await first.event("batch_done")
+        second = start_worker(kafka, served_name=model)  # it is fast
+        drained = await first.event("drained", timeout_s=40)
+        answers = await asyncio.gather(*calls)
+    assert drained["seconds"] < 5
+    assert [vector for answer in answers for vector in answer.tolist()] == [[2, n, 5, n + 5] for n, _ in rows]
+    first.process.terminate()
+    assert await first.exit_code() == 0
+    assert second.events("batch_done")

@@ -136,7 +136,7 @@ def model(secured: KafkaBroker, unique: Unique) -> str:
 def deny(broker: KafkaBroker, user: str, kind: str, operation: str, name: str) -> None:
     """Revoke a privilege."""
     what, may, allowed = ResourceType[kind], AclOperation[operation], AclPermissionType.ALLOW
-    match = AclBindingFilter(what, name, ResourcePatternType.LITERAL, f"User:{user}", None, may, allowed)
+    match = AclBindingFilter(what, name, ResourcePatternType.LITERAL, f"User:{user}", "*", may, allowed)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for done in admin.delete_acls([match]).values():
         assert len(done.result(30)) == 1

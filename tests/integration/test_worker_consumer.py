@@ -10,7 +10,7 @@ from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.worker.kafka import header_names
+from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.record import KafkaRecord
 
@@ -21,7 +21,7 @@ BROKEN = b"broken"
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """While this list has items, a batch with a BROKEN record fails its check and removes one of them."""
     faults: list[str] = []
-    read = header_names._Batch.__iter__
+    read = lenient_batches._Batch.__iter__
 
     def check(batch: Any) -> Iterator[Any]:
         records = list(read(batch))
@@ -30,7 +30,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise CorruptRecordException("Invalid CRC")
         return iter(records)
 
-    monkeypatch.setattr(header_names._Batch, "__iter__", check)
+    monkeypatch.setattr(lenient_batches._Batch, "__iter__", check)
     return faults
 
 

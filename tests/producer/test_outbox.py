@@ -1,6 +1,7 @@
 """Records out, against a stand-in for aiokafka's producer: order, batches, retries, refusals. No broker."""
 
 import asyncio
+import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from aiokafka.errors import (
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     NotLeaderForPartitionError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from structlog.testing import capture_logs
@@ -26,7 +28,11 @@ class Batch:
 
     def __init__(self, room: int) -> None:
         self.values: list[bytes] = []
+        self.retry_count = 1
         self._room = room
+
+    def record_count(self) -> int:
+        return len(self.values)
 
     def append(self, *, timestamp: None, key: bytes, value: bytes, headers: object) -> object | None:
         if not isinstance(key, bytes):
@@ -46,7 +52,8 @@ class StandIn:
         self._answers = answers
         self._room = room
         self.client = self.cluster = self  # of which Outbox asks force_metadata_update and topics
-        self._txn_manager = self  # of which it asks increment_sequence_number
+        self._txn_manager = self._message_accumulator = self  # of which it asks increment_sequence_number, fail_all
+        self._batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
         self.counted: dict[tuple[str, int], int] = defaultdict(int)  # records that the broker is thought to have
         self.brokers_away = 0  # how many more times no broker can be asked for the topic "late"
         self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
@@ -71,6 +78,12 @@ class StandIn:
     def topics(self) -> set[str]:
         return set() if self.brokers_away else {"t", "late"}
 
+    async def flush(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def fail_all(self, error: Exception) -> None: ...
+
     def increment_sequence_number(self, source: TopicPartition, by: int) -> None:
         self.counted[source.topic, source.partition] += by
 
@@ -79,6 +92,7 @@ class StandIn:
 
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> Awaitable[None]:
         self.counted[topic, partition] += len(batch.values)
+        self._batches[topic, partition].append(batch)
 
         async def acknowledge() -> None:
             await self._answers(batch.values)
@@ -89,8 +103,8 @@ class StandIn:
 
 @asynccontextmanager
 async def outbox_over(*producers: StandIn) -> AsyncIterator[Outbox]:
-    """An Outbox whose first producer is the first of these, its replacement the second, and so on."""
-    made = iter(producers)
+    """An Outbox whose first producer is the first of these, its replacement the second, and so on; then the last."""
+    made = itertools.chain(producers, itertools.repeat(producers[-1]))
     outbox = Outbox(KafkaCluster("nowhere:1"), client_id="test")
     outbox._make_producer = lambda: next(made)  # type: ignore[method-assign]  # the one place where aiokafka is made
     await outbox.start()
@@ -245,6 +259,48 @@ async def test_a_producer_that_died_is_replaced_and_nothing_is_lost() -> None:
     assert [second.sent["t", partition] for partition in range(3)] == [[[b"0"]], [[b"1"]], [[b"2"]]]
 
 
+async def test_a_producer_whose_batch_failed_is_replaced_and_ends_its_other_batches() -> None:
+    gate, replied = asyncio.Event(), asyncio.Event()
+
+    async def reply(values: list[bytes]) -> None:
+        asyncio.get_running_loop().call_soon(replied.set)
+
+    async def fail_some(values: list[bytes]) -> None:
+        if values == [b"slow"]:
+            await gate.wait()
+        else:
+            raise KafkaError("unknown server error")
+
+    first, second, results = StandIn(fail_some), StandIn(reply), Results()
+    async with outbox_over(first, second) as outbox:
+        outbox.put("t", 0, [results.record(b"slow")])
+        outbox.put("t", 1, [results.record(b"failed")])
+        await asyncio.wait_for(replied.wait(), 5)
+        assert results.of == [(b"failed", None)]
+        gate.set()
+        await outbox.flush()
+    assert results.of == [(b"failed", None), (b"slow", None)]
+    assert second.sent == {("t", 1): [[b"failed"]]}
+    assert first.sent == {("t", 0): [[b"slow"]]}
+
+
+@pytest.mark.parametrize("refusal", [MessageSizeTooLargeError(), TopicAuthorizationFailedError()])
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_numbers_are_taken_back_only_if_the_broker_can_have_seen_none(refusal: KafkaError, attempts: int) -> None:
+    async def refuse(values: list[bytes]) -> None:
+        first._batches["t", 0][-1].retry_count = attempts
+        raise refusal
+
+    first, second, results = StandIn(refuse), StandIn(accept), Results()
+    async with outbox_over(first, second) as outbox:
+        outbox.put("t", 0, [results.record(b"a")])
+        await outbox.flush()
+    assert results.refused == [b"a"]
+    assert first.counted["t", 0] == attempts - 1
+    assert first.stopped
+    assert second.stopped == (attempts == 2)
+
+
 async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
     async def never(values: list[bytes]) -> None:
         await asyncio.Event().wait()
@@ -306,7 +362,8 @@ async def test_an_unexpected_error_completes_its_batch_and_the_next_one_is_sent(
     assert [value for value, _ in results.of] == [b"0", b"1", b"2", b"3"]
     assert results.refused == [b"0", b"1"]
     assert "This is a bug." in str(results.of[0][1])
-    assert [log["detail"] for log in logs] == ["This is a bug."]
+    assert [log["event"] for log in logs] == ["send_failed", "producer_replaced"]
+    assert logs[0]["detail"] == "This is a bug."
 
 
 async def test_a_producer_that_died_of_a_surprise_is_replaced() -> None:

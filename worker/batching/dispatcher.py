@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -14,6 +14,9 @@ from penstock.worker.batching.batch import BatchStats, health_probe, pack, sums_
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
+from penstock.worker.batching.watchdog import BatchWatchdog
+from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 
 log = structlog.get_logger("penstock.dispatcher")
@@ -41,7 +44,7 @@ class Dispatcher:
         Args:
             batch_done: a batch ran. Results of requests that have failed are among them.
             rejected: these requests have failed.
-            unhealthy: the engine fails on clean input. The dispatcher has closed itself.
+            unhealthy: the engine fails on clean input, or a batch does not end. The dispatcher has closed itself.
         """
         self._lanes = lanes
         self._driver = driver
@@ -71,6 +74,24 @@ class Dispatcher:
     def resume(self) -> None:
         """Go back to the scheduler's own triggers."""
         self._driver.draining = False
+
+    def take_back(self, sources: Collection[Source], *, bulk_only: bool) -> list[PendingRecord]:
+        """Drop requests of these partitions. Returns their records, which remain without an answer.
+
+        With `bulk_only`: bulk requests of which some sequence has no batch yet.
+        """
+        chosen = [
+            request
+            for request in self._queue.in_flight(queued=bulk_only)
+            if request.record.source in sources and (request.bulk or not bulk_only)
+        ]
+        self._queue.drop(chosen)
+        self._dispatch()
+        return [request.record for request in chosen]
+
+    async def watch(self) -> None:
+        """Give up when a batch does not end. Runs until cancelled."""
+        await BatchWatchdog(self._driver, self._clock, self._give_up).run()
 
     def close(self) -> None:
         """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""
@@ -183,9 +204,7 @@ class Dispatcher:
                 return
             broken = done.exception()
             if broken is not None:
-                log.error("engine_unhealthy", error=repr(broken))
-                self.close()
-                self._unhealthy(broken)
+                self._give_up(broken)
                 return
             log.warning("sequence_failed", tokens=len(sequence.token_ids), error=repr(error))
             failure = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
@@ -195,3 +214,8 @@ class Dispatcher:
             self._dispatch()
 
         self._lanes.submit(health_probe(sequence.options)).add_done_callback(judge)
+
+    def _give_up(self, error: BaseException) -> None:
+        log.error("engine_unhealthy", error=repr(error))
+        self.close()
+        self._unhealthy(error)

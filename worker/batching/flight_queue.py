@@ -47,6 +47,19 @@ class FlightQueue:
         """End the request of a sequence with an error, unless it has ended."""
         self._enqueue(self._next_leaders(self._reject(sequence, error)))
 
+    def in_flight(self, *, queued: bool) -> set[PendingRequest]:
+        """Requests that have not ended; with `queued`, those of which a sequence has no batch yet."""
+        return {request for request in self._flights.in_flight(queued=queued) if not request.is_failed}
+
+    def drop(self, requests: Iterable[PendingRequest]) -> None:
+        """End requests without an answer. Results that come for them are ignored."""
+        ids = []
+        for request in requests:
+            request.is_failed = True
+            ids += [job_id for job_id in request.job_ids if job_id in self._leaders]
+        self._driver.remove(ids)
+        self._enqueue(self._next_leaders(self.take(ids)))
+
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
         """The sequence for which a taken job runs now that the request of `sequence` has failed; None: for none."""
         return self._flights.next_leader(sequence)

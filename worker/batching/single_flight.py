@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from penstock.worker.requests.request import PendingSequence
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 
 
 class SingleFlight:
@@ -73,6 +73,11 @@ class SingleFlight:
             return None
         self._flights[former.key] = alive
         return min(self._unserved(former), key=urgency, default=None)
+
+    def in_flight(self, *, queued: bool) -> set[PendingRequest]:
+        """Requests with sequences in flight; with `queued`, those with a sequence whose job is queued."""
+        keys = self._leaders if queued else self._flights
+        return {other.request for key in keys for other in self._flights[key]}
 
     def finish(self, leaders: Iterable[PendingSequence]) -> list[list[PendingSequence]]:
         """End flights. Returns the sequences of each in the order they joined, without those of failed requests."""

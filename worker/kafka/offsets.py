@@ -17,6 +17,7 @@ class OffsetTracker:
         self._started: dict[Source, deque[int]] = {}
         self._finished: dict[Source, set[int]] = {}
         self._committable: dict[Source, int] = {}
+        self._given_up: dict[Source, int] = {}
         self._num_unfinished = 0
 
     def start(self, source: Source, offsets: Sequence[int]) -> None:
@@ -44,6 +45,11 @@ class OffsetTracker:
             finished.remove(offset)
             self._committable[source] = offset + 1
 
+    def give_up(self, source: Source, num_records: int) -> None:
+        """Started records will not finish here: nothing beyond them is committed, until `forget`."""
+        self._given_up[source] = self._given_up.get(source, 0) + num_records
+        self._num_unfinished -= num_records
+
     def take_committable(self) -> dict[Source, int]:
         """The next offset to read of each partition whose prefix grew since the last call."""
         committable, self._committable = self._committable, {}
@@ -60,10 +66,10 @@ class OffsetTracker:
         for source in sources:
             started = self._started.pop(source, ())
             finished = self._finished.pop(source, ())
-            self._num_unfinished -= len(started) - len(finished)
+            self._num_unfinished -= len(started) - len(finished) - self._given_up.pop(source, 0)
             self._committable.pop(source, None)
 
     @property
     def num_unfinished(self) -> int:
-        """Records started and not finished, over all partitions."""
+        """Records started and neither finished nor given up, over all partitions."""
         return self._num_unfinished

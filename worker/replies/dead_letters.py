@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -15,6 +16,7 @@ from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.requests.record import KafkaRecord
 
 _RETRY_S = 5.0
+_RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
 # Room for the largest request and its headers. A record that came compressed can be far larger, and beyond
 # socket.request.max.bytes (usually 100 MiB) a broker closes the connection instead of refusing the record.
 _MAX_LETTER_BYTES = 2 * MAX_RECORD_BYTES
@@ -38,18 +40,36 @@ class _Letter:
         return len(self.key) + len(self.value or b"") + headers
 
 
+@dataclass(slots=True)
+class _Sending(OutRecord):
+    """A letter on its way."""
+
+    original: KafkaRecord
+    letter: _Letter
+    shorter: Iterator[_Letter]
+    ended: Callable[[], None]
+    num_retries: int = 0
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """For a log event."""
+        return {"topic": self.original.topic, "partition": self.original.partition, "offset": self.original.offset}
+
+
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
+        self._unwritable: set[str] = set()  # topics that have refused a letter to the end
 
-    def keep(self, record: KafkaRecord, code: str, reason: str, done: Callable[[], None]) -> None:
-        """Write a record's dead letter. `done` is called once, when the broker has it or can never take it.
+    def keep(self, record: KafkaRecord, code: str, reason: str, ended: Callable[[], None]) -> None:
+        """Write a record's dead letter. `ended` is called once, when the broker has it or the letter was given up.
 
         A letter that is too large is written again with less in it: without the value, at last with the position
-        alone. While the topic cannot be written to, the letter is retried without end and `done` is not called, so
-        that the record's offset stays uncommitted.
+        alone. If the topic is missing or not allowed, the letter is sent again for a minute, and then logged and given
+        up. From then on that topic's letters have one attempt each, until it takes one: otherwise each record at fault
+        would hold up the commits of its partition, and all that is finished behind it in memory.
         """
         reasons = [
             (ERROR_CODE, code.encode()),
@@ -57,31 +77,55 @@ class DeadLetters:
             ("penstock-source", f"{record.topic}-{record.partition}-{record.offset}".encode()),
         ]
         letters = _letters(record, reasons)
-        self._put(record, next(letters), letters, done)
+        self._put(record, next(letters), letters, ended)
 
-    def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], done: Callable[[], None]) -> None:
-        topic = dead_letter_topic(record.topic)
-        position = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-
-        def sent(_: Sequence[OutRecord], error: KafkaError | None) -> None:
-            if error is None:
-                if letter.left_out:
-                    log.warning("dead_letter_kept_in_part", left_out=letter.left_out, **position)
-                done()
-            elif not isinstance(error, MessageSizeTooLargeError):
-                log.error("dead_letter_undeliverable", error=repr(error), retry_s=_RETRY_S, **position)
-                asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, [sendable])
-            elif (next_letter := next(shorter, None)) is not None:
-                self._put(record, next_letter, shorter, done)
-            else:
-                log.error("dead_letter_lost", error=repr(error), letter_bytes=letter.num_bytes, **position)
-                done()
-
-        sendable = OutRecord(letter.key, letter.value, letter.headers, sent)
+    def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]) -> None:
+        sending = _Sending(letter.key, letter.value, letter.headers, self._sent, record, letter, shorter, ended)
         if letter.num_bytes > _MAX_LETTER_BYTES:
-            sent((), MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
+            self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outbox.put(topic, None, [sendable])
+            self._outbox.put(dead_letter_topic(record.topic), None, [sending])
+
+    def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
+        """Letters to one topic have ended together."""
+        if error is None:
+            self._unwritable.discard(dead_letter_topic(letters[0].original.topic))
+            for one in letters:
+                if one.letter.left_out:
+                    log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **one.position)
+                one.ended()
+        elif isinstance(error, MessageSizeTooLargeError):
+            for one in letters:
+                self._shorten(one, error)
+        else:
+            self._retry(letters, error)
+
+    def _shorten(self, sending: _Sending, error: KafkaError) -> None:
+        if (shorter := next(sending.shorter, None)) is not None:
+            self._put(sending.original, shorter, sending.shorter, sending.ended)
+        else:
+            _give_up(sending, error)
+
+    def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
+        topic = dead_letter_topic(letters[0].original.topic)
+        if any(one.num_retries == _RETRIES for one in letters):
+            self._unwritable.add(topic)
+        again = []
+        for one in letters:
+            if topic in self._unwritable:
+                _give_up(one, error)
+            else:
+                one.num_retries += 1
+                again.append(one)
+        if again:
+            first = again[0].position
+            log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, again)
+
+
+def _give_up(sending: _Sending, error: KafkaError) -> None:
+    log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **sending.position)
+    sending.ended()
 
 
 def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:

@@ -17,6 +17,7 @@ from penstock.worker.requests.request import PendingRequest
 _IS_BULK = attrgetter("bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
+_QUEUED = (RecordState.QUEUED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 _ANSWERED = (RecordState.ANSWERED,)
 
@@ -26,7 +27,7 @@ class RecordLedger:
 
         RECEIVED ──▶ ADMITTED ──▶ QUEUED ──▶ ANSWERED ──▶ ACKNOWLEDGED ──▶ committed, with its partition's prefix
             │            └──── rejected ────────▲
-            └──▶ RELEASED
+            └──▶ RELEASED         └── given up ──▶ RELEASED
 
     A step that does not follow from the record's state, such as a second answer, raises RuntimeError.
     """
@@ -40,7 +41,7 @@ class RecordLedger:
 
     @property
     def num_unfinished(self) -> int:
-        """Records admitted and not acknowledged, of the partitions that this worker has."""
+        """Records admitted and neither acknowledged nor given up, of the partitions that this worker has."""
         return self._offsets.num_unfinished
 
     def receive(self, originals: Sequence[KafkaRecord]) -> list[PendingRecord]:
@@ -77,6 +78,15 @@ class RecordLedger:
         """The answers of these records go to the outbox. Called once a record, before they do."""
         _advance(records, _UNANSWERED, RecordState.ANSWERED)
         self._add_sequences(records, -1)
+
+    def give_up(self, records: Collection[PendingRecord]) -> None:
+        """Queued records of partitions that are being revoked. The next owner reads them again."""
+        _advance(records, _QUEUED, RecordState.RELEASED)
+        self._add_sequences(records, -1)
+        self._add(records, -1)
+        for record in records:
+            self._offsets.give_up(record.source, 1)
+        self._note_if_finished()
 
     def acknowledge(self, records: Collection[PendingRecord]) -> None:
         """The broker has all that these records are owed: their offsets are finished."""

@@ -24,7 +24,7 @@ class RecordState(Enum):
     """The states of a record, in order. Only `RecordLedger` changes them."""
 
     RECEIVED = "received"  # polled; it waits in the fetch buffer
-    RELEASED = "released"  # given up before validation: the partition's next owner reads it again
+    RELEASED = "released"  # given up before it was answered: the partition's next owner reads it again
     ADMITTED = "admitted"  # this worker has to answer it; it is being validated and prepared
     QUEUED = "queued"  # valid: its sequences wait for the cache or the engine
     ANSWERED = "answered"  # its reply, error reply or dead letter is on the way to the broker

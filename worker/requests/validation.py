@@ -13,7 +13,7 @@ from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_de
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
-from penstock.worker.kafka.header_names import UNREADABLE
+from penstock.worker.kafka.lenient_batches import UNREADABLE, UNREADABLE_BATCH
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, Rejection, SliceTimes
@@ -138,6 +138,8 @@ def first_error(errors: Mapping[int, PenstockError]) -> PenstockError:
 
 
 def _check_names(headers: Mapping[str, bytes]) -> None:
+    if (why := headers.get(UNREADABLE_BATCH)) is not None:
+        raise InvalidRequest(why.decode(errors="replace"))
     if UNREADABLE in headers:
         raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
 

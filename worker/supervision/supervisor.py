@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.group import evict
-from penstock.worker.process import serve_metrics
+from penstock.worker.process import EXIT_S, serve_metrics
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.control import EXIT_CANNOT_START, PING_EVERY_S
 from penstock.worker.supervision.member_metrics import MemberMetrics
@@ -25,9 +25,7 @@ from penstock.worker.supervision.mps import mps_daemon
 from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
 from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
 from penstock.worker.telemetry.logs import configure_logs
-from penstock.worker.worker import LEAVE_S
 
-_EXIT_S = 5.0  # for the end of an interpreter, on a busy machine
 _JOIN_S = 60.0  # a roll waits so long for a new member to join, then goes on
 
 log = structlog.get_logger("penstock.supervisor")
@@ -61,7 +59,7 @@ class Supervisor:
         self._settings = settings
         self._machine = machine
         self._ping_s = bounds.ping_s
-        stop_s = settings.drain_s + LEAVE_S + _EXIT_S
+        stop_s = settings.drain_s + EXIT_S
         self._starter = MemberStarter(
             _member_settings(settings), load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
         )

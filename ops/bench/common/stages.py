@@ -35,7 +35,7 @@ STAGES: Sequence[tuple[str, str]] = (
     ("penstock.worker.telemetry.metrics", "metrics"),
     ("prometheus_client", "metrics"),
     ("penstock.worker.kafka.consumer", "polling"),
-    ("penstock.worker.kafka.header_names", "aiokafka records"),
+    ("penstock.worker.kafka.lenient_batches", "aiokafka records"),
     ("penstock.worker.kafka.backpressure", "rows and records"),
     ("penstock.worker.telemetry.logs", "logging"),
     ("structlog", "logging"),

@@ -177,6 +177,43 @@ async def test_each_sequence_gets_its_own_result(info: ModelInfo, make_sequences
         }
 
 
+async def test_taken_back_requests_are_not_run_and_their_equals_are(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        running, lost = make_sequences([1], bulk=True), make_sequences([2], [3], bulk=True)
+        online, same = make_sequences([4]), make_sequences([2])
+        b.dispatcher.add(running)
+        b.dispatcher.add([*lost, *online])
+        b.dispatcher.add(same)
+        source = running[0].request.record.source
+        assert b.dispatcher.take_back([("elsewhere", 0)], bulk_only=True) == []
+        assert b.dispatcher.take_back([source], bulk_only=True) == records(lost)
+        assert b.dispatcher.take_back([source], bulk_only=True) == []
+        b.engine.may_run.set()
+        await b.finish(3)
+        assert sorted(b.ids) == [[1], [2], [4]]
+        assert [3] not in b.engine.sequences_run
+        assert b.rejections == []
+
+
+async def test_a_request_of_a_lost_partition_may_be_read_again_while_its_batch_runs(
+    info: ModelInfo, make_sequences: MakeSequences
+) -> None:
+    async with bench(info) as b:
+        b.engine.may_run.clear()
+        lost = make_sequences([1])
+        b.dispatcher.add([*lost, *make_sequences([2])])
+        assert len(b.dispatcher.take_back([lost[0].request.record.source], bulk_only=False)) == 2
+        again = make_sequences([1])
+        b.dispatcher.add(again)
+        b.engine.may_run.set()
+        await b.finish(1)
+        assert [sequence for sequence, _ in b.results] == again
+        assert b.scheduler.num_queued == 0
+
+
 async def test_equal_sequences_are_computed_once_and_all_answered(
     info: ModelInfo, make_sequences: MakeSequences
 ) -> None:

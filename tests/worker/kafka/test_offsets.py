@@ -71,6 +71,18 @@ def test_a_partition_that_is_gone_is_neither_committed_nor_counted() -> None:
     assert tracker.num_unfinished == 1
 
 
+def test_records_given_up_are_not_waited_for_and_nothing_beyond_them_is_committed() -> None:
+    tracker = started(0, 1, 2)
+    tracker.give_up(A, 1)
+    tracker.finish(A, [0, 2])
+    assert tracker.num_unfinished == 0
+    assert tracker.take_committable() == {A: 1}
+    tracker.forget({A})
+    assert tracker.num_unfinished == 0
+    tracker.start(A, [1, 2])
+    assert tracker.num_unfinished == 2
+
+
 def test_a_partition_may_come_back_and_be_read_again() -> None:
     tracker = started(7, 8)
     tracker.forget({A})

@@ -9,7 +9,12 @@ import msgpack
 import numpy as np
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
@@ -283,6 +288,44 @@ async def test_a_letter_whose_topic_is_missing_is_tried_again(
     assert desk.sent[1][2].value == b"bad"
     desk.acknowledge(1)
     assert desk.events[-1] == "finished 7"
+
+
+async def test_letters_that_a_topic_refuses_for_a_minute_are_logged_and_given_up_until_it_takes_one(
+    desk: Desk, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_RETRY_S", 0.0)
+    refused = TopicAuthorizationFailedError("not allowed")
+    with capture_logs() as logs:
+        reject(desk, make_record(b"bad", offset=7, partition=3), None, InvalidRequest("no good"))
+        for attempt in range(13):
+            assert "finished 7" not in desk.events
+            desk.acknowledge(attempt, refused)
+            await asyncio.sleep(0.001)
+        assert desk.events[-1] == "finished 7"
+        reject(desk, make_record(b"bad", offset=8), None, InvalidRequest("no good"))
+        desk.acknowledge(13, refused)
+        assert desk.events[-1] == "finished 8"
+        reject(desk, make_record(b"bad", offset=9), None, InvalidRequest("no good"))
+        desk.acknowledge(14)
+        reject(desk, make_record(b"bad", offset=10), None, InvalidRequest("no good"))
+        desk.acknowledge(15, refused)
+        assert "finished 10" not in desk.events
+    lost = [(entry["partition"], entry["offset"]) for entry in logs if entry["event"] == "dead_letter_lost"]
+    assert lost == [(3, 7), (0, 8)]
+
+
+async def test_letters_that_are_refused_together_are_logged_once_and_sent_again_together(
+    desk: Desk, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_RETRY_S", 0.0)
+    for offset in range(3):
+        reject(desk, make_record(b"bad", offset=offset), None, InvalidRequest("no good"))
+    letters = [record for _, _, record in desk.sent]
+    with capture_logs() as logs:
+        letters[0].done(letters, UnknownTopicOrPartitionError("not yet"))
+        await asyncio.sleep(0.001)
+    assert [(entry["event"], entry["letters"]) for entry in logs] == [("dead_letter_undeliverable", 3)]
+    assert [record for _, _, record in desk.sent[3:]] == letters
 
 
 def test_a_reply_that_the_broker_finds_too_large_is_answered_with_an_error(

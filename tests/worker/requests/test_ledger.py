@@ -57,6 +57,20 @@ def test_sequences_are_counted_until_the_answer(
     assert books.held.can_admit()
 
 
+def test_a_record_that_is_given_up_is_neither_held_nor_waited_for_nor_committed(
+    books: Books, make_record: MakeRecord, make_sequences: MakeSequences
+) -> None:
+    lost, kept = books.admitted(make_record, 0, 1)
+    books.ledger.queue([make_sequences([1], [2], record=record)[0].request for record in (lost, kept)])
+    books.ledger.give_up([lost])
+    books.ledger.answer([kept])
+    books.ledger.acknowledge([kept])
+    assert (lost.state, books.held.num_records, books.ledger.num_unfinished) == (RecordState.RELEASED, 0, 0)
+    assert books.offsets.take_committable() == {}
+    books.ledger.forget({SOURCE})
+    assert books.ledger.num_unfinished == 0
+
+
 def test_a_record_is_answered_once(books: Books, make_record: MakeRecord) -> None:
     [record] = books.admitted(make_record, 0)
     books.ledger.answer([record])

@@ -1,0 +1,44 @@
+"""An engine that hangs ends its worker, which leaves the requests to others."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.ops.kafka import KafkaBroker
+
+HANG_S, DRAIN_S, EXIT_S = 3.0, 1.0, 15.0
+BUSY_S = 10.0  # for a machine with other work
+
+Start = Callable[..., Any]
+
+
+async def test_a_worker_whose_engine_hangs_exits_and_another_answers(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+) -> None:
+    model = unique("hang")
+    worker = start_worker(kafka, served_name=model, echo_hangs=1, echo_hang_s=HANG_S)
+    await worker.ready()
+    asking = asyncio.create_task(post(kafka, model, [([1, 2, 3], [])]))
+    await worker.event("engine_unhealthy", timeout_s=HANG_S + BUSY_S)
+    assert await worker.exit_code(EXIT_S + BUSY_S) == 1
+    assert worker.events("lane_hung")
+    start_worker(kafka, served_name=model)
+    (answer,) = await asking
+    assert "error" not in answer
+
+
+async def test_sigterm_ends_a_worker_whose_engine_hangs(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+) -> None:
+    model = unique("hang")
+    worker = start_worker(kafka, served_name=model, echo_hangs=1, drain_s=DRAIN_S)
+    await worker.ready()
+    asking = asyncio.create_task(post(kafka, model, [([1, 2, 3], [])]))
+    await asyncio.sleep(2.0)
+    worker.process.terminate()
+    started = time.monotonic()
+    assert await worker.exit_code(DRAIN_S + EXIT_S + BUSY_S) == 0
+    assert time.monotonic() - started < DRAIN_S + EXIT_S
+    assert worker.events("drain_incomplete")
+    asking.cancel()

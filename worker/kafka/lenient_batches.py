@@ -1,0 +1,117 @@
+"""Reads record batches on which aiokafka fails, and with them on the whole fetch, again and again.
+
+- Header names that are not UTF-8: the protocol demands UTF-8 but brokers do not check it. Such a batch is read again by
+  aiokafka's Python parser, with `UNREADABLE` in place of the name.
+- Batches with a wrong checksum, an unknown codec, or bytes that do not decompress or parse: one record stands for the
+  batch, with the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
+
+Others are read as usual.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
+from aiokafka.record.memory_records import _MemoryRecordsPy
+
+UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
+UNREADABLE_BATCH = "penstock-unreadable-batch"  # header of a record that stands for a batch; its value says why
+_NUM_RECORDS = slice(57, 61)  # in a batch
+
+
+def install() -> None:
+    """Replace the parser of every aiokafka consumer in this process; aiokafka (0.14) has no public way to do so."""
+    fetcher.MemoryRecords = LenientRecords
+
+
+class LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # aiokafka has no type information
+    """The batches that one fetch brought from one partition."""
+
+    def next_batch(self) -> Any:
+        """The next batch, which can be iterated once."""
+        raw = self._next_slice
+        batch = super().next_batch()
+        return _Batch(batch, raw) if isinstance(batch, DefaultRecordBatch) else batch
+
+
+@dataclass(frozen=True, slots=True)
+class _StandIn:
+    """One record in place of a batch that cannot be read, as the parser would return it."""
+
+    offset: int
+    timestamp: int
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+    key: None = None
+    timestamp_type: int = 0
+    checksum: None = None
+
+
+class _Batch:
+    """aiokafka's batch with another iteration, which does not fail."""
+
+    def __init__(self, batch: DefaultRecordBatch, raw: memoryview) -> None:
+        self._batch = batch
+        self._raw = raw
+        self._is_intact = bool(batch.validate_crc())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __next__(self) -> Any:
+        return next(self._batch)
+
+    def validate_crc(self) -> bool:
+        """False only if the batch's extent cannot be trusted either, so that no other record is skipped with it."""
+        num_records = int.from_bytes(self._raw[_NUM_RECORDS], "big")
+        return self._is_intact or bool(self._batch.next_offset - self._batch.base_offset == num_records)
+
+    @property
+    def is_control_batch(self) -> bool:
+        """Whether aiokafka should skip the batch."""
+        return self._is_intact and bool(self._batch.is_control_batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._records() if self._is_intact else self._stand_in("its checksum is wrong"))
+
+    def _records(self) -> list[Any]:
+        try:
+            return list(self._batch)
+        except (UnicodeDecodeError, CorruptRecordException):  # the Python parser wraps the former in the latter
+            pass
+        except Exception as error:  # whatever a codec raises
+            return self._stand_in(repr(error))
+        try:
+            return list(_LenientBatch(self._raw))
+        except Exception as error:
+            return self._stand_in(repr(error))
+
+    def _stand_in(self, reason: str) -> list[Any]:
+        first, last = self._batch.base_offset, self._batch.next_offset - 1
+        why = f"The batch of offsets {first} to {last} cannot be read: {reason[:300]}"
+        headers = [(UNREADABLE_BATCH, why.encode())]
+        return [_StandIn(last, self._batch.max_timestamp, bytes(self._raw), headers)]
+
+
+class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # as above
+    def __init__(self, raw: memoryview) -> None:
+        super().__init__(raw)
+        self._maybe_uncompress()
+        self._buffer: bytearray = _LenientBytes(self._buffer)
+
+
+class _LenientBytes(bytearray):
+    """The parser's buffer: the parser decodes a slice of it for each header name."""
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        return _LenientBytes(part) if isinstance(index, slice) else part
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        try:
+            return super().decode(encoding, errors)
+        except UnicodeDecodeError:
+            return UNREADABLE
