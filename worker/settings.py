@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
-from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, REQUEST_PARTITIONS, check_served_name
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
 
@@ -107,7 +107,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     )
     group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
     partitions: int = Field(
-        REQUEST_PARTITIONS,
+        NUM_PARTITIONS,
         ge=1,
         le=10_000,
         description="Partitions of each topic that the worker creates. No more members than that share a topic.",

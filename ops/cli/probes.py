@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import Field
 
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.wire.topics import REPLY_TOPIC, REQUEST_PARTITIONS, bulk_topic, request_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
@@ -86,7 +86,7 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
     except CannotPlace:  # `members` reports it
         num_members = 1
     if topics[topic] < num_members:
-        alter = f"kafka-topics.sh --alter --partitions {max(REQUEST_PARTITIONS, num_members)} --topic"
+        alter = f"kafka-topics.sh --alter --partitions {max(NUM_PARTITIONS, num_members)} --topic"
         remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
         return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)

@@ -23,7 +23,7 @@ from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
-from penstock.producer.wire.topics import OTHER_PARTITIONS, REQUEST_PARTITIONS, request_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
@@ -66,8 +66,8 @@ class Exchange:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._permits = Permits(settings.max_in_flight)
-        self._partitioner = StickyPartitioner(1)  # replaced by `start`
+        self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
+        self._partitioner = StickyPartitioner(1)
         self._patient = patient
         self._open = False
         self._closing = asyncio.Event()
@@ -92,10 +92,8 @@ class Exchange:
     async def _start(self) -> None:
         settings = self._settings
         await self._outbox.start()
-        await asyncio.gather(
-            ensure_topics(self._cluster, [self._topic], REQUEST_PARTITIONS),
-            ensure_topics(self._cluster, [settings.reply_topic], OTHER_PARTITIONS),
-        )
+        await ensure_topics(self._cluster, [self._topic, settings.reply_topic], NUM_PARTITIONS)
+        self._permits = Permits(settings.max_in_flight)  # records that `close` dropped keep those of before
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
@@ -128,6 +126,7 @@ class Exchange:
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
+        self.check_open()  # nothing would end the wait for a permit
         value = encode_request(request)
         key = content_key(value)
         permit = self._permits.take() or await self._permits.wait(attempts.deadline)
@@ -170,7 +169,7 @@ class Exchange:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, deadline)
-        permit.holders += 1
+        permit.hold()
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
             permit.leave()
