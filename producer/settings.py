@@ -1,10 +1,14 @@
 """Settings of Kafka connections and of clients."""
 
-from typing import Annotated
+import ssl
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from penstock.producer.transport.tls import tls_context
 from penstock.producer.wire.topics import (
     REPLY_TOPIC,
     check_request_topic,
@@ -24,17 +28,58 @@ def _check_addresses(servers: str) -> str:
     return servers
 
 
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _check_token_url(url: str | None) -> str | None:
+    if url is not None and urlsplit(url).scheme not in ("https", "http", "file"):
+        raise ValueError("must begin with https:, http: or file:")
+    return url
+
+
 class Settings(BaseSettings):
     """Base of all settings. Each field is also an environment variable: PENSTOCK_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # it may hold a password
+    )
 
 
 class KafkaSettings(Settings):
-    """Connection settings."""
+    """Connection settings. Those of security have librdkafka's names."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."
+    )
+    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(_upper)] = (
+        Field("PLAINTEXT", description="SSL: encrypted by TLS. SASL: with authentication.")
+    )
+    sasl_mechanism: Annotated[
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None, BeforeValidator(_upper)
+    ] = Field(None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.")
+    sasl_username: str | None = Field(None, description="User, for PLAIN and SCRAM.")
+    sasl_password: SecretStr | None = Field(
+        None, description="Password, for PLAIN and SCRAM. Use the environment variable: other users see arguments."
+    )
+    sasl_oauthbearer_token_endpoint_url: Annotated[str | None, AfterValidator(_check_token_url)] = Field(
+        None, description="For OAUTHBEARER: the identity provider's token endpoint, or file:/PATH of a token."
+    )
+    sasl_oauthbearer_client_id: str | None = Field(None, description="Client id at the token endpoint.")
+    sasl_oauthbearer_client_secret: SecretStr | None = Field(None, description="Client secret at the token endpoint.")
+    sasl_oauthbearer_scope: str | None = Field(None, description="Scope that is requested at the token endpoint.")
+    ssl_ca_location: Path | None = Field(
+        None, description="PEM file of the certificate authorities that sign the brokers. Default: the system's."
+    )
+    ssl_certificate_location: Path | None = Field(None, description="PEM file of the client's certificate.")
+    ssl_key_location: Path | None = Field(None, description="PEM file of the client's private key.")
+    ssl_key_password: SecretStr | None = Field(None, description="Password of the private key.")
+    ssl_endpoint_identification_algorithm: Literal["https", "none"] = Field(
+        "https", description="https: the certificate must name the broker's host. none: any host."
     )
     fetch_max_wait_ms: int = Field(
         500,
@@ -42,6 +87,52 @@ class KafkaSettings(Settings):
         le=60_000,
         description="Longest time a broker delays an empty fetch. librdkafka's mock delays each: 5 there.",
     )
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.security_protocol.startswith("SASL_")
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.security_protocol.endswith("SSL")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Read the files of the `ssl_…` settings. Raises ValueError that names the setting at fault."""
+        password = self.ssl_key_password
+        return tls_context(
+            ca=self.ssl_ca_location,
+            certificate=self.ssl_certificate_location,
+            key=self.ssl_key_location,
+            key_password="" if password is None else password.get_secret_value(),
+            check_hostname=self.ssl_endpoint_identification_algorithm == "https",
+        )
+
+    @model_validator(mode="after")
+    def _check_security(self) -> Self:
+        protocol = self.security_protocol
+        for prefix, is_used in (("sasl_", self.uses_sasl), ("ssl_", self.uses_tls)):
+            given = [name for name, value in self if name.startswith(prefix) and value not in (None, "https")]
+            if given and not is_used:
+                raise ValueError(f"{', '.join(given)}: no effect with security_protocol {protocol}")
+        if self.uses_sasl:
+            self._check_sasl()
+        if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
+            raise ValueError("ssl_certificate_location and ssl_key_location: give both, or neither")
+        if self.uses_tls:
+            self.tls_context()
+        return self
+
+    def _check_sasl(self) -> None:
+        mechanism, needed = self.sasl_mechanism, ["sasl_username", "sasl_password"]
+        if mechanism is None:
+            raise ValueError(f"sasl_mechanism: needed with security_protocol {self.security_protocol}")
+        if mechanism == "OAUTHBEARER":
+            url = self.sasl_oauthbearer_token_endpoint_url or ""
+            client = ["sasl_oauthbearer_client_id", "sasl_oauthbearer_client_secret"]
+            needed = ["sasl_oauthbearer_token_endpoint_url", *([] if url.startswith("file:") else client)]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: needed with sasl_mechanism {mechanism}")
 
 
 class ClientSettings(KafkaSettings):

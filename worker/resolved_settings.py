@@ -24,6 +24,7 @@ class ResolvedSettings(WorkerSettings):
     cost_path: Path
     processes: int
     lanes: int
+    max_wait_ms: float
     topic: str
     group_id: str
 
@@ -62,6 +63,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo) -> Mapping[str, Mapping
         },
         f"default for {device}": {
             "lanes": len(os.sched_getaffinity(0)) if device == "cpu" else 1,
+            "max_wait_ms": 2.0 if device == "cpu" else 0.0,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,
         },

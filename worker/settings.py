@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
-from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, REQUEST_PARTITIONS, check_served_name
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
 
@@ -107,7 +107,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     )
     group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
     partitions: int = Field(
-        REQUEST_PARTITIONS,
+        NUM_PARTITIONS,
         ge=1,
         le=10_000,
         description="Partitions of each topic that the worker creates. No more members than that share a topic.",
@@ -122,11 +122,12 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         description="When to run a batch. lazy: after max-wait-ms, when a batch is full, or when half the time to the "
         "deadline is spent. hungry: as soon as the engine is idle.",
     )
-    max_wait_ms: float = Field(
-        2.0,
+    max_wait_ms: float | None = Field(
+        None,
         ge=0,
         allow_inf_nan=False,
-        description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency.",
+        description="Longest wait of a lazy trigger for a fuller batch. More: larger batches. Less: lower latency. "
+        "Default: 2 on a CPU; 0 on a GPU, where batches grow while the last one runs.",
     )
     partition: Literal["auto", "dp", "fifo", "sorted", "naive", "none"] = Field(
         "auto",

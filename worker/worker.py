@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
+from aiokafka.errors import TopicAuthorizationFailedError
 
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import OTHER_PARTITIONS, bulk_topic, dead_letter_topic
+from penstock.producer.wire.topics import DEAD_LETTER_PARTITIONS, bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
@@ -75,8 +77,9 @@ class Worker:
         offsets = OffsetTracker()
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
         self._fetched = FetchBuffer(self._ledger, self._backpressure)
+        self._cluster = KafkaCluster.of(settings)
         self._consumer = Consumer(
-            settings.bootstrap_servers,
+            self._cluster,
             self._topics,
             settings.group_id,
             worker=number,
@@ -108,7 +111,7 @@ class Worker:
             unhealthy=self._stop.fail,
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
-        self._outbox = Outbox(settings.bootstrap_servers, client_id="penstock-worker")
+        self._outbox = Outbox(self._cluster, client_id="penstock-worker")
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge)
         self._committer = Committer(offsets, self._consumer)
         self.metrics = Metrics(scheduler, self._backpressure)
@@ -157,13 +160,15 @@ class Worker:
         if may_join is not None:
             await may_join
         await self._outbox.start()
-        servers, dead_letters = self._settings.bootstrap_servers, [*map(dead_letter_topic, self._topics)]
         await asyncio.gather(
-            ensure_topics(servers, self._topics, self._settings.partitions),
-            ensure_topics(servers, dead_letters, OTHER_PARTITIONS),
+            ensure_topics(self._cluster, self._topics, self._settings.partitions),
+            ensure_topics(self._cluster, [*map(dead_letter_topic, self._topics)], DEAD_LETTER_PARTITIONS),
         )
         # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
-        await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
+        known = await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
+        for topic, partitions in zip(self._topics, known, strict=True):
+            if isinstance(partitions, TopicAuthorizationFailedError):
+                raise KafkaRefused(f"Kafka denies {topic} to this worker. It needs the ACL READ on it.")
         await self._consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True

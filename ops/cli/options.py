@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 from rich.markup import escape
@@ -17,7 +17,7 @@ from penstock.ops.cli.screen import EXIT_USAGE, exit_code_of, fail
 
 S = TypeVar("S", bound=BaseSettings)
 
-_KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
+_KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr: "TEXT"}
 
 
 def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., None]]:
@@ -111,5 +111,8 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         if detail["type"] == "missing":
             yield f"Missing option '{option_name(field)}' (env var: '{env_name(field)}')"
             continue
-        where = f"{option_name(field)} (or {env_name(field)})" if field else "The options"
-        yield f"{where}: {detail['msg'].removeprefix('Value error, ')}. Given: {detail['input']!r}"
+        fault = detail["msg"].removeprefix("Value error, ")
+        if field:
+            yield f"{option_name(field)} (or {env_name(field)}): {fault}. Given: {detail['input']!r}"
+        else:  # of several options: its input would be all of them, with the passwords
+            yield f"{fault}."

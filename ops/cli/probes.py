@@ -13,7 +13,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import Field
 
-from penstock.producer.wire.topics import REPLY_TOPIC, REQUEST_PARTITIONS, bulk_topic, request_topic
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
@@ -43,12 +44,16 @@ class Finding:
 async def kafka(settings: CheckSettings) -> list[Finding]:
     """Check broker and topics with one metadata request, which creates no topic."""
     servers = settings.bootstrap_servers
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
+    cluster = KafkaCluster.of(settings)
+    admin = AIOKafkaAdminClient(**cluster.arguments, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
     try:
         async with asyncio.timeout(KAFKA_TIMEOUT_S):
             await admin.start()
             topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
     except (KafkaConnectionError, TimeoutError):
+        refusal = await cluster.refusal()
+        if refusal is not None:
+            return [Finding("Kafka", "problem", str(refusal)), _NO_TOPICS]
         return _no_kafka(f"{servers} does not answer")
     except (KafkaError, OSError, ValueError) as error:
         return _no_kafka(f"{servers} cannot be used: {error}")
@@ -61,9 +66,12 @@ async def kafka(settings: CheckSettings) -> list[Finding]:
     ]
 
 
+_NO_TOPICS = Finding("Topics", "not checked", "They need Kafka.")
+
+
 def _no_kafka(found: str) -> list[Finding]:
     remedy = "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
-    return [Finding("Kafka", "problem", found, remedy), Finding("Topics", "not checked", "They need Kafka.")]
+    return [Finding("Kafka", "problem", found, remedy), _NO_TOPICS]
 
 
 def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Finding:
@@ -78,7 +86,7 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
     except CannotPlace:  # `members` reports it
         num_members = 1
     if topics[topic] < num_members:
-        alter = f"kafka-topics.sh --alter --partitions {max(REQUEST_PARTITIONS, num_members)} --topic"
+        alter = f"kafka-topics.sh --alter --partitions {max(NUM_PARTITIONS, num_members)} --topic"
         remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
         return Finding("Request topic", "problem", f"{found}, and {num_members} would run on this machine", remedy)
     return Finding("Request topic", "OK", found)

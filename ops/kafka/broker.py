@@ -50,6 +50,7 @@ class KafkaBroker:
         data_dir: Path | None = None,  # None: a temporary folder that `close` removes
         num_partitions: int = 1,  # of a topic that is created on first use
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
+        listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
         jvm_flags: Sequence[str] = FAST_START,
     ) -> None:
         self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
@@ -59,7 +60,9 @@ class KafkaBroker:
         self._num_partitions = num_partitions
         self._config = dict(config)
         self._jvm_flags = tuple(jvm_flags)
-        self._port, self._controller_port = _free_ports(2)
+        self._port, self._controller_port, *ports = _free_ports(2 + len(listeners))
+        self._listeners = dict(listeners)
+        self._listener_ports = dict(zip(listeners, ports, strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -67,6 +70,10 @@ class KafkaBroker:
     def bootstrap_servers(self) -> str:
         """`127.0.0.1:port`, constant for the life of this object."""
         return f"127.0.0.1:{self._port}"
+
+    def address(self, listener: str) -> str:
+        """`127.0.0.1:port` of a further listener."""
+        return f"127.0.0.1:{self._listener_ports[listener]}"
 
     @property
     def log_path(self) -> Path:
@@ -139,14 +146,17 @@ class KafkaBroker:
         return [java, *flags]
 
     def _write_properties(self) -> Path:
+        addresses = {"PLAINTEXT": self._port} | self._listener_ports
+        advertised = ",".join(f"{name}://127.0.0.1:{port}" for name, port in addresses.items())
+        protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | self._listeners
         lines = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
+            "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": advertised,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
             "log.dirs": str(self._data_dir / "data"),
             "num.partitions": str(self._num_partitions),
             "auto.create.topics.enable": "true",

@@ -7,13 +7,16 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import ClusterAuthorizationFailedError, KafkaConnectionError, KafkaError, TopicAlreadyExistsError
+
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 
 BACKOFF_MS = 200  # between retries against a broker that is down
 METADATA_MAX_AGE_MS = 30_000
 _CREATED = (0, TopicAlreadyExistsError.errno)  # created, or created concurrently
 _MOST_REPLICAS = 3  # aiokafka cannot ask for the broker's default
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
+_NO_PRODUCER = "Kafka denies an idempotent producer. Its user needs the ACL WRITE on a topic."
 _WATCH_EVERY_S, _ANSWER_S = 3.0, 5.0
 
 log = structlog.get_logger("penstock.kafka")
@@ -27,8 +30,11 @@ class _Connectable(Protocol):
 C = TypeVar("C", bound=_Connectable)
 
 
-async def connect(make: Callable[[], C]) -> C:
-    """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers."""
+async def connect(cluster: KafkaCluster, make: Callable[[], C]) -> C:
+    """Start a producer or consumer made by `make`; retries, with a log line, while no broker answers.
+
+    Raises KafkaRefused for credentials, a certificate or a missing ACL, which a retry does not mend.
+    """
     retry_s = _FIRST_RETRY_S
     while True:
         client = make()
@@ -36,8 +42,13 @@ async def connect(make: Callable[[], C]) -> C:
             await client.start()
         except KafkaError as error:
             await client.stop()
+            if isinstance(error, ClusterAuthorizationFailedError):
+                raise KafkaRefused(_NO_PRODUCER) from error
             if not isinstance(error, KafkaConnectionError) and not error.retriable:
                 raise
+            refusal = await cluster.refusal()
+            if refusal is not None:
+                raise refusal from error
             log.warning("kafka_unreachable", error=str(error), retry_s=retry_s)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -77,13 +88,13 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
                 is_lost = False
 
 
-async def ensure_topics(bootstrap_servers: str, topics: Sequence[str], num_partitions: int) -> None:
+async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partitions: int) -> None:
     """Create missing topics, with up to three replicas. Called after a connection was made.
 
     A refusal (no permission, or a mock broker without the request) is logged and not raised. The topic may be created
     on first use; otherwise the first send or poll fails.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**cluster.arguments)
     try:
         await admin.start()
         existing = set(await admin.list_topics())

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
 from penstock.producer.settings import ClientSettings
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
@@ -24,7 +25,7 @@ from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
-from penstock.producer.wire.topics import OTHER_PARTITIONS, REQUEST_PARTITIONS, request_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
@@ -64,16 +65,17 @@ class Exchange:
         client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._settings = settings
         self._topic = settings.topic or request_topic(settings.model)
-        self._outbox = Outbox(settings.bootstrap_servers, client_id=client_id)
+        self._cluster = KafkaCluster.of(settings)
+        self._outbox = Outbox(self._cluster, client_id=client_id)
         self._inbox = Inbox(
-            settings.bootstrap_servers,
+            self._cluster,
             settings.reply_topic,
             client_id=client_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._permits = Permits(settings.max_in_flight)
-        self._partitioner = StickyPartitioner(1)  # replaced by `start`
+        self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
+        self._partitioner = StickyPartitioner(1)
         self._patient = patient
         self._open = False
         self._closing = asyncio.Event()
@@ -83,11 +85,13 @@ class Exchange:
         """Connect and find the topics; waits for the broker without limit, and logs it.
 
         Raises:
-            InvalidRequest: a topic is missing, or this client may not use it.
+            InvalidRequest: the credentials are refused, a topic is missing, or this client may not use it.
             BackendError: any other refusal of Kafka.
         """
         try:
             await self._start()
+        except KafkaRefused as error:
+            raise InvalidRequest(str(error)) from error
         except KafkaError as error:
             fault = InvalidRequest if isinstance(error, REFUSED) else BackendError
             topics = f"{self._topic} and {self._settings.reply_topic}"
@@ -96,10 +100,8 @@ class Exchange:
     async def _start(self) -> None:
         settings = self._settings
         await self._outbox.start()
-        await asyncio.gather(
-            ensure_topics(settings.bootstrap_servers, [self._topic], REQUEST_PARTITIONS),
-            ensure_topics(settings.bootstrap_servers, [settings.reply_topic], OTHER_PARTITIONS),
-        )
+        await ensure_topics(self._cluster, [self._topic, settings.reply_topic], NUM_PARTITIONS)
+        self._permits = Permits(settings.max_in_flight)  # records that `close` dropped keep those of before
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
@@ -132,6 +134,7 @@ class Exchange:
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
+        self.check_open()  # nothing would end the wait for a permit
         value = encode_request(request)
         key = content_key(value)
         permit = self._permits.take() or await self._permits.wait(attempts.deadline)
@@ -174,7 +177,7 @@ class Exchange:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, attempts.deadline)
-        permit.holders += 1
+        permit.hold()
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
             permit.leave()

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.wire.codec import decode_reply
 from penstock.producer.wire.headers import CORRELATION_ID
@@ -35,8 +36,8 @@ Answer = asyncio.Future[Reply | ErrorReply]
 class Inbox:
     """Futures of replies by correlation id. All methods are called on the client's event loop."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, cluster: KafkaCluster, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
+        self._cluster = cluster
         self._topic = topic
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
@@ -48,7 +49,7 @@ class Inbox:
     async def start(self, num_partitions: int) -> None:
         """Seek to the end of a random partition. No reply that is sent after this returns can be missed."""
         self.partition = random.randrange(num_partitions)
-        self._consumer = await connect(self._make_consumer)
+        self._consumer = await connect(self._cluster, self._make_consumer)
         source = TopicPartition(self._topic, self.partition)
         self._consumer.assign([source])
         await self._consumer.seek_to_end(source)
@@ -91,7 +92,7 @@ class Inbox:
 
     def _make_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._cluster.arguments,
             client_id=self._client_id,
             group_id=None,
             fetch_max_wait_ms=self._fetch_max_wait_ms,

@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
 from penstock.producer.wire.headers import partition_for
@@ -53,10 +54,10 @@ class OutRecord:
 class Outbox:
     """Owner of one producer. `put` never blocks: callers bound the number of unacknowledged records."""
 
-    def __init__(self, bootstrap_servers: str, *, client_id: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, cluster: KafkaCluster, *, client_id: str) -> None:
+        self._cluster = cluster
         self._client_id = client_id
-        self._producer = ReplaceableProducer(lambda: self._make_producer())
+        self._producer = ReplaceableProducer(cluster, lambda: self._make_producer())
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
         self._waiting: dict[Destination, deque[OutRecord]] = {}
         self._senders: dict[Destination, asyncio.Task[None]] = {}
@@ -64,7 +65,7 @@ class Outbox:
         self._idle.set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it."""
+        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
         await self._producer.start()
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
@@ -104,7 +105,7 @@ class Outbox:
 
     def _make_producer(self) -> AIOKafkaProducer:
         return AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._cluster.arguments,
             client_id=self._client_id,
             enable_idempotence=True,
             acks="all",

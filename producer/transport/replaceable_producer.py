@@ -24,6 +24,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import connect, disconnect
 
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -37,16 +38,17 @@ log = structlog.get_logger("penstock.outbox")
 class ReplaceableProducer:
     """The producer in use, and replaced ones with batches underway."""
 
-    def __init__(self, make: Callable[[], AIOKafkaProducer]) -> None:
+    def __init__(self, cluster: KafkaCluster, make: Callable[[], AIOKafkaProducer]) -> None:
         self.current: AIOKafkaProducer | None = None  # None before `start` and after `stop`
+        self._cluster = cluster
         self._make = make
         self._broken: AIOKafkaProducer | None = None  # its numbers are not those that the broker expects
         self._replacing = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect; waits for the broker without limit, and logs it."""
-        self.current = await connect(self._make)
+        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        self.current = await connect(self._cluster, self._make)
 
     async def stop(self) -> None:
         """Disconnect, within a few seconds. Batches underway are dropped."""
@@ -84,7 +86,7 @@ class ReplaceableProducer:
             if not is_current or not (failed is self._broken or _is_dead(failed)):
                 return
             try:
-                self.current = await connect(self._make)
+                self.current = await connect(self._cluster, self._make)
             except KafkaError as error:  # the next batch fails as well, and retries this
                 log.warning("producer_not_replaced", error=repr(error))
                 return

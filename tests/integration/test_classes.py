@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
@@ -130,7 +131,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
     async def revoked(_: Any) -> None: ...
 
     reader = Consumer(
-        kafka.bootstrap_servers,
+        KafkaCluster(kafka.bootstrap_servers),
         topics,
         f"group-{topic}",
         worker=0,

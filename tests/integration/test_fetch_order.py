@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.record import KafkaRecord
@@ -40,7 +41,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
     async def revoked(_: object) -> None: ...
 
     reader = Consumer(
-        kafka.bootstrap_servers,
+        KafkaCluster(kafka.bootstrap_servers),
         [online, bulk],
         f"group-{online}-{number}",
         worker=0,

@@ -6,6 +6,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
 
 
@@ -15,7 +16,7 @@ async def test_a_partition_goes_on_after_records_that_are_too_large_for_it(kafka
     await admin.start()
     await admin.create_topics([NewTopic(topic, 1, 1, topic_configs={"max.message.bytes": "1024"})])
     await admin.close()
-    outbox = Outbox(kafka.bootstrap_servers, client_id="test")
+    outbox = Outbox(KafkaCluster(kafka.bootstrap_servers), client_id="test")
     await outbox.start()
     outcomes = [await _sent(outbox, topic, bytes(size)) for size in (10, 2000, 10, 2000, 2000, 10)]
     await outbox.stop(1.0)

@@ -13,6 +13,7 @@ from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from aiokafka.protocol.api import Request
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
 
 ACLS = {
@@ -31,7 +32,7 @@ def broker() -> Iterator[KafkaBroker]:
 async def test_a_partition_goes_on_after_a_batch_that_the_broker_failed(broker: KafkaBroker) -> None:
     """The broker does not take records of more than 0.2 s of age, and is stopped for longer, once."""
     await _create(broker, "timely", {"message.timestamp.before.max.ms": "200"})
-    outbox = Outbox(broker.bootstrap_servers, client_id="test")
+    outbox = Outbox(KafkaCluster(broker.bootstrap_servers), client_id="test")
     await outbox.start()
     outcomes = [await _send(outbox, "timely", b"0")]
     os.kill(broker.pid or 0, signal.SIGSTOP)
@@ -46,7 +47,7 @@ async def test_a_partition_goes_on_after_a_batch_that_the_broker_failed(broker: 
 
 async def test_a_partition_goes_on_when_a_permission_is_restored(broker: KafkaBroker) -> None:
     await _create(broker, "guarded", {})
-    outbox = Outbox(broker.bootstrap_servers, client_id="test")
+    outbox = Outbox(KafkaCluster(broker.bootstrap_servers), client_id="test")
     await outbox.start()
     assert await _send(outbox, "guarded", b"0") is None
     await _ask(broker, CreateAclsRequest(TOPIC, "guarded", LITERAL, "User:*", "*", WRITE, DENY))

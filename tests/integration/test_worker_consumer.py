@@ -9,6 +9,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.requests.record import KafkaRecord
@@ -49,7 +50,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
 
     def consumer() -> Consumer:
         return Consumer(
-            kafka.bootstrap_servers,
+            KafkaCluster(kafka.bootstrap_servers),
             [topic],
             f"group-{topic}",
             worker=0,
@@ -102,7 +103,7 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
     async def revoked(_: Any) -> None: ...
 
     reader = Consumer(
-        kafka.bootstrap_servers,
+        KafkaCluster(kafka.bootstrap_servers),
         [topic],
         f"group-{topic}",
         worker=0,

@@ -29,6 +29,7 @@ from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.transport import connection as kafka
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.messages import Options
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import save_encoder
@@ -241,7 +242,7 @@ async def test_topics_that_a_command_creates_are_printed(
     before = structlog.get_config()
     screen.narrate_logs("localhost:9092")
     try:
-        await kafka.ensure_topics("localhost:9092", ["here", "there"], 8)
+        await kafka.ensure_topics(KafkaCluster("localhost:9092"), ["here", "there"], 8)
     finally:
         structlog.configure(**before)
     assert capsys.readouterr().err.strip() == said

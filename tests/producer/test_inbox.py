@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from penstock.ops.kafka import MockBroker
 from penstock.producer import BackendError, Expired, ShuttingDown
 from penstock.producer.transport import inbox as module
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.inbox import Inbox
 from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.headers import CORRELATION_ID
@@ -65,7 +66,7 @@ class StandIn:
 
 
 def inbox_over(consumer: StandIn) -> Inbox:
-    inbox = Inbox("nowhere:1", "replies", client_id="test", fetch_max_wait_ms=1)
+    inbox = Inbox(KafkaCluster("nowhere:1"), "replies", client_id="test", fetch_max_wait_ms=1)
     inbox._make_consumer = lambda: consumer  # type: ignore[method-assign]  # the one place where aiokafka is made
     return inbox
 
@@ -167,7 +168,7 @@ async def test_a_record_whose_header_name_is_not_utf8_is_stepped_over(monkeypatc
     poisoned = Record([(NotUtf8("x"), b"x")], b"value")
     answers: dict[bytes, Any] = {}
     with MockBroker() as broker, capture_logs() as logs:
-        inbox = Inbox(broker.bootstrap_servers, "replies", client_id="test", fetch_max_wait_ms=5)
+        inbox = Inbox(KafkaCluster(broker.bootstrap_servers), "replies", client_id="test", fetch_max_wait_ms=5)
         async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
             await producer.partitions_for("replies")
             await inbox.start(1)

@@ -19,6 +19,7 @@ from aiokafka.errors import (
 from structlog.testing import capture_logs
 
 from penstock.producer.transport import outbox as module
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
 
 
@@ -104,7 +105,7 @@ class StandIn:
 async def outbox_over(*producers: StandIn) -> AsyncIterator[Outbox]:
     """An Outbox whose first producer is the first of these, its replacement the second, and so on; then the last."""
     made = itertools.chain(producers, itertools.repeat(producers[-1]))
-    outbox = Outbox("nowhere:1", client_id="test")
+    outbox = Outbox(KafkaCluster("nowhere:1"), client_id="test")
     outbox._make_producer = lambda: next(made)  # type: ignore[method-assign]  # the one place where aiokafka is made
     await outbox.start()
     yield outbox
@@ -305,7 +306,7 @@ async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
         await asyncio.Event().wait()
 
     producer, results = StandIn(never), Results()
-    outbox = Outbox("nowhere:1", client_id="test")
+    outbox = Outbox(KafkaCluster("nowhere:1"), client_id="test")
     outbox._make_producer = lambda: producer  # type: ignore[method-assign]  # the one place where aiokafka is made
     await outbox.start()
     outbox.put("t", 0, [results.record(b"a")])
@@ -316,7 +317,7 @@ async def test_stopping_gives_up_what_is_not_acknowledged_in_time() -> None:
 
 async def test_use_before_start_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="This is a bug"):
-        await Outbox("nowhere:1", client_id="test").partitions("t")
+        await Outbox(KafkaCluster("nowhere:1"), client_id="test").partitions("t")
 
 
 async def test_batches_shrink_by_halves_and_grow_back_slowly_where_the_broker_refuses_their_size() -> None:

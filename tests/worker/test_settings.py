@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from penstock.engine import ModelInfo, NullEngine, PackedBatch
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.types import Running
+from penstock.producer.settings import KafkaSettings
 from penstock.worker import WorkerSettings, process
 from penstock.worker.resolved_settings import resolve, scheduler_settings
 
@@ -121,6 +122,12 @@ def test_lanes_follow_the_device_unless_given(monkeypatch: pytest.MonkeyPatch) -
     assert resolve(make(model="m", lanes=2), GPU).lanes == 2
 
 
+def test_the_longest_wait_follows_the_device_unless_given() -> None:
+    assert resolve(make(model="m"), CPU).max_wait_ms == 2.0
+    assert resolve(make(model="m"), GPU).max_wait_ms == 0.0
+    assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
+
+
 def test_names_follow_the_model_unless_given() -> None:
     settings = resolve(make(model="m"), CPU)
     assert settings.served_name == "tiny"
@@ -150,14 +157,15 @@ def test_every_resolved_setting_has_one_reason() -> None:
     reasons = settings.reasons
     assert sorted(name for names in reasons.values() for name in names) == sorted(WorkerSettings.model_fields)
     assert reasons["given"] == ["device", "lanes", "model"]
-    assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens"]
+    assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens", "max_wait_ms"]
     assert reasons["default for model tiny"] == ["group_id", "served_name", "topic"]
     assert reasons["found for this model and machine"] == ["dtype", "engine"]
-    assert "max_wait_ms" in reasons["default"]
+    assert "trigger" in reasons["default"]
 
 
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
     may_be_open = {"head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition"}
     open_settings = {name for name, value in settings if value in (None, "auto")}
-    assert open_settings <= may_be_open
+    security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
+    assert open_settings <= may_be_open | security

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, IllegalStateError, KafkaError
 
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import fetch_order, lenient_batches
 from penstock.worker.kafka.group import assignor_for, client_id
@@ -39,7 +40,7 @@ class Consumer:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        cluster: KafkaCluster,
         topics: Sequence[str],
         group_id: str,
         *,
@@ -59,7 +60,7 @@ class Consumer:
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self.topics = topics
-        self._bootstrap_servers = bootstrap_servers
+        self._cluster = cluster
         self._group_id = group_id
         self._client_id = client_id(worker)
         self._assignor = assignor_for(revision)
@@ -70,6 +71,7 @@ class Consumer:
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
         self._paused: set[str] = set()  # topics
+        self._has_joined = False  # once or more often
         self._is_idle = False  # it has no partition of the online topic
         self._next: dict[TopicPartition, int] = {}  # offset after the last record handed out, since the assignment
         self._ends: dict[TopicPartition, int] = {}  # offsets after the last records, when `is_at_end` last asked
@@ -79,7 +81,7 @@ class Consumer:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
         fetch_order.install()
-        self._consumer = await connect(self._make_consumer)
+        self._consumer = await connect(self._cluster, self._make_consumer)
         self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
@@ -96,10 +98,15 @@ class Consumer:
 
         The fetch sizes bound the number of records: aiokafka fetches nothing more from a broker while part of its last
         answer is left.
+
+        Raises KafkaRefused if this member may not join the group. A member that has joined waits for the ACL to return.
         """
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
+            if isinstance(error, GroupAuthorizationFailedError) and not self._has_joined:
+                reason = f"Kafka denies the group {self._group_id} to this worker. It needs the ACL READ on it."
+                raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await self._seek_back()
             await asyncio.sleep(_RETRY_S)
@@ -210,7 +217,7 @@ class Consumer:
 
     def _make_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._cluster.arguments,
             group_id=self._group_id,
             client_id=self._client_id,
             partition_assignment_strategy=(self._assignor,),
@@ -244,6 +251,7 @@ class Consumer:
             log.warning("member_idle", member=self._client_id, topic=online, reason=_IDLE)
         self._is_idle = is_idle
         self._paused.clear()  # a rebalance loses the flags
+        self._has_joined = True
         self.assigned.set()
 
 

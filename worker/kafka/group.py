@@ -13,6 +13,8 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
 
+from penstock.producer.transport.cluster import KafkaCluster
+
 _EVICT_S = 5.0
 
 log = structlog.get_logger("penstock.group")
@@ -47,7 +49,7 @@ def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
             """Runs in one member of the group, its leader."""
             alike: dict[str, list[str]] = {}
             for member, metadata in members.items():
-                alike.setdefault(metadata.user_data.decode(errors="replace") or "unknown", []).append(member)
+                alike.setdefault((metadata.user_data or b"").decode(errors="replace") or "unknown", []).append(member)
             if len(alike) > 1:
                 log.warning("members_differ", members={what: sorted(names) for what, names in alike.items()})
             assigned: dict[str, ConsumerProtocolMemberAssignment] = super().assign(cluster, members)
@@ -56,9 +58,9 @@ def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
     return Assignor
 
 
-async def evict(bootstrap_servers: str, group_id: str, member_id: str) -> None:
+async def evict(cluster: KafkaCluster, group_id: str, member_id: str) -> None:
     """Tell the group that a member has died. Otherwise all others wait for it, for up to 10 s, before they go on."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**cluster.arguments)
     try:
         async with asyncio.timeout(_EVICT_S):
             await admin.start()

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from pydantic import SecretStr
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.group import evict
 from penstock.worker.process import EXIT_S, serve_metrics
 from penstock.worker.settings import WorkerSettings
@@ -113,8 +115,8 @@ class Supervisor:
         """Count a member that is started again. One that died has not left its group."""
         self._metrics.count_restart(member.placement.worker, reason)
         if reason != "rolled" and member.report.member_id:
-            servers = self._settings.bootstrap_servers
-            self._run(evict(servers, member.report.group_id, member.report.member_id))
+            cluster = KafkaCluster.of(self._settings)
+            self._run(evict(cluster, member.report.group_id, member.report.member_id))
 
     def _on_end(self, slot: Slot, end: SlotEnd) -> None:
         """Account for a slot that stays empty. A failure ends the members that would share it."""
@@ -263,4 +265,6 @@ class Supervisor:
 def _member_settings(settings: WorkerSettings) -> dict[str, Any]:
     """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
     own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
-    return settings.model_dump(mode="json", include=settings.model_fields_set) | own
+    # `model_dump` hides secrets, as logs should.
+    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
+    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own

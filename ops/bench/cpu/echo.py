@@ -18,6 +18,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.bench.common.processes import calm_garbage_collection, cpu_s
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
 
 _VALUE = bytes(200)
@@ -28,7 +29,7 @@ async def work(bootstrap_servers: str, topic: str, batched: bool) -> None:
     """Echo until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    await ensure_topics(bootstrap_servers, [topic, f"{topic}.replies"], 1)
+    await ensure_topics(KafkaCluster(bootstrap_servers), [topic, f"{topic}.replies"], 1)
     consumer = await _consumer_at_end(bootstrap_servers, topic)
     batching = {"max_batch_size": 512 * 1024, "linger_ms": 0} if batched else {}
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, **{**_PRODUCER, **batching})
@@ -58,7 +59,7 @@ async def drive(
     bootstrap_servers: str, topic: str, num_requests: int, warm_up: int, in_flight: int, watch: Mapping[str, int]
 ) -> dict[str, Any]:
     """Send and count. Returns the rate and the processor time a request of the measured part."""
-    await ensure_topics(bootstrap_servers, [topic, f"{topic}.replies"], 1)
+    await ensure_topics(KafkaCluster(bootstrap_servers), [topic, f"{topic}.replies"], 1)
     consumer = await _consumer_at_end(bootstrap_servers, f"{topic}.replies")
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, **_PRODUCER)
     await producer.start()

@@ -9,6 +9,7 @@ from typing import Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import ensure_topics
 
 REQUESTS, REPLIES = "plain.requests", "plain.replies"
@@ -24,7 +25,7 @@ class PlainClient:
         self._expected: dict[str, asyncio.Future[bytes]] = {}
 
     async def __aenter__(self) -> Self:
-        await ensure_topics(self._bootstrap_servers, [REQUESTS, REPLIES], 1)
+        await ensure_topics(KafkaCluster(self._bootstrap_servers), [REQUESTS, REPLIES], 1)
         self._producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap_servers)
         self._consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap_servers)
         await self._producer.start()

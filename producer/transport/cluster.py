@@ -1,0 +1,133 @@
+"""Where a Kafka cluster is and how to authenticate there."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import structlog
+from aiokafka.conn import AIOKafkaConnection, collect_hosts
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from pydantic import SecretStr
+
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.token_source import TokenSource
+
+_ANSWER_MS = 5000
+_CLOSE_S = 0.5
+_HOST_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+
+log = structlog.get_logger("penstock.kafka")
+
+
+class KafkaRefused(KafkaError):  # type: ignore[misc]  # aiokafka has no type information
+    """Kafka denies access for a reason that a retry does not mend. The message says which setting or ACL to change."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaCluster:
+    """Made once, and given to everything that connects. Without `security`: plain text, without authentication."""
+
+    bootstrap_servers: str
+    security: Mapping[str, Any] = field(default_factory=dict, repr=False)  # aiokafka's arguments; with secrets
+
+    @classmethod
+    def of(cls, settings: KafkaSettings) -> Self:
+        """The cluster that the settings name. Logs a warning if the protocol does not encrypt the credentials."""
+        protocol, mechanism = settings.security_protocol, settings.sasl_mechanism
+        security: dict[str, Any] = {"security_protocol": protocol}
+        if settings.uses_tls:
+            security["ssl_context"] = settings.tls_context()
+        if settings.uses_sasl:
+            security |= _sasl(settings)
+            if not settings.uses_tls:
+                log.warning("sasl_unencrypted", security_protocol=protocol, sasl_mechanism=mechanism)
+        return cls(settings.bootstrap_servers, security)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of aiokafka's producers, consumers and admin clients."""
+        return {"bootstrap_servers": self.bootstrap_servers, **self.security}
+
+    async def refusal(self) -> KafkaRefused | None:
+        """Ask the servers why they cannot be used. None unless one refuses clearly.
+
+        Called after a client could not start: aiokafka's clients report any failure as a lost connection.
+        """
+        if self.security.get("security_protocol", "PLAINTEXT") == "PLAINTEXT":
+            return None
+        for host, port, _ in collect_hosts(self.bootstrap_servers):
+            error = await _fault(AIOKafkaConnection(host, port, request_timeout_ms=_ANSWER_MS, **self.security))
+            if error is None:
+                return None
+            reason = self._reason(error)
+            if reason:
+                return KafkaRefused(f"Kafka at {host}:{port} {reason}")
+        return None
+
+    def _reason(self, error: Exception) -> str:
+        """A clear refusal as the rest of a sentence; empty for an error that a retry may mend."""
+        mechanism = self.security.get("sasl_mechanism")
+        cause = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
+        match cause:
+            case ssl.SSLCertVerificationError():
+                found = f"has a certificate that cannot be verified: {cause.verify_message}"
+                if cause.verify_code in _HOST_MISMATCH:
+                    return f"{found} Connect by a name in the certificate (bootstrap_servers, advertised.listeners)."
+                return f"{found}. Set ssl_ca_location to the certificates of its authority."
+            case ssl.SSLError() if "ALERT" in (cause.reason or ""):
+                alert = (cause.reason or "").lower().replace("_", " ")
+                return (
+                    f"refuses the client's certificate: {alert}. Check ssl_certificate_location and ssl_key_location."
+                )
+            case SaslAuthenticationFailed():
+                told = cause.args[0] if cause.args and cause.args[0] else "authentication failed"
+                return f"refuses the credentials: {told}. Check the sasl_… settings."
+            case UnsupportedSaslMechanismError():
+                return f"does not enable {mechanism}. Check sasl_mechanism."
+            case IllegalSaslStateError():
+                return "has no SASL at this port. Check security_protocol and the port."
+            case AuthenticationFailedError():
+                return f"needs a token. {cause.args[0]}."
+        return ""
+
+
+async def _fault(connection: AIOKafkaConnection) -> Exception | None:
+    """Connect, and disconnect. Returns the error."""
+    try:
+        await connection.connect()
+    except (OSError, KafkaError) as error:
+        return error
+    finally:
+        closed = connection.close()
+        if closed is not None:  # it never ends if there was no connection to close
+            await asyncio.wait((closed,), timeout=_CLOSE_S)
+    return None
+
+
+def _sasl(settings: KafkaSettings) -> dict[str, Any]:
+    mechanism = {"sasl_mechanism": settings.sasl_mechanism}
+    if settings.sasl_mechanism != "OAUTHBEARER":
+        username, password = settings.sasl_username, _revealed(settings.sasl_password)
+        return {**mechanism, "sasl_plain_username": username, "sasl_plain_password": password}
+    source = TokenSource(
+        settings.sasl_oauthbearer_token_endpoint_url or "",
+        client_id=settings.sasl_oauthbearer_client_id or "",
+        client_secret=_revealed(settings.sasl_oauthbearer_client_secret),
+        scope=settings.sasl_oauthbearer_scope or "",
+    )
+    return {**mechanism, "sasl_oauth_token_provider": source}
+
+
+def _revealed(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()

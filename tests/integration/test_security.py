@@ -1,0 +1,305 @@
+"""A worker and clients against a broker with TLS, SASL and ACLs, and the errors of wrong credentials."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from typer.testing import CliRunner
+
+from penstock.ops.cli.main import app
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client, InvalidRequest
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+from tests.integration.conftest import PENSTOCK, StartWorker
+
+PASSWORD = "s3cret-Passw0rd"
+LISTENERS = {"SASL": "SASL_SSL", "MUTUAL": "SSL", "CLEAR": "SASL_PLAINTEXT"}
+_LOGIN = "org.apache.kafka.common.security"
+UNSIGNED_TOKEN = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ3b3JrZXIiLCJpYXQiOjE3NjAwMDAwMDAsImV4cCI6NDEwMDAwMDAwMH0."
+Unique = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """PEM files of a throw-away authority, and of a broker and a client that it has signed."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def sign(self, name: str) -> None:
+        self._openssl("req", "-newkey", *_KEY, "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", *_named(name))
+        self.path("names").write_text("subjectAltName=IP:127.0.0.1")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        self._openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.pem")
+        self.path(f"{name}.both").write_bytes(
+            self.path(f"{name}.key").read_bytes() + self.path(f"{name}.pem").read_bytes()
+        )
+
+    def make_authority(self, name: str) -> None:
+        made = ("-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2")
+        self._openssl("req", "-x509", "-newkey", *_KEY, *made, *_named(name))
+
+    def encrypt(self, name: str) -> None:
+        self._openssl("pkcs8", "-topk8", "-in", f"{name}.key", "-out", f"{name}.locked", "-passout", f"pass:{PASSWORD}")
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
+
+
+_KEY = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+
+
+def _named(name: str) -> tuple[str, str]:
+    return "-subj", f"/CN={name}"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    keys = Keys(tmp_path_factory.mktemp("keys"))
+    keys.make_authority("ca")
+    keys.make_authority("other")
+    keys.sign("broker")
+    keys.sign("client")
+    keys.encrypt("client")
+    keys.path("token").write_text(UNSIGNED_TOKEN + "\n")
+    return keys
+
+
+@pytest.fixture(scope="module")
+def secured(keys: Keys) -> Iterator[KafkaBroker]:
+    """A broker with a listener for each way of authentication. Its plain listener is for the administrator alone."""
+    users = " ".join(f'user_{name}="{PASSWORD}"' for name in ("worker", "client", "new"))
+    plain = f"{_LOGIN}.plain.PlainLoginModule required {users};"
+    config = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(keys.path("broker.both")),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(keys.path("ca.pem")),
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.mutual.ssl.principal.mapping.rules": "RULE:^CN=(.*)$/$1/",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "listener.name.sasl.plain.sasl.jaas.config": plain,
+        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{_LOGIN}.scram.ScramLoginModule required;",
+        "listener.name.sasl.scram-sha-512.sasl.jaas.config": f"{_LOGIN}.scram.ScramLoginModule required;",
+        "listener.name.sasl.oauthbearer.sasl.jaas.config": f"{_LOGIN}.oauthbearer.OAuthBearerLoginModule required;",
+        "listener.name.clear.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.clear.plain.sasl.jaas.config": plain,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with KafkaBroker(num_partitions=4, config=config, listeners=LISTENERS) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            info = ScramCredentialInfo(mechanism, 4096)
+            upserts: list[Any] = [
+                UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")
+            ]
+            for done in admin.alter_user_scram_credentials(upserts).values():
+                done.result(30)
+        yield broker
+
+
+@pytest.fixture
+def model(secured: KafkaBroker, unique: Unique) -> str:
+    """A model whose worker and clients have the least privileges that the manual names."""
+    name = unique("secured")
+    topic = request_topic(name)
+    topics = [topic, bulk_topic(topic)]
+    allow(secured, "worker", "TOPIC", "READ", *topics)
+    allow(secured, "worker", "TOPIC", "WRITE", *map(dead_letter_topic, topics), "penstock.replies")
+    allow(secured, "worker", "TOPIC", "CREATE", *topics, *map(dead_letter_topic, topics))
+    allow(secured, "worker", "GROUP", "READ", f"penstock.{name}")
+    allow(secured, "client", "TOPIC", "WRITE", *topics)
+    allow(secured, "client", "TOPIC", "READ", "penstock.replies")
+    allow(secured, "client", "TOPIC", "CREATE", *topics, "penstock.replies")
+    return name
+
+
+def allow(broker: KafkaBroker, user: str, kind: str, operation: str, *names: str) -> None:
+    what, may = ResourceType[kind], AclOperation[operation]
+    bindings = [
+        AclBinding(what, name, ResourcePatternType.LITERAL, f"User:{user}", "*", may, AclPermissionType.ALLOW)
+        for name in names
+    ]
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for done in admin.create_acls(bindings).values():
+        done.result(30)
+
+
+def credentials(broker: KafkaBroker, keys: Keys, mechanism: str, user: str) -> dict[str, Any]:
+    """Settings of one way to authenticate."""
+    tls = {"ssl_ca_location": keys.path("ca.pem")}
+    if mechanism == "certificate":
+        pair = {"ssl_certificate_location": keys.path("client.pem"), "ssl_key_location": keys.path("client.locked")}
+        protected = {"security_protocol": "ssl", "ssl_key_password": PASSWORD}
+        return {"bootstrap_servers": broker.address("MUTUAL"), **tls, **pair, **protected}
+    if mechanism == "clear":
+        own = {"bootstrap_servers": broker.address("CLEAR"), "security_protocol": "SASL_PLAINTEXT"}
+        return {**own, "sasl_mechanism": "PLAIN", "sasl_username": user, "sasl_password": PASSWORD}
+    own = {"bootstrap_servers": broker.address("SASL"), "security_protocol": "SASL_SSL", "sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return {**own, **tls, "sasl_oauthbearer_token_endpoint_url": keys.path("token").as_uri()}
+    return {**own, **tls, "sasl_username": user, "sasl_password": PASSWORD}
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_client"),
+    [("SCRAM-SHA-512", "PLAIN"), ("OAUTHBEARER", "SCRAM-SHA-256"), ("PLAIN", "certificate"), ("clear", "clear")],
+)
+async def test_a_worker_answers_with_the_least_privileges(
+    secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker, of_worker: str, of_client: str
+) -> None:
+    worker = start_worker(secured, served_name=model, **credentials(secured, keys, of_worker, "worker"))
+    async with Client(model=model, timeout_s=60, **credentials(secured, keys, of_client, "client")) as client:
+        await worker.ready()
+        assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
+    assert bool(worker.events("sasl_unencrypted")) == (of_worker == "clear")
+    assert not worker.events("poll_failed")
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+    assert not worker.events("commit_failed")
+    assert PASSWORD not in worker.log_path.read_text()
+
+
+async def test_members_of_a_supervisor_get_the_password_and_nobody_logs_it(
+    secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker
+) -> None:
+    settings = credentials(secured, keys, "SCRAM-SHA-256", "worker")
+    worker = start_worker(secured, PENSTOCK, served_name=model, processes=2, log_level="debug", **settings)
+    await worker.until(
+        lambda: {} if len({event["worker"] for event in worker.events("partitions_assigned")}) == 2 else None, "two", 60
+    )
+    first = worker.events("partitions_assigned")[0]
+    (settings_given,) = worker.events("worker_starting")
+    assert settings_given["sasl_password"] == "**********"
+    started = next(e for e in worker.events("member_started") if e["worker"] == first["worker"])
+    os.kill(started["member_pid"], signal.SIGKILL)
+    await worker.event("member_evicted")
+    worker.process.terminate()
+    await worker.exit_code()
+    assert PASSWORD not in worker.log_path.read_text()
+
+
+REFUSED = [
+    ({"sasl_password": "wrong"}, "refuses the credentials: Authentication failed"),
+    ({"ssl_ca_location": "other.pem"}, "certificate that cannot be verified"),
+    ({"ssl_ca_location": None}, "Set ssl_ca_location to the certificates of its authority."),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), REFUSED)
+async def test_refused_credentials_end_workers_and_clients_with_a_sentence(
+    secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker, wrong: dict[str, Any], sentence: str
+) -> None:
+    settings = changed(credentials(secured, keys, "SCRAM-SHA-512", "worker"), keys, wrong)
+    worker = start_worker(secured, PENSTOCK, served_name=model, **settings)
+    members = start_worker(secured, PENSTOCK, served_name=model, processes=2, **settings)
+    with pytest.raises(InvalidRequest, match=sentence):
+        async with Client(model=model, **settings):
+            pass
+    assert await worker.exit_code() == 1
+    assert sentence in worker.tail().replace("\n", " ")
+    assert await members.exit_code() == 3
+    (reason,) = [event["reason"] for event in members.events("could_not_start")]
+    assert sentence in reason
+
+
+def changed(settings: dict[str, Any], keys: Keys, wrong: dict[str, Any]) -> dict[str, Any]:
+    found = {name: keys.path(v) if name.endswith("location") and v else v for name, v in wrong.items()}
+    return {name: value for name, value in (settings | found).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "wrong", "sentence"),
+    [
+        (
+            "certificate",
+            {"ssl_certificate_location": None, "ssl_key_location": None, "ssl_key_password": None},
+            "Check ssl_certificate_location",
+        ),
+        ("clear", {"sasl_mechanism": "SCRAM-SHA-512"}, "does not enable SCRAM-SHA-512. Check sasl_mechanism."),
+        (
+            "OAUTHBEARER",
+            {"sasl_oauthbearer_token_endpoint_url": "file:/missing/token"},
+            "no token could be read from /missing/token",
+        ),
+    ],
+)
+async def test_other_refusals_name_the_setting(
+    secured: KafkaBroker, keys: Keys, mechanism: str, wrong: dict[str, Any], sentence: str
+) -> None:
+    settings = changed(credentials(secured, keys, mechanism, "client"), keys, wrong)
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidRequest) as raised:
+            async with Client(model="m", **settings):
+                pass
+    assert sentence in str(raised.value)
+
+
+async def test_sasl_at_a_listener_without_it_is_named(secured: KafkaBroker, keys: Keys) -> None:
+    settings = credentials(secured, keys, "clear", "client") | {"bootstrap_servers": secured.bootstrap_servers}
+    with pytest.raises(InvalidRequest, match=r"has no SASL at this port. Check security_protocol and the port."):
+        async with Client(model="m", **settings):
+            pass
+
+
+async def test_denied_topics_and_groups_end_a_worker_with_a_sentence(
+    secured: KafkaBroker, keys: Keys, unique: Unique, start_worker: StartWorker
+) -> None:
+    name = unique("denied")
+    topics = [request_topic(name), bulk_topic(request_topic(name))]
+    settings = credentials(secured, keys, "PLAIN", "new")
+    worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
+    assert await worker.exit_code() == 1
+    assert "Its user needs the ACL WRITE on a topic" in worker.tail()
+    allow(secured, "new", "TOPIC", "WRITE", "penstock.replies")
+    worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
+    assert await worker.exit_code() == 1
+    assert f"Kafka denies {topics[0]}" in worker.tail()
+    allow(secured, "new", "TOPIC", "READ", *topics)
+    allow(secured, "new", "TOPIC", "CREATE", *topics)
+    worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
+    assert await worker.exit_code() == 1
+    assert f"Kafka denies the group penstock.{name}" in worker.tail()
+
+
+async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker, keys: Keys, unique: Unique) -> None:
+    mine, foreign = unique("mine"), unique("foreign")
+    settings = credentials(secured, keys, "PLAIN", "new")
+    allow(secured, "new", "TOPIC", "WRITE", "penstock.replies")
+    allow(secured, "new", "TOPIC", "DESCRIBE", request_topic(mine))
+    allow(secured, "new", "TOPIC", "CREATE", request_topic(mine), "penstock.replies")
+    with pytest.raises(InvalidRequest, match=rf"{request_topic(foreign)} and .*TopicAuthorizationFailedError"):
+        async with Client(model=foreign, **settings):
+            pass
+    async with Client(model=mine, **settings) as client:
+        with pytest.raises(InvalidRequest, match=r"was not sent: .*TopicAuthorizationFailedError"):
+            await client.embed(ids=[[4, 5]])
+
+
+def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys) -> None:
+    settings = credentials(secured, keys, "PLAIN", "worker")
+    options = [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    done = CliRunner().invoke(app, ["check", *options], env={"COLUMNS": "200"})
+    assert (done.exit_code, "answers" in done.output, PASSWORD in done.output) == (0, True, False)
+    done = CliRunner().invoke(app, ["check", *options, "--sasl-password", "wrong"], env={"COLUMNS": "200"})
+    assert (done.exit_code, "refuses the credentials" in done.output) == (1, True)
