@@ -200,3 +200,8 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port that serves Prometheus metrics. Default: none."
     )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address that serves the metrics. 0.0.0.0: all of this machine's; the metrics have no password.",
+    )

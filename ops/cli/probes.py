@@ -180,7 +180,7 @@ def metrics(settings: CheckSettings) -> Finding:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the metrics server does
         try:
-            probe.bind(("0.0.0.0", port))
+            probe.bind((settings.metrics_host, port))
         except OSError as error:
             remedy = "Give another --metrics-port, unless a worker on this machine already uses it."
             return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)

@@ -9,6 +9,8 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
+from typing import Self
 
 from aiokafka.errors import KafkaError
 
@@ -41,8 +43,14 @@ class Attempts:
     Made once for a record, and kept when the record is sent in parts or without its rows at fault.
     """
 
-    deadline: float  # Unix time, seconds
+    deadline: float  # monotonic seconds, which no step of the clock moves
+    unix_deadline: float  # the same moment, as workers are told it
     refused: int = 0
+
+    @classmethod
+    def within(cls, timeout_s: float) -> Self:
+        """Of a record that is made now."""
+        return cls(monotonic() + timeout_s, time.time() + timeout_s)
 
 
 class Exchange:
@@ -134,7 +142,7 @@ class Exchange:
             while True:
                 correlation_id = next(self._ids)
                 try:
-                    reply = await self._post(correlation_id, key, value, attempts.deadline, permit)
+                    reply = await self._post(correlation_id, key, value, attempts, permit)
                 finally:
                     self._inbox.forget(correlation_id)
                 if not isinstance(reply, ErrorReply):
@@ -151,7 +159,7 @@ class Exchange:
         attempts.refused += 1
         is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
         pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
-        if is_last or time.time() + pause_s >= attempts.deadline:
+        if is_last or monotonic() + pause_s >= attempts.deadline:
             raise error
         await self._pause(pause_s)
 
@@ -161,14 +169,14 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    def _post(self, correlation_id: bytes, key: bytes, value: bytes, deadline: float, permit: Permit) -> Answer:
+    def _post(self, correlation_id: bytes, key: bytes, value: bytes, attempts: Attempts, permit: Permit) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
-        now = time.time()
-        if now >= deadline:
+        now = monotonic()
+        if now >= attempts.deadline:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
-        answer = inbox.expect(correlation_id, deadline)
+        answer = inbox.expect(correlation_id, attempts.deadline)
         permit.hold()
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
@@ -178,7 +186,8 @@ class Exchange:
                 is_refused = isinstance(error, REFUSED)
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
-        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
+        deadline_ms = int(attempts.unix_deadline * 1000)
+        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
         partition = self._partitioner.partition(key, len(value), now)
         self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
         return answer
@@ -187,7 +196,7 @@ class Exchange:
         """Fail expired requests, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now = time.time()
+            now = monotonic()
             self._inbox.expire(now, _late)
             self._permits.refuse(now, _late)
 

@@ -205,6 +205,20 @@ async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPa
             await within(5, client.embed(ids=[[1]], timeout_s=0.05))
 
 
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_a_step_of_the_time_of_day_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    async with connected(monkeypatch, lambda request: None) as (client, loop):
+        late = asyncio.create_task(client.embed(ids=[[1]], timeout_s=0.3))
+        early = asyncio.create_task(client.embed(ids=[[2]], timeout_s=60))
+        await loop.until_waiting(2)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + step_s)
+        with pytest.raises(Expired):
+            await within(5, late)
+        assert not early.done()
+        early.cancel()
+
+
 async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, lambda request: None, max_in_flight=3, batch_calls=False) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
