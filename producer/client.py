@@ -5,7 +5,6 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
 """
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -210,7 +209,7 @@ class Client:
         task = check_task(request.task)
         options = recheck_options(request.options, task, is_text=request.text is not None)
         checked = dataclasses.replace(request, task=task, options=options)
-        return await self._exchange.ask(checked, Attempts(time.time() + self._timeout_s(timeout_s)))
+        return await self._exchange.ask(checked, Attempts.within(self._timeout_s(timeout_s)))
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._default_timeout_s if timeout_s is None else check_timeout_s(timeout_s)

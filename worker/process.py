@@ -150,8 +150,7 @@ async def _run_worker(
         worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
         port = None
         if settings.metrics_port is not None:
-            host = "127.0.0.1" if supervisor is not None else "0.0.0.0"
-            server = serve_metrics(settings.metrics_port, worker.metrics.registry, host)
+            server = serve_metrics(settings.metrics_host, settings.metrics_port, worker.metrics.registry)
             stack.callback(server.shutdown)
             port = server.server_port
         loop = asyncio.get_running_loop()
@@ -206,13 +205,13 @@ async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
             supervisor.report()
 
 
-def serve_metrics(port: int, registry: CollectorRegistry, host: str = "0.0.0.0") -> WSGIServer:
-    """Serve a registry on a thread. Raises OSError that names the option if the port is taken."""
+def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+    """Serve a registry on a thread. Raises OSError that names the options if the port is taken or the host not ours."""
     try:
         server, _ = start_http_server(port, host, registry=registry)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, f"--metrics-port {port}") from error
-    log.info("metrics_served", port=server.server_port)
+        raise OSError(error.errno, error.strerror, f"--metrics-host {host} --metrics-port {port}") from error
+    log.info("metrics_served", host=host, port=server.server_port)
     return server
 
 

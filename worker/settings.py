@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
-from penstock.producer.wire.topics import REPLY_TOPIC_PATTERN, REQUEST_PARTITIONS, check_served_name
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
 
@@ -108,7 +108,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     )
     group_id: str | None = Field(None, min_length=1, description="Consumer group. Default: penstock.<served name>.")
     partitions: int = Field(
-        REQUEST_PARTITIONS,
+        NUM_PARTITIONS,
         ge=1,
         le=10_000,
         description="Partitions of each topic that the worker creates. No more members than that share a topic.",
@@ -200,4 +200,9 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port that serves Prometheus metrics. Default: none."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address that serves the metrics. 0.0.0.0: all of this machine's; the metrics have no password.",
     )

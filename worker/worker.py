@@ -16,7 +16,7 @@ from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import OTHER_PARTITIONS, bulk_topic, dead_letter_topic
+from penstock.producer.wire.topics import DEAD_LETTER_PARTITIONS, bulk_topic, dead_letter_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
@@ -162,7 +162,7 @@ class Worker:
         await self._outbox.start()
         await asyncio.gather(
             ensure_topics(self._cluster, self._topics, self._settings.partitions),
-            ensure_topics(self._cluster, [*map(dead_letter_topic, self._topics)], OTHER_PARTITIONS),
+            ensure_topics(self._cluster, [*map(dead_letter_topic, self._topics)], DEAD_LETTER_PARTITIONS),
         )
         # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
         known = await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)

@@ -36,7 +36,7 @@ def broker(settings: BrokerSettings) -> int:
         say("In other terminals:")
         say(f"  export PENSTOCK_BOOTSTRAP_SERVERS={running.bootstrap_servers}")
         if settings.kind == "mock":
-            say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS}")
+            say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS} PENSTOCK_PROCESSES=1")
         say("Ctrl-C stops it.")
         threading.Event().wait()
     raise RuntimeError("The wait for Ctrl-C ended. This is a bug.")

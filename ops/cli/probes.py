@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import Field
 
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.wire.topics import REPLY_TOPIC, REQUEST_PARTITIONS, bulk_topic, request_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
@@ -83,7 +83,7 @@ def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Findin
         num_members = len(placements_for(settings, this_machine()))
     except CannotPlace:  # `members` reports it
         num_members = 1
-    enough = max(REQUEST_PARTITIONS, num_members)
+    enough = max(NUM_PARTITIONS, num_members)
     exists = topic in topics
     if exists:
         found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
@@ -193,7 +193,7 @@ def metrics(settings: CheckSettings) -> Finding:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the metrics server does
         try:
-            probe.bind(("0.0.0.0", port))
+            probe.bind((settings.metrics_host, port))
         except OSError as error:
             remedy = "Give another --metrics-port, unless a worker on this machine already uses it."
             return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)

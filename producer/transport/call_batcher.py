@@ -10,7 +10,6 @@ least one row, or that made the client halve a record which was too large.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -72,7 +71,7 @@ class CallBatcher:
             if record is None or len(record.rows) >= at_most or record.num_bytes + size > _RECORD_BYTES:
                 if record is not None:
                     self._send(record)
-                record = _Record(task, options, time.time() + timeout_s)
+                record = _Record(task, options, Attempts.within(timeout_s))
             if not records or records[-1] is not record:
                 records.append(record)
             record.rows.append((call, index))
@@ -148,10 +147,10 @@ class _Record:
 
     __slots__ = ("attempts", "carrier", "largest", "num_bytes", "options", "parts", "refusal", "rows", "task")
 
-    def __init__(self, task: str, options: Options, deadline: float) -> None:
+    def __init__(self, task: str, options: Options, attempts: Attempts) -> None:
         self.task = task
         self.options = options
-        self.attempts = Attempts(deadline)
+        self.attempts = attempts
         self.rows: list[_RowRef] = []
         self.num_bytes = 0
         self.carrier: asyncio.Task[None] | None = None  # None before it is sent

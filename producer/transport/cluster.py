@@ -85,11 +85,9 @@ class KafkaCluster:
                 if cause.verify_code in _HOST_MISMATCH:
                     return f"{found} Connect by a name in the certificate (bootstrap_servers, advertised.listeners)."
                 return f"{found}. Set ssl_ca_location to the certificates of its authority."
-            case ssl.SSLError() if "ALERT" in (cause.reason or ""):
-                alert = (cause.reason or "").lower().replace("_", " ")
-                return (
-                    f"refuses the client's certificate: {alert}. Check ssl_certificate_location and ssl_key_location."
-                )
+            case ssl.SSLError(reason=str(alert)) if "ALERT" in alert and ("CERTIFICATE" in alert or "CA" in alert):
+                found = f"refuses the client's certificate: {alert.lower().replace('_', ' ')}"
+                return f"{found}. Check ssl_certificate_location and ssl_key_location."
             case SaslAuthenticationFailed():
                 told = cause.args[0] if cause.args and cause.args[0] else "authentication failed"
                 return f"refuses the credentials: {told}. Check the sasl_… settings."

@@ -9,6 +9,8 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
+from typing import Self
 
 from aiokafka.errors import KafkaError
 
@@ -23,7 +25,7 @@ from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
-from penstock.producer.wire.topics import OTHER_PARTITIONS, REQUEST_PARTITIONS, request_topic
+from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
@@ -41,8 +43,14 @@ class Attempts:
     Made once for a record, and kept when the record is sent in parts or without its rows at fault.
     """
 
-    deadline: float  # Unix time, seconds
+    deadline: float  # monotonic seconds, which no step of the clock moves
+    unix_deadline: float  # the same moment, as workers are told it
     refused: int = 0
+
+    @classmethod
+    def within(cls, timeout_s: float) -> Self:
+        """Of a record that is made now."""
+        return cls(monotonic() + timeout_s, time.time() + timeout_s)
 
 
 class Exchange:
@@ -66,8 +74,8 @@ class Exchange:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
         )
         self._ids = _correlation_ids()
-        self._permits = Permits(settings.max_in_flight)
-        self._partitioner = StickyPartitioner(1)  # replaced by `start`
+        self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
+        self._partitioner = StickyPartitioner(1)
         self._patient = patient
         self._open = False
         self._closing = asyncio.Event()
@@ -92,10 +100,8 @@ class Exchange:
     async def _start(self) -> None:
         settings = self._settings
         await self._outbox.start()
-        await asyncio.gather(
-            ensure_topics(self._cluster, [self._topic], REQUEST_PARTITIONS),
-            ensure_topics(self._cluster, [settings.reply_topic], OTHER_PARTITIONS),
-        )
+        await ensure_topics(self._cluster, [self._topic, settings.reply_topic], NUM_PARTITIONS)
+        self._permits = Permits(settings.max_in_flight)  # records that `close` dropped keep those of before
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
@@ -128,6 +134,7 @@ class Exchange:
         Raises:
             PenstockError: the worker's error, `Expired` after the deadline, or `ShuttingDown`.
         """
+        self.check_open()  # nothing would end the wait for a permit
         value = encode_request(request)
         key = content_key(value)
         permit = self._permits.take() or await self._permits.wait(attempts.deadline)
@@ -135,7 +142,7 @@ class Exchange:
             while True:
                 correlation_id = next(self._ids)
                 try:
-                    reply = await self._post(correlation_id, key, value, attempts.deadline, permit)
+                    reply = await self._post(correlation_id, key, value, attempts, permit)
                 finally:
                     self._inbox.forget(correlation_id)
                 if not isinstance(reply, ErrorReply):
@@ -152,7 +159,7 @@ class Exchange:
         attempts.refused += 1
         is_last = isinstance(error, Overloaded) and attempts.refused >= _TRIES and not self._patient
         pause_s = random.uniform(_LEAST_SHARE * longest_s, longest_s)
-        if is_last or time.time() + pause_s >= attempts.deadline:
+        if is_last or monotonic() + pause_s >= attempts.deadline:
             raise error
         await self._pause(pause_s)
 
@@ -162,15 +169,15 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    def _post(self, correlation_id: bytes, key: bytes, value: bytes, deadline: float, permit: Permit) -> Answer:
+    def _post(self, correlation_id: bytes, key: bytes, value: bytes, attempts: Attempts, permit: Permit) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
-        now = time.time()
-        if now >= deadline:
+        now = monotonic()
+        if now >= attempts.deadline:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
-        answer = inbox.expect(correlation_id, deadline)
-        permit.holders += 1
+        answer = inbox.expect(correlation_id, attempts.deadline)
+        permit.hold()
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
             permit.leave()
@@ -179,7 +186,8 @@ class Exchange:
                 is_refused = isinstance(error, REFUSED)
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
-        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, int(deadline * 1000))
+        deadline_ms = int(attempts.unix_deadline * 1000)
+        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
         partition = self._partitioner.partition(key, len(value), now)
         self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
         return answer
@@ -188,7 +196,7 @@ class Exchange:
         """Fail expired requests, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now = time.time()
+            now = monotonic()
             self._inbox.expire(now, _late)
             self._permits.refuse(now, _late)
 

@@ -41,7 +41,7 @@ class Inbox:
         self._topic = topic
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
-        self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in Unix time, seconds
+        self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in monotonic seconds
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.partition = 0  # to which replies must be sent; valid after start

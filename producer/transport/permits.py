@@ -53,14 +53,18 @@ class Permits:
 class Permit:
     """A permit for one record in flight. It is released when both the caller and the unsent record let go of it."""
 
-    __slots__ = ("_permits", "holders")
+    __slots__ = ("_num_holders", "_permits")
 
     def __init__(self, permits: Permits) -> None:
         self._permits = permits
-        self.holders = 1
+        self._num_holders = 1
+
+    def hold(self) -> None:
+        """Let one more hold the permit."""
+        self._num_holders += 1
 
     def leave(self) -> None:
         """Let go of the permit; the last holder releases it."""
-        self.holders -= 1
-        if self.holders == 0:
+        self._num_holders -= 1
+        if self._num_holders == 0:
             self._permits.release()

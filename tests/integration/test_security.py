@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -110,11 +111,9 @@ def secured(keys: Keys) -> Iterator[KafkaBroker]:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             info = ScramCredentialInfo(mechanism, 4096)
-            upserts: list[Any] = [
-                UserScramCredentialUpsertion(user, info, PASSWORD.encode()) for user in ("worker", "client")
-            ]
-            for done in admin.alter_user_scram_credentials(upserts).values():
-                done.result(30)
+            for user in ("worker", "client"):
+                upsert = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
+                admin.alter_user_scram_credentials([upsert])[user].result(30)
         yield broker
 
 
@@ -132,6 +131,15 @@ def model(secured: KafkaBroker, unique: Unique) -> str:
     allow(secured, "client", "TOPIC", "READ", "penstock.replies")
     allow(secured, "client", "TOPIC", "CREATE", *topics, "penstock.replies")
     return name
+
+
+def deny(broker: KafkaBroker, user: str, kind: str, operation: str, name: str) -> None:
+    """Revoke a privilege."""
+    what, may, allowed = ResourceType[kind], AclOperation[operation], AclPermissionType.ALLOW
+    match = AclBindingFilter(what, name, ResourcePatternType.LITERAL, f"User:{user}", "*", may, allowed)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for done in admin.delete_acls([match]).values():
+        assert len(done.result(30)) == 1
 
 
 def allow(broker: KafkaBroker, user: str, kind: str, operation: str, *names: str) -> None:
@@ -255,6 +263,18 @@ async def test_other_refusals_name_the_setting(
     assert sentence in str(raised.value)
 
 
+async def test_a_certificate_must_name_the_host_unless_any_host_is_allowed(
+    secured: KafkaBroker, keys: Keys, model: str
+) -> None:
+    settings = credentials(secured, keys, "PLAIN", "client")
+    settings["bootstrap_servers"] = settings["bootstrap_servers"].replace("127.0.0.1", "localhost")
+    with pytest.raises(InvalidRequest, match=r"not valid for 'localhost'\. Connect by a name in the certificate"):
+        async with Client(model=model, **settings):
+            pass
+    async with Client(model=model, **settings, ssl_endpoint_identification_algorithm="none"):
+        pass
+
+
 async def test_sasl_at_a_listener_without_it_is_named(secured: KafkaBroker, keys: Keys) -> None:
     settings = credentials(secured, keys, "clear", "client") | {"bootstrap_servers": secured.bootstrap_servers}
     with pytest.raises(InvalidRequest, match=r"has no SASL at this port. Check security_protocol and the port."):
@@ -280,6 +300,20 @@ async def test_denied_topics_and_groups_end_a_worker_with_a_sentence(
     worker = start_worker(secured, PENSTOCK, served_name=name, **settings)
     assert await worker.exit_code() == 3
     assert f"Kafka denies the group penstock.{name}" in worker.tail()
+
+
+@pytest.mark.parametrize("kind", ["GROUP", "TOPIC"])
+async def test_a_running_worker_goes_on_when_revoked_privileges_are_back(
+    secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker, kind: str
+) -> None:
+    name = f"penstock.{model}" if kind == "GROUP" else request_topic(model)
+    worker = start_worker(secured, served_name=model, **credentials(secured, keys, "PLAIN", "worker"))
+    async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
+        await worker.ready()
+        deny(secured, "worker", kind, "READ", name)
+        await worker.event("poll_failed")
+        allow(secured, "worker", kind, "READ", name)
+        assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
 
 
 async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker, keys: Keys, unique: Unique) -> None:

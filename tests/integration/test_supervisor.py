@@ -308,7 +308,7 @@ async def test_a_metrics_port_that_is_taken_is_refused_before_any_member_starts(
         taken.listen()
         worker = start(served_name=unique("taken"), processes=2, metrics_port=taken.getsockname()[1])
         assert await worker.exit_code() == 3
-    assert "Error: --metrics-port" in worker.tail()
+    assert "Error: --metrics-host 127.0.0.1 --metrics-port" in worker.tail()
     assert worker.events("member_started") == []
 
 

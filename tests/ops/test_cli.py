@@ -398,7 +398,9 @@ def test_a_worker_whose_metrics_port_is_taken_says_so() -> None:
             timeout=60,
         )
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == f"Error: --metrics-port {port}: Address already in use"
+    assert (
+        done.stderr.splitlines()[-1] == f"Error: --metrics-host 127.0.0.1 --metrics-port {port}: Address already in use"
+    )
     assert "Traceback" not in done.stderr
 
 

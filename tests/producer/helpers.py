@@ -109,8 +109,9 @@ class Pauses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
         self.seconds: list[float] = []
-        began = time.time()
+        began, started = time.time(), time.monotonic()
         monkeypatch.setattr(time, "time", lambda: began + sum(self.seconds))
+        monkeypatch.setattr(module, "monotonic", lambda: started + sum(self.seconds))
         monkeypatch.setattr(client._exchange, "_pause", self._pause)
 
     async def _pause(self, seconds: float) -> None:

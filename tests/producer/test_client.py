@@ -205,6 +205,20 @@ async def test_no_answer_by_the_deadline_is_expired(monkeypatch: pytest.MonkeyPa
             await within(5, client.embed(ids=[[1]], timeout_s=0.05))
 
 
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_a_step_of_the_time_of_day_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    async with connected(monkeypatch, lambda request: None) as (client, loop):
+        late = asyncio.create_task(client.embed(ids=[[1]], timeout_s=0.3))
+        early = asyncio.create_task(client.embed(ids=[[2]], timeout_s=60))
+        await loop.until_waiting(2)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + step_s)
+        with pytest.raises(Expired):
+            await within(5, late)
+        assert not early.done()
+        early.cancel()
+
+
 async def test_in_flight_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch, lambda request: None, max_in_flight=3, batch_calls=False) as (client, loop):
         calls = [asyncio.create_task(client.embed(ids=[[n]], timeout_s=30)) for n in range(10)]
@@ -259,6 +273,24 @@ async def test_closing_wakes_calls_that_wait_behind_unsent_records(
         assert [type(result) for result in results] == [ShuttingDown] * 4
         with pytest.raises(ShuttingDown):
             await within(5, client.embed(ids=[[1]], timeout_s=60))
+        with pytest.raises(ShuttingDown):
+            await within(5, client.request(Request("m", "embed", join_tokens([[1]])), timeout_s=60))
+
+
+async def test_records_that_closing_dropped_keep_no_room_of_a_client_that_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(monkeypatch, first_ids, max_in_flight=1) as (client, loop):
+        with monkeypatch.context() as away:
+            away.setattr(loop, "put", lambda *record: None)  # the broker is away: nothing is ever done
+            call = asyncio.create_task(client.embed(ids=[[1]], timeout_s=60))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(ShuttingDown):
+                await within(5, call)
+        await client.start()
+        assert (await within(5, client.embed(ids=[[7]]))).tolist() == [[7, 1, 0]]
 
 
 @pytest.mark.parametrize("text", ["a text", "a long text " * 1000])

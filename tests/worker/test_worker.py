@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ class FakeConsumer:
         self.committed_offset = 0  # of every partition
         self.commits: list[dict[TopicPartition, int]] = []
         self.sought: list[tuple[TopicPartition, int]] = []
+        self._coordinator = SimpleNamespace(_commit_refresh_task=None)
 
     async def start(self) -> None: ...
 

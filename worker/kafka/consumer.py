@@ -17,7 +17,7 @@ from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, Il
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
-from penstock.worker.kafka import lenient_batches
+from penstock.worker.kafka import fetch_order, lenient_batches
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import KafkaRecord
@@ -25,7 +25,7 @@ from penstock.worker.requests.record import KafkaRecord
 _RETRY_S = 1.0
 _HEARTBEAT_MS = 1000  # a member learns of a rebalance by its next heartbeat, and all others wait for it until then
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
-_FETCH_BYTES = 4 * 1024 * 1024  # with eight partitions of each topic, a fetch full of one leaves room for the other
+_FETCH_BYTES = 4 * 1024 * 1024  # online partitions come first, so bulk takes the room that they leave
 
 _IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
 
@@ -80,6 +80,7 @@ class Consumer:
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
+        fetch_order.install()
         self._consumer = await connect(self._cluster, self._make_consumer)
         self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
@@ -108,8 +109,19 @@ class Consumer:
                 raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
             await self._seek_back()
+            self._rejoin_if_stuck()
             await asyncio.sleep(_RETRY_S)
             await self._poll_each()
+
+    def _rejoin_if_stuck(self) -> None:
+        """Join the group again if aiokafka's task that reads committed offsets has died, as it does of a denied ACL.
+
+        aiokafka restarts it in a rebalance only; until then some partitions have no position, and every poll fails.
+        """
+        coordinator = self._joined._coordinator
+        task = coordinator._commit_refresh_task
+        if task is not None and task.done():
+            coordinator.request_rejoin()
 
     async def _poll_each(self) -> None:
         """Hand out what was fetched, one partition at a time, so that one unreadable partition stops no other."""

@@ -49,7 +49,7 @@ def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
             """Runs in one member of the group, its leader."""
             alike: dict[str, list[str]] = {}
             for member, metadata in members.items():
-                alike.setdefault(metadata.user_data.decode(errors="replace") or "unknown", []).append(member)
+                alike.setdefault((metadata.user_data or b"").decode(errors="replace") or "unknown", []).append(member)
             if len(alike) > 1:
                 log.warning("members_differ", members={what: sorted(names) for what, names in alike.items()})
             assigned: dict[str, ConsumerProtocolMemberAssignment] = super().assign(cluster, members)

@@ -81,7 +81,8 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             port = self._settings.metrics_port
             if port is not None:
-                stack.callback(serve_metrics(port, self._metrics.registry).shutdown)
+                server = serve_metrics(self._settings.metrics_host, port, self._metrics.registry)
+                stack.callback(server.shutdown)
             if self._settings.mps == "on":
                 self._starter.environment = stack.enter_context(mps_daemon())
             self._handle_signals()
@@ -293,7 +294,7 @@ def _log_roll_failed(member: MemberProcess, reason: str, note: str) -> None:
 
 def _member_settings(settings: WorkerSettings) -> dict[str, Any]:
     """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
-    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0}
+    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
     # `model_dump` hides secrets, as logs should.
     secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
     return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own

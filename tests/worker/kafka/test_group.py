@@ -9,13 +9,13 @@ from structlog.testing import capture_logs
 
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.wire.topics import REQUEST_PARTITIONS
+from penstock.producer.wire.topics import NUM_PARTITIONS
 from penstock.worker.kafka import group
 from penstock.worker.kafka.group import assignor_for, client_id, evict
 from penstock.worker.supervision.placement import Gpu, Machine, place
 
 TOPICS = ("requests", "requests.bulk")
-CLUSTER = SimpleNamespace(partitions_for_topic=lambda topic: set(range(REQUEST_PARTITIONS)))
+CLUSTER = SimpleNamespace(partitions_for_topic=lambda topic: set(range(NUM_PARTITIONS)))
 
 Owned = dict[int, dict[str, list[int]]]  # worker -> topic -> partitions
 
@@ -33,7 +33,7 @@ def test_each_member_gets_an_equal_share_of_each_topic(num_members: int) -> None
     owned = deal(list(range(num_members)))
     for topic in TOPICS:
         shares = [len(partitions.get(topic, [])) for partitions in owned.values()]
-        assert sum(shares) == REQUEST_PARTITIONS
+        assert sum(shares) == NUM_PARTITIONS
         assert max(shares) - min(shares) <= 1
 
 
@@ -53,12 +53,13 @@ def test_a_member_that_is_started_again_gets_the_partitions_that_it_had() -> Non
     assert deal([0, 1, 2, 3, 4], seed=1) == deal([0, 1, 2, 3, 4], seed=2)
 
 
-def test_members_that_run_something_else_are_named() -> None:
+@pytest.mark.parametrize("user_data", [b"", None])
+def test_members_that_run_something_else_are_named(user_data: bytes | None) -> None:
     assignor = assignor_for("1234")
     members = {
         "penstock-worker-000-a-1": assignor.metadata(TOPICS),
         "penstock-worker-001-a-2": assignor_for("5678").metadata(TOPICS),
-        "another-client": ConsumerProtocolMemberMetadata(0, list(TOPICS), b""),
+        "another-client": ConsumerProtocolMemberMetadata(0, list(TOPICS), user_data),
     }
     with capture_logs() as events:
         assigned = assignor.assign(CLUSTER, members)

@@ -1,0 +1,60 @@
+"""A backlog of bulk in every partition does not keep online records out of a fetch."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.topics import bulk_topic
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.requests.record import KafkaRecord
+
+PARTITIONS, MEMBERS = 48, 5
+RECORD = bytes(100 * 1024)
+
+
+async def test_the_first_fetch_holds_every_online_record(kafka: KafkaBroker, unique: Callable[[str], str]) -> None:
+    online = unique("requests")
+    bulk = bulk_topic(online)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in (online, bulk)])
+    await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, linger_ms=5) as producer:
+        sends = [await producer.send(bulk, RECORD, partition=n % PARTITIONS) for n in range(3 * PARTITIONS)]
+        sends += [await producer.send(online, b"urgent", partition=n) for n in range(PARTITIONS)]
+        await asyncio.gather(*sends)
+    online_first = [await _online_in_first_fetch(kafka, online, bulk, number) for number in range(MEMBERS)]
+    assert online_first == [PARTITIONS] * MEMBERS
+
+
+async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, number: int) -> int:
+    """How many online records a member of a new group gets with the first records of all."""
+    taken: list[str] = []
+
+    def take(records: Sequence[KafkaRecord]) -> None:
+        taken.extend(record.topic for record in records)
+
+    async def revoked(_: object) -> None: ...
+
+    reader = Consumer(
+        KafkaCluster(kafka.bootstrap_servers),
+        [online, bulk],
+        f"group-{online}-{number}",
+        worker=0,
+        revision="r",
+        fetch_max_wait_ms=50,
+        drain_s=1,
+        received=take,
+        revoked=revoked,
+    )
+    await reader.start()
+    async with asyncio.timeout(30):
+        while not taken:
+            await reader.poll(100)
+    await reader.stop(10.0)
+    assert bulk in taken
+    return taken.count(online)
