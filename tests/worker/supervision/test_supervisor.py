@@ -62,7 +62,9 @@ class Running:
 
 @asynccontextmanager
 async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Running]:
-    settings = WorkerSettings(model="null", processes=count, gpus=",".join(map(str, gpus)) or "all")
+    settings = WorkerSettings.model_validate(
+        {"model": "null", "processes": count, "gpus": ",".join(map(str, gpus)) or "all"}
+    )
     made = Supervisor(settings, MACHINE, Bounds())
     with capture_logs() as events:
         running = asyncio.create_task(made.run(place(MACHINE, gpus, count)))
