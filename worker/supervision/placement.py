@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-MEMBERS_PER_GPU = 3  # three reach 94 % of the engine's own throughput on an H200
+MEMBERS_PER_GPU = 3  # reach nine tenths of what the engine does alone on an H200 (ops/bench/pipeline/NOTES.md)
 _CORES_PER_MEMBER = 2  # one for the event loop, one for the engine's lane and the tokenizer
 
 

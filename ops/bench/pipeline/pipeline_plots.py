@@ -51,7 +51,7 @@ def _throughput(axes: Axes, record: Mapping[str, Any]) -> bool:
     axes.set_xticks([place + width for place in range(len(names))], names)
     axes.set(ylabel="requests a second", ylim=(0, None))
     axes.set_title("Saturated, from client to client")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=len(_SERIES))
     return bool(names)
 
 
