@@ -156,7 +156,7 @@ async def _run_worker(
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.on_loop_error)
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, _stop, loop, worker, settings.drain_s + EXIT_S)
+            loop.add_signal_handler(number, _stop, loop, worker, settings.drain_s + EXIT_S, supervisor is not None)
         if supervisor is None:
             _handle_supervisor_signals(loop, worker)
             return await worker.run()
@@ -165,9 +165,13 @@ async def _run_worker(
         return await worker.run(supervisor.may_join(worker.stop))
 
 
-def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float) -> None:
+def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float, is_member: bool) -> None:
+    """Drain. A second signal ends the process, but not a member: its supervisor and its whole group may send one each.
+
+    A member that takes too long is killed by its supervisor.
+    """
     _end_within(within_s)
-    for number in _STOP_SIGNALS:
+    for number in () if is_member else _STOP_SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     worker.stop()

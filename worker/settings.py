@@ -10,9 +10,13 @@ from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
+_MAX_DIGITS = 6  # of the number of a GPU
+_MAX_PATTERN_CHARS = 10_000
 
 
 def _check_pattern(pattern: str) -> str:
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        raise ValueError(f"must have at most {_MAX_PATTERN_CHARS:,} characters")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -26,7 +30,8 @@ def _open_if_auto(value: object) -> object:
 
 def _check_gpus(gpus: str) -> str:
     numbers = gpus.split(",")
-    if gpus != "all" and not (all(number.isdecimal() for number in numbers) and len(set(numbers)) == len(numbers)):
+    is_list = all(number.isdecimal() and len(number) < _MAX_DIGITS for number in numbers)
+    if gpus != "all" and not (is_list and len(set(map(int, numbers))) == len(numbers)):
         raise ValueError("must be all, or different numbers separated by commas")
     return gpus
 

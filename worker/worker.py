@@ -189,7 +189,8 @@ class Worker:
                 self._dispatcher.resume()
             if not is_at_end or self._backpressure.num_records:
                 quiet_since = time.monotonic()
-        log.info("end_reached", partitions=self._consumer.num_partitions, unfinished=self._backpressure.num_records)
+        if not self._stop.is_set():
+            log.info("end_reached", partitions=self._consumer.num_partitions, unfinished=self._backpressure.num_records)
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""

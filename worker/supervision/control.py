@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 EXIT_CANNOT_START = 3  # of a member: for a reason that a restart does not mend; of the command: no member can
 MAX_PACKET_BYTES = 64 * 1024
+_MAX_FAILURE_CHARS = 4000
 PING_EVERY_S = 1.0
 JOIN_PACKET = b'{"join": true}'
 
@@ -31,6 +32,17 @@ class Report:
     member_id: str = ""  # Kafka's name for it in the group, once joined
     failure: str = ""  # why it cannot start, where a restart would not help
     failure_is_of_device: bool = False  # another device may do better
+
+
+def read_report(packet: bytes) -> Report | None:
+    """A member's report. None if it cannot be read. Fields of another version of this package are ignored."""
+    try:
+        said = json.loads(packet)
+    except ValueError:
+        return None
+    if not isinstance(said, dict):
+        return None
+    return Report(**{field.name: said[field.name] for field in fields(Report) if field.name in said})
 
 
 def control_sockets() -> tuple[socket.socket, socket.socket]:
@@ -66,6 +78,8 @@ class SupervisorLink:
 
     def report(self, **changes: Any) -> None:
         """Tell the supervisor what changed. Never blocks: a supervisor that does not read misses pings."""
+        if "failure" in changes:
+            changes["failure"] = changes["failure"][:_MAX_FAILURE_CHARS]
         self._report = replace(self._report, **changes)
         with contextlib.suppress(OSError):  # the supervisor is suspended, or has ended, which the thread sees
             self._connection.send(json.dumps(asdict(self._report)).encode(), socket.MSG_DONTWAIT)
@@ -91,6 +105,12 @@ class SupervisorLink:
 
 
 def setup_packet(worker: int, settings: dict[str, Any], stop_s: float, processes: int) -> bytes:
-    """The first packet to a member. A member reads its settings here and not from its arguments, which `ps` shows."""
+    """The first packet to a member. A member reads its settings here and not from its arguments, which `ps` shows.
+
+    Raises ValueError if the settings are too large.
+    """
     setup = {"worker": worker, "settings": settings, "stop_s": stop_s, "processes": processes}
-    return json.dumps(setup).encode()
+    packet = json.dumps(setup).encode()
+    if len(packet) > MAX_PACKET_BYTES:
+        raise ValueError(f"The settings of a member take {len(packet):,} bytes, of at most {MAX_PACKET_BYTES:,}.")
+    return packet

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from penstock.worker.supervision.control import JOIN_PACKET, MAX_PACKET_BYTES, Report, control_sockets, setup_packet
+from penstock.worker.supervision.control import (
+    JOIN_PACKET,
+    MAX_PACKET_BYTES,
+    Report,
+    control_sockets,
+    read_report,
+    setup_packet,
+)
 from penstock.worker.supervision.placement import Placement
 
 _ABORT_S = 2.0  # to print where it hangs
@@ -145,7 +151,9 @@ class MemberProcess:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # a member that was killed may reset the connection
             while packet := await loop.sock_recv(self._connection, MAX_PACKET_BYTES):
-                self._update(Report(**json.loads(packet)))
+                report = read_report(packet)
+                if report is not None:
+                    self._update(report)
         self._loaded.set()
         self._joined.set()
 

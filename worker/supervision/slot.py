@@ -55,6 +55,11 @@ class Slot:
         return "starting" if self.member.joined_at is None else "serving"
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a member has been started that has not taken its memory yet."""
+        return self.member is not None and self.member.is_running and self.member.report.phase == "loading"
+
+    @property
     def is_dropped(self) -> bool:
         return self._dropped.is_set()
 
@@ -90,6 +95,8 @@ class Slot:
             code = await self._starter.ended(member)
             end = self._end(member, code)
             if end is not None:
+                if self._successor is not None:  # the slot was dropped during its replacement
+                    await self._starter.ended(self._successor)
                 return end
 
     async def _load(self) -> MemberProcess | None:
@@ -102,6 +109,8 @@ class Slot:
 
     def _show(self, member: MemberProcess) -> None:
         self.member = member
+        if self.is_dropped:  # while its process was being started
+            member.terminate()
 
     def _on_start_error(self, error: OSError) -> SlotEnd | None:
         """Log a process that could not be started. None if another start follows."""
@@ -118,7 +127,8 @@ class Slot:
         """Log how a member ended. None if another follows it."""
         event: dict[str, Any] = {**member.names, **exit_fields(code), "uptime_s": member.uptime_s}
         served_s, failure = member.served_s, member.report.failure
-        if self.is_dropped or (self._once and code in (0, 1) and served_s is not None):
+        is_done = self._once and code in (0, 1) and served_s is not None and not member.is_stopping
+        if self.is_dropped or is_done:
             log.info("member_exited", **event)
             was_loading = code == -signal.SIGTERM and served_s is None
             return SlotEnd(0 if was_loading else code)
@@ -154,9 +164,14 @@ def _reason(member: MemberProcess, code: int) -> str:
 
 def exit_fields(code: int) -> dict[str, Any]:
     """How a process ended, for a log event."""
-    return {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
+    return {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
 
 
 def exit_text(code: int) -> str:
     """How a process ended, for a sentence."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return _signal_name(-code) if code < 0 else f"exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have no names in Python."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

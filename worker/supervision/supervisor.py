@@ -68,6 +68,7 @@ class Supervisor:
         self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
         self._rolling: asyncio.Task[None] | None = None
         self._roll_again = False  # a roll was asked for during a roll
+        self._adding = asyncio.Lock()
         self._given_up: Counter[str] = Counter()  # device -> members that were given up
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
         self._stop_signal: signal.Signals | None = None
@@ -246,13 +247,18 @@ class Supervisor:
 
     async def _add(self) -> None:
         """Start one member more, where the fewest are, if memory holds it."""
-        placement = one_more(self._machine, [slot.placement for slot in self._slots.values()])
-        member_bytes = self._starter.member_bytes
-        fits, arithmetic = num_fitting(1, await free_bytes(placement), member_bytes or 0)
-        if member_bytes is None or not fits:
-            log.warning("member_not_added", device=placement.device, reason=arithmetic or "the first is still loading")
-        elif self._stop_signal is None:
-            self._fill(placement)
+        async with self._adding:  # each sees the members of those before
+            slots = list(self._slots.values())
+            placement = one_more(self._machine, [slot.placement for slot in slots])
+            here = [slot for slot in slots if slot.placement.device == placement.device]
+            count = 1 + sum(slot.state == "restarting" or slot.is_loading for slot in here)  # memory is free for these
+            member_bytes = self._starter.member_bytes
+            fits, arithmetic = num_fitting(count, await free_bytes(placement), member_bytes or 0)
+            if member_bytes is None or fits < count:
+                reason = arithmetic or "the first is still loading"
+                log.warning("member_not_added", device=placement.device, reason=reason)
+            elif not (self._failure or self._stop_signal):
+                self._fill(placement)
 
     def _remove(self) -> None:
         """Stop one member, where the most are, but not the last one."""

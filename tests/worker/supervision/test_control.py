@@ -7,7 +7,13 @@ import sys
 
 import pytest
 
-from penstock.worker.supervision.control import MAX_PACKET_BYTES, Report, control_sockets, setup_packet
+from penstock.worker.supervision.control import (
+    MAX_PACKET_BYTES,
+    Report,
+    control_sockets,
+    read_report,
+    setup_packet,
+)
 
 MEMBER = """
 import socket, sys, time
@@ -36,3 +42,32 @@ def test_a_member_that_is_loading_ends_with_its_supervisor(num_read: int) -> Non
         reports = [Report(**json.loads(connection.recv(MAX_PACKET_BYTES))) for _ in range(num_read)]
     assert [report.device for report in reports] == ["", "3 m"][:num_read]
     assert process.wait(10) == 1
+
+
+def test_a_failure_of_any_length_reaches_the_supervisor() -> None:
+    reporter = MEMBER.replace("device=", "failure='x' * 300_000, device=")
+    ours, theirs = control_sockets()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", reporter, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
+    with ours:
+        ours.settimeout(30)
+        ours.send(setup_packet(3, {"model": "m"}, 5.0, 2))
+        reports = [read_report(ours.recv(MAX_PACKET_BYTES)) for _ in range(2)]
+    process.wait(10)
+    assert reports[1] is not None
+    assert set(reports[1].failure) == {"x"}
+    assert reports[1].device == "3 m"
+
+
+@pytest.mark.parametrize("packet", [b"", b"{", b"[]", b"\xff", b'{"phase": "loa'])
+def test_a_packet_that_is_no_report_is_left_out(packet: bytes) -> None:
+    assert read_report(packet) is None
+
+
+def test_a_report_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    assert read_report(b'{"phase": "joined", "mood": "good"}') == Report(phase="joined")
+
+
+def test_settings_that_fit_no_packet_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        setup_packet(0, {"reply_topics": "x" * MAX_PACKET_BYTES}, 5.0, 2)

@@ -215,3 +215,21 @@ async def test_members_are_added_and_removed_but_not_the_last(processes: FakePro
         assert running.states() == {"serving": 1}
         os.kill(os.getpid(), signal.SIGTTOU)
         await running.event("member_not_removed")
+
+
+async def test_members_added_at_the_same_time_have_different_numbers(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        await processes.until(2)
+        os.kill(os.getpid(), signal.SIGTTIN)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTTIN)
+        assert sorted(member.placement.worker for member in await processes.until(4)) == [0, 1, 2, 3]
+        assert running.states() == {"serving": 4}
+
+
+async def test_a_member_that_a_real_time_signal_ends_is_started_again(processes: FakeProcesses) -> None:
+    async with supervisor(2) as running:
+        (first, _) = await processes.until(2)
+        first.end(-40, served_s=100.0)
+        assert (await running.event("member_exited"))["signal"] == "signal 40"
+        await processes.until(3)
