@@ -205,6 +205,17 @@ async def test_a_second_signal_ends_at_once(unique: Unique, start: Start, number
     assert await worker.exit_code(5) == 128 + number
 
 
+async def test_a_signal_to_supervisor_and_members_alike_drains_them(unique: Unique, start: Start) -> None:
+    """As systemd sends it, to the whole control group."""
+    worker = start(served_name=unique("grouped"), processes=2)
+    pids = await members(worker, 2)
+    for pid in (*pids.values(), worker.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert await worker.exit_code() == 0
+    assert len(worker.events("stopped")) == 2
+    assert [event["exit_code"] for event in worker.events("member_exited")] == [0, 0]
+
+
 async def test_members_end_with_a_supervisor_that_is_killed(unique: Unique, start: Start) -> None:
     worker = start(served_name=unique("orphaned"), processes=2)
     pids = await members(worker, 2)
