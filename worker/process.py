@@ -199,11 +199,11 @@ def _end_within(seconds: float) -> None:
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
     """Ping the supervisor from the event loop, and say when the worker has joined its group."""
-    joining = asyncio.create_task(worker.joined())
+    joining = asyncio.create_task(worker.consumer.assigned.wait())
     while True:
         await asyncio.wait((joining,), timeout=PING_EVERY_S)
         if joining.done():
-            supervisor.report(phase="joined", member_id=worker.member_id)
+            supervisor.report(phase="joined", member_id=worker.consumer.member_id)
             await asyncio.sleep(PING_EVERY_S)
         else:
             supervisor.report()

@@ -6,25 +6,25 @@ from collections.abc import Awaitable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
-from aiokafka.errors import TopicAuthorizationFailedError
 
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes
 from penstock.engine.types import Engine
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
-from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
-from penstock.producer.transport.connection import ensure_topics
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import DEAD_LETTER_PARTITIONS, bulk_topic, dead_letter_topic
+from penstock.producer.wire.topics import bulk_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.topics import create_topics
 from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
@@ -40,7 +40,6 @@ from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
 
-_QUIET_S = 5.0  # ample for a bulk job, which sends its next rows when it has the answers to the last
 _DISCONNECT_S = 2.0
 _TURNS = 4  # of the event loop between two slices: a reply takes several to get from the lane to its socket
 LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
@@ -62,10 +61,7 @@ class Worker:
         cache: ResponseCache | None,
         number: int = 0,
     ) -> None:
-        """The caller keeps ownership of `lanes`, `tokenizer` and `cache`, and closes them after `run`.
-
-        `number`: of this worker on its machine.
-        """
+        """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
         info = engine.info
         self._settings = settings
         self._info = info
@@ -78,7 +74,7 @@ class Worker:
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
         self._fetched = FetchBuffer(self._ledger, self._backpressure)
         self._cluster = KafkaCluster.of(settings)
-        self._consumer = Consumer(
+        self.consumer = Consumer(
             self._cluster,
             self._topics,
             settings.group_id,
@@ -113,7 +109,7 @@ class Worker:
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox = Outbox(self._cluster, client_id="penstock-worker")
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge)
-        self._committer = Committer(offsets, self._consumer)
+        self._committer = Committer(offsets, self.consumer)
         self.metrics = Metrics(scheduler, self._backpressure)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
@@ -124,27 +120,15 @@ class Worker:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
         self._stop.ask()
 
-    @property
-    def member_id(self) -> str:
-        """Kafka's name of this worker in its group; empty before it has joined."""
-        return self._consumer.member_id
-
-    async def joined(self) -> None:
-        """Wait until the group has given this member its partitions, or none, for the first time."""
-        await self._consumer.assigned.wait()
-
     async def run(self, may_join: Awaitable[None] | None = None) -> int:
-        """Serve until `stop`, or with `once` until the topics have nothing new. Returns the process's exit code.
-
-        `may_join`: ends when the worker may join its group.
-        """
+        """Join the group when `may_join` ends, and serve until `stop`. Returns the process's exit code."""
         if not await self._stop.unless_stopped(self._start(may_join)):
             log.info("stopped", answered=0)
             await self._outbox.stop(0.0)
             return 0
         background = [watched(self._committer.run()), watched(self._monitor.run()), watched(self._dispatcher.watch())]
         try:
-            await (self._serve_once() if self._settings.once else self._serve())
+            await self._serve()
         except Exception as error:
             self._stop.fail(error)
             raise
@@ -160,41 +144,22 @@ class Worker:
         if may_join is not None:
             await may_join
         await self._outbox.start()
-        await asyncio.gather(
-            ensure_topics(self._cluster, self._topics, self._settings.partitions),
-            ensure_topics(self._cluster, [*map(dead_letter_topic, self._topics)], DEAD_LETTER_PARTITIONS),
-        )
-        # A member that joins before the brokers know a new topic gets nothing of it until the next look, 30 s later.
-        known = await asyncio.gather(*map(self._outbox.partitions, self._topics), return_exceptions=True)
-        for topic, partitions in zip(self._topics, known, strict=True):
-            if isinstance(partitions, TopicAuthorizationFailedError):
-                raise KafkaRefused(f"Kafka denies {topic} to this worker. It needs the ACL READ on it.")
-        await self._consumer.start()
+        await create_topics(self._cluster, self._outbox, self._topics, self._settings.partitions)
+        await self.consumer.start()
         log.info("worker_ready", topic=self._topics[0], model=self._info.name, tasks=sorted(self._info.tasks))
         return True
 
     async def _serve(self) -> None:
+        """Serve until the worker is to stop, or with `once` until the topics have nothing new."""
+        end = EndOfTopics(self.consumer, self._dispatcher, self._backpressure) if self._settings.once else None
         while not self._stop.is_set():
             await self._fetch_and_process()
-
-    async def _serve_once(self) -> None:
-        """Serve until both topics are at their ends, answered, and have been so for `_QUIET_S`."""
-        quiet_since = time.monotonic()
-        while not self._stop.is_set() and time.monotonic() - quiet_since < _QUIET_S:
-            await self._fetch_and_process()
-            is_at_end = await self._stop.unless_stopped(self._consumer.is_at_end())
-            if is_at_end:
-                self._dispatcher.drain()  # no more sequences will come to fill the batches
-            elif self._consumer.assigned.is_set():  # a revocation drains for itself
-                self._dispatcher.resume()
-            if not is_at_end or self._backpressure.num_records:
-                quiet_since = time.monotonic()
-        if not self._stop.is_set():
-            log.info("end_reached", partitions=self._consumer.num_partitions, unfinished=self._backpressure.num_records)
+            if end is not None and await self._stop.unless_stopped(end.is_reached()):
+                break
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        await self._stop.unless_stopped(self._fetched.fill(self._consumer))
+        await self._stop.unless_stopped(self._fetched.fill(self.consumer))
         is_free = self._processing_bulk is None or self._processing_bulk.done()
         if is_free and self._fetched.can_take(bulk=True):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
@@ -279,7 +244,7 @@ class Worker:
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
-        await asyncio.gather(self._consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
+        await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._cache_writer is not None:
             await self._cache_writer.close()
         log.info("stopped", answered=self._num_answered)

@@ -112,7 +112,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
 
     fake = FakeOutbox()
     monkeypatch.setattr(worker_module, "Outbox", lambda *_, **__: fake)
-    monkeypatch.setattr(worker_module, "ensure_topics", no_topics)
+    monkeypatch.setattr(worker_module, "create_topics", no_topics)
     return fake
 
 
