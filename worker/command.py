@@ -1,4 +1,4 @@
-"""What `penstock worker` runs: one worker in this process, or a supervisor of several."""
+"""The members that `penstock worker` runs: one worker in this process, or a supervisor of several."""
 
 import os
 from collections import Counter

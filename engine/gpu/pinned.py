@@ -55,7 +55,7 @@ class _Buffer(NamedTuple):
 
 
 class Landing:
-    """What one batch underway holds: pinned memory for its results, and the events around its work."""
+    """Resources of one batch underway: pinned memory for its results, and the events around its work."""
 
     def __init__(self) -> None:
         self.started = _event(enable_timing=True)

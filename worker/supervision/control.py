@@ -23,7 +23,7 @@ Phase = Literal["loading", "loaded", "joined"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a member says of itself: all of it at each change, and once a second from its event loop as a ping."""
+    """A member's state: all of it at each change, and once a second from its event loop as a ping."""
 
     phase: Phase = "loading"
     device: str = ""  # "cpu" or "cuda", once loaded
@@ -73,7 +73,7 @@ class SupervisorLink:
 
     @property
     def phase(self) -> Phase:
-        """What was reported last."""
+        """The phase that was reported last."""
         return self._report.phase
 
     def report(self, **changes: Any) -> None:

@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What members can be placed on."""
+    """Resources on which members can be placed."""
 
     cpus: tuple[int, ...]  # that this process may use; neighbours share a core, or else a socket
     gpus: tuple[Gpu, ...]  # visible, in the order of their numbers

@@ -27,7 +27,7 @@ _ANSWER_SLACK_S = 20.0  # beyond the timeout of its calls, until a client counts
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What all clients saw of a load."""
+    """Measurements of a load by all clients."""
 
     traffic: Traffic
     failures: dict[str, int]  # kind of error -> sequences

@@ -35,7 +35,7 @@ _PROBE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ClientSpec:
-    """What all loads of a client process have in common."""
+    """Facts that all loads of a client process share."""
 
     bootstrap_servers: str
     served_name: str

@@ -39,7 +39,7 @@ _LOAD_OVERHEAD_S = 2.0  # connecting clients, making sequences, the last answers
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bench:
-    """What all fleets of a run share."""
+    """Facts that all fleets of a run share."""
 
     clock: RunClock
     folder: Path  # of logs

@@ -1,4 +1,4 @@
-"""What a run measures: plain data, made from the options of `penstock bench pipeline`."""
+"""The plan of a run: plain data, made from the options of `penstock bench pipeline`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run knows before it measures: its command, its model and its machine."""
+"""Facts of a run before it measures: its command, its model and its machine."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""What needs torch before a run: the GPU's description, and a model of random weights.
+"""Preparations of a run that need torch: the GPU's description, and a model of random weights.
 
 `python -m penstock.ops.bench.pipeline.prepare_process <spec as JSON>` prints {"model", "machine", "gpus"}.
 """

@@ -1,4 +1,4 @@
-"""What a machine offers, as nvidia-smi and the kernel say."""
+"""Cores, GPUs and memory of a machine, as nvidia-smi and the kernel say."""
 
 import os
 from pathlib import Path
