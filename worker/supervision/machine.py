@@ -1,4 +1,4 @@
-"""Resources of this machine: cores, GPUs and free memory. Loads no CUDA library, which would take memory on each GPU."""
+"""Resources of this machine: cores, GPUs and free memory. Loads no CUDA library, which takes memory on each GPU."""
 
 import os
 import subprocess
