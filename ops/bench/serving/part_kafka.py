@@ -96,7 +96,7 @@ def _through_kafka(
     settings = {**connection, **worker_settings(bench, system), "served_name": name}
     settings["cost_path"] = str(folder / "costs.sqlite")
     worker = {"settings": settings, "profile": None}
-    with Service("pipeline.worker_process", worker, folder / f"{name}.jsonl"):
+    with Service("cpu.worker_process", worker, folder / f"{name}.jsonl"):
         return run_once(
             "serving.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
         )
