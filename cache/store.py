@@ -72,7 +72,17 @@ class ResponseCache:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Called by `open` only."""
+        """A path of ":memory:" makes a cache that ends with the process.
+
+        Args:
+            path: its directory must exist.
+            max_bytes: bound on the size of all rows, which is about the size of the file.
+            ttl_s: age in seconds at which an answer expires.
+            look_up_s: longest time that a look-up may take, in seconds.
+            lock_s: longest wait for another process's write, in seconds, before the file counts as failing.
+            clock: Unix time in seconds.
+            monotonic: seconds on a clock that never steps back, for the pauses after failures.
+        """
         self._path = str(path)
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -92,37 +102,14 @@ class ResponseCache:
         if self._path != ":memory:":
             self._reader = connection(prepare_reader, report=functools.partial(self._report, "look up"))
 
-    @classmethod
-    async def open(
-        cls,
-        path: Path | str,
-        *,
-        max_bytes: int,
-        ttl_s: float,
-        look_up_s: float = LOOK_UP_S,
-        lock_s: float = LOCK_S,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> Self:
-        """Open or create the file; ":memory:" makes a cache that ends with the process.
-
-        Args:
-            path: its directory must exist.
-            max_bytes: bound on the size of all rows, which is about the size of the file.
-            ttl_s: age in seconds at which an answer expires.
-            look_up_s: longest time that a look-up may take, in seconds.
-            lock_s: longest wait for another process's write, in seconds, before the file counts as failing.
-            clock: Unix time in seconds.
-            monotonic: seconds on a clock that never steps back, for the pauses after failures.
-        """
-        bounds = {"look_up_s": look_up_s, "lock_s": lock_s}
-        cache = cls(path, max_bytes=max_bytes, ttl_s=ttl_s, **bounds, clock=clock, monotonic=monotonic)
+    async def open(self) -> Self:
+        """Open or create the file. Called once, first."""
         try:
-            await cache._writer.run(cache._read_size)
+            await self._writer.run(self._read_size)
         except BaseException:
-            await cache.close()
+            await self.close()
             raise
-        return cache
+        return self
 
     async def __aenter__(self) -> Self:
         return self

@@ -232,8 +232,8 @@ def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
 async def _open_cache(settings: WorkerSettings, stack: contextlib.AsyncExitStack) -> ResponseCache | None:
     if settings.cache_path is None:
         return None
-    cache = await ResponseCache.open(
+    cache = await ResponseCache(
         settings.cache_path, max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
-    )
+    ).open()
     stack.push_async_callback(cache.close)
     return cache

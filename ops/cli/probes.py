@@ -220,9 +220,9 @@ async def _cache_error(settings: CheckSettings, path: Path) -> str | None:
     from penstock.cache import ResponseCache
 
     with capture_logs() as events:
-        async with await ResponseCache.open(
+        async with await ResponseCache(
             path, max_bytes=settings.cache_max_bytes, ttl_s=settings.cache_ttl_s
-        ) as opened:
+        ).open() as opened:
             await opened.put_many({b"penstock check": b""})
             works = opened.stats.works
     return None if works else "; ".join(str(event.get("reason", event["event"])) for event in events)

@@ -51,9 +51,9 @@ async def open_cache(
 ) -> ResponseCache:
     """A cache that waits for a busy machine. Its pauses after failures pass when the clock is moved."""
     clock = clock or Clock()
-    return await ResponseCache.open(
+    return await ResponseCache(
         path, max_bytes=max_bytes, ttl_s=100.0, look_up_s=30.0, lock_s=lock_s, clock=clock, monotonic=clock
-    )
+    ).open()
 
 
 async def test_what_is_put_is_found_by_this_and_the_next_process(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ import asyncio, sys
 from penstock.cache import ResponseCache
 
 async def main():
-    cache = await ResponseCache.open(sys.argv[1], max_bytes=1 << 22, ttl_s=1e9)
+    cache = await ResponseCache(sys.argv[1], max_bytes=1 << 22, ttl_s=1e9).open()
     number = 0
     while True:
         number += 1
@@ -383,7 +383,7 @@ async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path)
     for _ in range(3):
         await asyncio.to_thread(write_until_killed, path, 40)
         with capture_logs() as logs:
-            async with await ResponseCache.open(path, max_bytes=1 << 22, ttl_s=1e9, look_up_s=30.0) as cache:
+            async with await ResponseCache(path, max_bytes=1 << 22, ttl_s=1e9, look_up_s=30.0).open() as cache:
                 found = await cache.get_many(map(key, range(8, 328)))
                 assert found == {key(number): key(number) * 8 for number in range(8, 328)}
                 await cache.put_many(values(1))

@@ -9,7 +9,7 @@ from penstock.worker.replies.cache_writer import CacheWriter
 
 async def test_the_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_writer, "_MAX_QUEUED_BYTES", 1000)
-    async with await ResponseCache.open(":memory:", max_bytes=1 << 20, ttl_s=60) as cache:
+    async with await ResponseCache(":memory:", max_bytes=1 << 20, ttl_s=60).open() as cache:
         writer = CacheWriter(cache)
         for key in (b"first", b"second", b"too many"):  # all before a write can begin
             writer.put({key: bytes(600)})
