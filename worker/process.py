@@ -155,32 +155,33 @@ async def _run_worker(
             port = server.server_port
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.on_loop_error)
+        within_s = settings.drain_s + EXIT_S
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, _stop, loop, worker, settings.drain_s + EXIT_S, supervisor is not None)
+            loop.add_signal_handler(number, _stop, loop, worker, within_s, supervisor is None)
         if supervisor is None:
-            _handle_supervisor_signals(loop, worker)
+            _handle_supervisor_signals(loop, worker, within_s)
             return await worker.run()
         supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
         stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
         return await worker.run(supervisor.may_join(worker.stop))
 
 
-def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float, is_member: bool) -> None:
-    """Drain. A second signal ends the process, but not a member: its supervisor and its whole group may send one each.
+def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float, second_kills: bool) -> None:
+    """Drain, within a bound. Where `second_kills`, the next SIGTERM or SIGINT ends the process at once.
 
-    A member that takes too long is killed by its supervisor.
+    Not in a member: its supervisor and the sender of a signal to the whole control group may send one each.
     """
     _end_within(within_s)
-    for number in () if is_member else _STOP_SIGNALS:
+    for number in _STOP_SIGNALS if second_kills else ():
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     worker.stop()
 
 
-def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float) -> None:
     """Handle the signals by which several members are rolled and resized: one process drains, and is not resized."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        loop.add_signal_handler(signal.SIGHUP, worker.stop)
+        loop.add_signal_handler(signal.SIGHUP, _stop, loop, worker, within_s, False)
     for number in _RESIZE_SIGNALS:
         loop.add_signal_handler(number, _ignore, number)
 
