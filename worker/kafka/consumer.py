@@ -17,7 +17,7 @@ from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, Il
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
-from penstock.worker.kafka import fetch_order, lenient_batches
+from penstock.worker.kafka import lean_fetcher, lenient_batches
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import KafkaRecord
@@ -80,7 +80,7 @@ class Consumer:
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
-        fetch_order.install()
+        lean_fetcher.install()
         self._consumer = await connect(self._cluster, self._make_consumer)
         self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
