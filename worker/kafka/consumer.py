@@ -15,6 +15,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, IllegalStateError, KafkaError
 
+from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import lean_fetcher, lenient_batches
@@ -227,7 +228,7 @@ class Consumer:
         return [source for source in self._joined.assignment() if source.topic == topic]
 
     def _make_consumer(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+        return BoundedConsumer(
             **self._cluster.arguments,
             group_id=self._group_id,
             client_id=self._client_id,
