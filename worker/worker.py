@@ -108,7 +108,7 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox = Outbox(self._cluster, client_id="penstock-worker")
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge)
+        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
         self._committer = Committer(offsets, self.consumer)
         self.metrics = Metrics(scheduler, self._backpressure)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
