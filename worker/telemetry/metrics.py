@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -42,7 +43,7 @@ class SliceHistogram(Collector):
 class Metrics:
     """One registry for each worker, so that several workers in one process stay apart."""
 
-    def __init__(self, scheduler: Scheduler, backpressure: Backpressure) -> None:
+    def __init__(self, scheduler: Scheduler, backpressure: Backpressure, token_budget: TokenBudget) -> None:
         """The arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
         self.requests = self._counter("penstock_requests", "Finished records, by outcome code.", "outcome")
@@ -79,6 +80,11 @@ class Metrics:
             ("penstock_queued_sequences", "Sequences in the queue.", lambda: scheduler.num_queued),
             ("penstock_queued_tokens", "Tokens in the queue.", lambda: scheduler.queued_tokens),
             ("penstock_unfinished_records", "Records read and not yet answered.", lambda: backpressure.num_records),
+            (
+                "penstock_token_budget",
+                "Most tokens in a batch: less after a lack of memory.",
+                lambda: token_budget.tokens,
+            ),
         ):
             self._gauge(name, meaning).set_function(read)
 

@@ -19,6 +19,7 @@ from penstock.scheduler import (
 )
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.deadline_errors import deadline_error
+from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
@@ -35,7 +36,7 @@ class Bench:
         self.cost = LearnedCost(CostTable(SECOND_A_TOKEN))
         self.scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), self.cost)
         self.driver = LaneDriver(self.scheduler, 1)
-        self.metrics = Metrics(self.scheduler, Backpressure(8))
+        self.metrics = Metrics(self.scheduler, Backpressure(8), TokenBudget(1000, lambda: 0.0))
         self.monitor = LoadMonitor(self.driver, self.cost, self.metrics)
 
     def value(self, name: str, **labels: str) -> float | None:
