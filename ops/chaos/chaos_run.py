@@ -29,7 +29,7 @@ from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request
 
 _NAME = "chaos"
 _GROUP = f"penstock.{_NAME}"
-_STRANGE_S = 2.0  # an answer that takes longer was held up by a fault
+_SLOW_S = 2.0  # an answer that takes longer was held up by a fault
 _DRAIN_S = 10.0
 _REST_S = 120.0  # after the last fault: all is answered and committed
 _BATCH = 256
@@ -187,7 +187,7 @@ class _Run:
         recoveries: dict[str, list[float]] = {}
         for fault, until in zip(injected, nexts, strict=True):
             recoveries.setdefault(fault.kind, []).append(
-                round(judge.recovery_s(fault.started, until, _STRANGE_S), 1)
+                round(judge.recovery_s(fault.started, until, _SLOW_S), 1)
             )
         answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
         return {

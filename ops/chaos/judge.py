@@ -162,14 +162,14 @@ class Judge:
             self._violation(kind, example)
 
     def recovery_s(self, since: float, until: float, slow_s: float) -> float:
-        """How long after `since` the last request was sent that waited for longer than `slow_s`, up to `until`.
+        """How long after `since` the last request was sent that waited for longer than `slow_s`.
 
-        Times of day, in seconds.
+        Times of day, in seconds. What a fault at `until` delays does not count.
         """
         last = since
         for asked in self._asked.values():
             sent = asked.timestamp / 1e3
-            if since <= sent < until and asked.replies and asked.replies[0][2] / 1e3 - sent > slow_s:
+            if since <= sent < until - slow_s and asked.replies and asked.replies[0][2] / 1e3 - sent > slow_s:
                 last = max(last, sent)
         return last - since
 
