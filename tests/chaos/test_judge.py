@@ -18,7 +18,7 @@ POISON = 99
 ADDRESS = (("kafka_correlationId", b"c"), ("kafka_replyTopic", b"replies"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     topic: str
     offset: int
@@ -73,6 +73,7 @@ def judged(
     looks: Sequence[tuple[int, int, int]] = LOOKS,
     acknowledged: frozenset[bytes] = frozenset({b"c"}),
     result: float = 11.0,
+    may_repeat: bool = True,
 ) -> Judge:
     judge = Judge(POISON, direct)
     judge.requests(requests)
@@ -82,7 +83,7 @@ def judged(
         judge.reply(one, is_copy=False)
     for one in letters:
         judge.letter(one)
-    judge.check_outcomes()
+    judge.check_outcomes(may_repeat=may_repeat)
     judge.check_commits(
         ({(REQUESTS, 0): offset}, {(REPLIES, 0): answered, (LETTERS, 0): kept}) for offset, answered, kept in looks
     )
@@ -120,6 +121,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("committed_unanswered", {"looks": ((2, 2, 0), *LOOKS[1:])}),
     ("left_behind", {"looks": LOOKS[:2]}),
     ("request_lost_by_brokers", {"acknowledged": frozenset({b"d"})}),
+    ("answered_twice", {"replies": (*REPLIED, reply(GOOD, 2, 2, 11)), "may_repeat": False}),
+    ("answered_twice", {"letters": (*KEPT, letter(LOST, 2)), "may_repeat": False}),
     ("wrong_result_of_a_call", {"result": 12.0}),
 ]
 

@@ -45,7 +45,9 @@ class Member:
         self.ledger = self.ledger_class(Backpressure(1000), self.tracker, "bulk")
         self.generation: int | None = None  # None: it owns nothing
         self.positions: dict[int, int] = {}  # of the partitions that it owns: the next offset to read
-        self.records: list[PendingRecord] = []  # queued; or answered: the broker has the reply, and the member may not know
+        self.records: list[
+            PendingRecord
+        ] = []  # queued; or answered: the broker has the reply, and the member may not know
         self.commit: tuple[int | None, dict[Source, int]] | None = None  # on its way: generation, offsets
 
     def clone(self) -> "Member":

@@ -31,7 +31,7 @@ class CommitsFirst(Member):
     """Finishes records when they are read, as Kafka's auto-commit does."""
 
     class Tracker(OffsetTracker):
-        def start(self, source: Source, offsets: Collection[int]) -> None:  # type: ignore[override]  # as it is called
+        def start(self, source: Source, offsets: Collection[int]) -> None:
             super().start(source, list(offsets))
             self.finish(source, offsets)
 
