@@ -190,13 +190,7 @@ class _Run:
             recoveries.setdefault(fault.kind, []).append(round(judge.recovery_s(fault.started, until, _SLOW_S), 1))
         answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
         return {
-            "settings": {name: getattr(self._settings, name) for name in ("seed", "minutes", "processes", "rate")}
-            | {"callers": self._settings.callers, "partitions": self._settings.partitions}
-            | {
-                "outage_s": self._settings.outage_s,
-                "engine": self._engine.info.name,
-                "delivery": self._settings.delivery,
-            },
+            "settings": asdict(self._settings) | {"model": self._engine.info.name},
             "seconds": round(seconds, 1),
             "counts": dict(sorted(judge.counts.items())),
             "raw_duplicate_share": judge.counts["duplicates"] / answers,

@@ -5,13 +5,13 @@ The brokers, the group and the network are modelled; `RecordLedger` and `OffsetT
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker, Source
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord, RecordState
 
@@ -23,7 +23,8 @@ class Violation(Exception):
     """An invariant does not hold."""
 
 
-class Original(NamedTuple):
+@dataclass
+class Original:
     """As much of a Kafka record as the bookkeeping reads."""
 
     topic: str
@@ -31,7 +32,8 @@ class Original(NamedTuple):
     offset: int
     key: bytes | None = None
     value: bytes | None = b"v"
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: Sequence[tuple[str, bytes]] = ()
+    timestamp: int = 0
 
 
 class Member:
@@ -48,7 +50,7 @@ class Member:
         self.records: list[
             PendingRecord
         ] = []  # queued; or answered: the broker has the reply, and the member may not know
-        self.commit: tuple[int | None, dict[Source, int]] | None = None  # on its way: generation, offsets
+        self.commit: tuple[int | None, dict[Source, Progress]] | None = None  # on its way: generation, offsets
 
     def clone(self) -> "Member":
         """A copy that can go its own way. What back-pressure counts does not matter here and starts anew."""
@@ -59,11 +61,17 @@ class Member:
         other.commit = self.commit
         return other
 
+    def acquire(self, partition: int, committed: Progress | None) -> None:
+        """As `Committer.acquired`, and the consumer's seek before it."""
+        self.positions[partition] = 0 if committed is None else committed.offset
+        if committed is not None:
+            self.tracker.restore({(TOPIC, partition): committed})
+
     def fetch(self, partition: int) -> None:
         records = self.ledger.receive([Original(TOPIC, partition, self.positions[partition])])
-        self.ledger.admit(records)
-        self.ledger.queue([SimpleNamespace(record=records[0], results=[None])])  # type: ignore[list-item]
-        self.records += records
+        for record in self.ledger.admit(records):
+            self.ledger.queue([SimpleNamespace(record=record, results=[None])])  # type: ignore[list-item]
+            self.records.append(record)
         self.positions[partition] += 1
 
     def acknowledge(self, index: int) -> None:
@@ -86,12 +94,19 @@ class Member:
             self.generation == generation,
             tuple(sorted(self.positions.items())),
             tuple(sorted(records)),
-            None if self.commit is None else (self.commit[0] == generation, tuple(sorted(self.commit[1].items()))),
-            tuple(sorted((s, tuple(started)) for s, started in tracker._started.items())),
-            tuple(sorted((s, tuple(sorted(finished))) for s, finished in tracker._finished.items())),
-            tuple(sorted(tracker._committable.items())),
-            tuple(sorted(tracker._given_up.items())),
+            None if self.commit is None else (self.commit[0] == generation, _commit_key(self.commit[1])),
+            tuple(sorted((source, _key(partition)) for source, partition in tracker._partitions.items())),
+            tuple(sorted(tracker._changed)),
         )
+
+
+def _commit_key(offsets: dict[Source, Progress]) -> tuple[Any, ...]:
+    return tuple(sorted((source, one.offset, tuple(sorted(one.beyond))) for source, one in offsets.items()))
+
+
+def _key(partition: Any) -> tuple[Any, ...]:
+    fields = partition.next_offset, tuple(partition.started), partition.num_given_up
+    return (*fields, tuple(sorted(partition.finished)), tuple(sorted(partition.restored)))
 
 
 @dataclass
@@ -104,7 +119,7 @@ class World:
     crashes: int = 1  # how many may still happen
     evictions: int = 1  # of a member that lives: it does not know that the group goes on without it
     answered: set[tuple[int, int]] = field(default_factory=set)  # partition, offset
-    committed: dict[int, int] = field(default_factory=dict)
+    committed: dict[Source, Progress] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     group: dict[int, bool] = field(default_factory=dict)  # member -> whether it waits for a new assignment
     is_rebalancing: bool = True
@@ -138,7 +153,7 @@ class World:
             yield ("reply" if record.state is RecordState.QUEUED else "acknowledge", number, index)
         if member.commit is not None:
             yield ("commit", number)
-        elif member.tracker._committable:
+        elif member.tracker._changed:
             yield ("offer", number)
         if number not in self.group:
             if member.commit is None:  # the committer's lock
@@ -158,23 +173,24 @@ class World:
         for number in arguments[:1] or self.group:
             self.members[number] = self.members[number].clone()
         getattr(self, f"_{name}")(*arguments)
-        for partition, offset in self.committed.items():
-            if not all((partition, before) in self.answered for before in range(offset)):
-                raise Violation(f"{offset} of partition {partition} is committed; answered: {sorted(self.answered)}")
+        for (_, partition), (offset, beyond) in self.committed.items():
+            passed = {(partition, before) for before in (*range(offset), *beyond)}
+            if not passed <= self.answered:
+                raise Violation(f"{sorted(passed)} are committed; answered: {sorted(self.answered)}")
 
     def check_end(self) -> None:
         """Nothing can happen any more. Raises Violation if something is left."""
         wanted = {(p, offset) for p, count in enumerate(self.num_records) for offset in range(count)}
         if self.answered != wanted:
             raise Violation(f"never answered: {sorted(wanted - self.answered)}")
-        if any(self.committed.get(p, 0) != count for p, count in enumerate(self.num_records)):
+        if self.committed != {(TOPIC, p): (count, frozenset()) for p, count in enumerate(self.num_records)}:
             raise Violation(f"not all committed: {self.committed}")
         if any(member.ledger.num_unfinished for member in self.members):
             raise Violation("a member still counts unfinished records")
 
     def key(self) -> tuple[Any, ...]:
         members = tuple([member.key(self.generation) for member in self.members])
-        broker = (frozenset(self.answered), tuple(sorted(self.committed.items())))
+        broker = (frozenset(self.answered), _commit_key(self.committed))
         return (*broker, tuple(sorted(self.group.items())), self.is_rebalancing, self.crashes, self.evictions, members)
 
     def _fetch(self, number: int, partition: int) -> None:
@@ -208,11 +224,11 @@ class World:
     def _accepts(self, number: int, generation: int | None) -> bool:
         return not self.is_fencing or (number in self.group and generation == self.generation)
 
-    def _store_commit(self, offsets: dict[Source, int]) -> None:
-        for (_, partition), offset in offsets.items():
-            if offset < self.committed.get(partition, 0):
-                raise Violation(f"a commit of partition {partition} went back to {offset}")
-            self.committed[partition] = offset
+    def _store_commit(self, offsets: dict[Source, Progress]) -> None:
+        for source, progress in offsets.items():
+            if source in self.committed and progress.offset < self.committed[source].offset:
+                raise Violation(f"a commit of {source} went back to {progress.offset}")
+            self.committed[source] = progress
 
     def _revoke(self, number: int, can_commit: bool) -> None:
         member = self.members[number]
@@ -231,7 +247,7 @@ class World:
             self.members[number].generation = self.generation
         for partition in range(len(self.num_records)):
             owner = self.members[numbers[partition % len(numbers)]]
-            owner.positions[partition] = self.committed.get(partition, 0)
+            owner.acquire(partition, self.committed.get((TOPIC, partition)))
 
     def _join(self, number: int) -> None:
         member = self.members[number]
