@@ -9,11 +9,11 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
 from penstock.producer.wire.headers import ERROR_CODE, Headers
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.replies.outlet import Answer, Outlet
+from penstock.worker.requests.record import KafkaRecord, PendingRecord
 
 _RETRY_S = 5.0
 _RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
@@ -41,10 +41,9 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Sending(OutRecord):
+class _Sending(Answer):
     """A letter on its way."""
 
-    original: KafkaRecord
     letter: _Letter
     shorter: Iterator[_Letter]
     ended: Callable[[], None]
@@ -53,17 +52,18 @@ class _Sending(OutRecord):
     @property
     def position(self) -> dict[str, Any]:
         """For a log event."""
-        return {"topic": self.original.topic, "partition": self.original.partition, "offset": self.original.offset}
+        original = self.origin.original
+        return {"topic": original.topic, "partition": original.partition, "offset": original.offset}
 
 
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
 
-    def keep(self, record: KafkaRecord, code: str, reason: str, ended: Callable[[], None]) -> None:
+    def keep(self, record: PendingRecord, code: str, reason: str, ended: Callable[[], None]) -> None:
         """Write a record's dead letter. `ended` is called once, when the broker has it or the letter was given up.
 
         A letter that is too large is written again with less in it: without the value, at last with the position
@@ -71,25 +71,28 @@ class DeadLetters:
         up. From then on that topic's letters have one attempt each, until it takes one: otherwise each record at fault
         would hold up the commits of its partition, and all that is finished behind it in memory.
         """
+        original = record.original
         reasons = [
             (ERROR_CODE, code.encode()),
             ("penstock-error-message", reason[:1000].encode()),
-            ("penstock-source", f"{record.topic}-{record.partition}-{record.offset}".encode()),
+            ("penstock-source", f"{original.topic}-{original.partition}-{original.offset}".encode()),
         ]
-        letters = _letters(record, reasons)
+        letters = _letters(original, reasons)
         self._put(record, next(letters), letters, ended)
 
-    def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]) -> None:
+    def _put(
+        self, record: PendingRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]
+    ) -> None:
         sending = _Sending(letter.key, letter.value, letter.headers, self._sent, record, letter, shorter, ended)
         if letter.num_bytes > _MAX_LETTER_BYTES:
             self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outbox.put(dead_letter_topic(record.topic), None, [sending])
+            self._outlet.put(dead_letter_topic(record.original.topic), None, [sending])
 
     def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
         """Letters to one topic have ended together."""
         if error is None:
-            self._unwritable.discard(dead_letter_topic(letters[0].original.topic))
+            self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
                 if one.letter.left_out:
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **one.position)
@@ -102,12 +105,12 @@ class DeadLetters:
 
     def _shorten(self, sending: _Sending, error: KafkaError) -> None:
         if (shorter := next(sending.shorter, None)) is not None:
-            self._put(sending.original, shorter, sending.shorter, sending.ended)
+            self._put(sending.origin, shorter, sending.shorter, sending.ended)
         else:
             _give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
-        topic = dead_letter_topic(letters[0].original.topic)
+        topic = dead_letter_topic(letters[0].origin.original.topic)
         if any(one.num_retries == _RETRIES for one in letters):
             self._unwritable.add(topic)
         again = []
@@ -120,7 +123,7 @@ class DeadLetters:
         if again:
             first = again[0].position
             log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
-            asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, again)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
 
 def _give_up(sending: _Sending, error: KafkaError) -> None:
