@@ -267,3 +267,25 @@ async def test_a_bulk_job_reads_what_is_committed(kafka: KafkaBroker, unique: Un
         async with client:
             vectors = await asyncio.gather(*[client.embed(ids=[[n + 1, 5]]) for n in range(300)])
         assert [vector[0, 1] for vector in vectors] == list(range(1, 301))
+
+
+async def test_once_ends_behind_an_upstream_transaction(kafka: KafkaBroker, unique: Unique, start: StartWorker) -> None:
+    """The topic ends with the transaction's marker, which is no record."""
+    async with pipeline(kafka, unique, "marker") as line:
+        await line.producer.partitions_for(line.topic)
+        upstream = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"))
+        async with upstream:
+            line.producer = upstream
+            await upstream.begin_transaction()
+            await line.send(20)
+            await upstream.commit_transaction()
+            assert await start(line, once=True).exit_code(60) == 0
+            await line.assert_exactly_once()
+
+
+async def test_a_timeout_beyond_the_brokers_bound_is_named(unique: Unique, start: StartWorker) -> None:
+    with KafkaBroker(num_partitions=PARTITIONS, config={"transaction.max.timeout.ms": "5000"}) as broker:
+        async with pipeline(broker, unique, "bound") as line:
+            worker = start(line)
+            assert await worker.exit_code(60) != 0
+            assert "transaction.max.timeout.ms" in worker.tail()
