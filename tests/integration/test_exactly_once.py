@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -289,3 +290,26 @@ async def test_a_timeout_beyond_the_brokers_bound_is_named(unique: Unique, start
             worker = start(line)
             assert await worker.exit_code(60) != 0
             assert "transaction.max.timeout.ms" in worker.tail()
+
+
+async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_are_sent(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    async with pipeline(kafka, unique, "large") as line:
+        line.reply_topic = unique("penstock.replies.")
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        await admin.start()
+        await admin.create_topics([NewTopic(line.reply_topic, 1, 1, topic_configs={"max.message.bytes": "3000"})])
+        await admin.close()
+        worker = start(line)
+        await worker.ready()
+        await line.send(50)  # too large together, and not one by one
+        ids, lens = struct.pack("<400I", *range(1, 401)), struct.pack("<400I", *[1] * 400)
+        value = msgpack.packb({"v": 1, "model": line.model, "task": "embed", "ids": ids, "lens": lens})
+        headers = [("kafka_correlationId", b"50"), ("kafka_replyTopic", line.reply_topic.encode())]
+        await line.producer.send_and_wait(line.topic, value, partition=0, headers=headers)
+        line.num_sent += 1
+        await line.send(50)
+        await line.assert_exactly_once()
+        letters = await line.answers("read_committed", f"{line.topic}.dead-letter", until=1)
+        assert letters == {50: 1}

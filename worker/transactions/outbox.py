@@ -23,6 +23,7 @@ from penstock.worker.transactions.producer import TransactionalProducer
 # partitions. Each has up to two connections to each broker.
 _CARRIERS = 4
 
+_REQUEST_MS = 10_000  # also how long aiokafka looks for a topic that does not exist
 _RETRY_S = 1.0
 _WAIT_S = 10.0
 _HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
@@ -178,6 +179,7 @@ class TransactionalOutbox:
         return AIOKafkaProducer(
             **self._cluster.arguments,
             client_id="penstock-worker",
+            request_timeout_ms=_REQUEST_MS,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )
