@@ -274,7 +274,7 @@ class Consumer:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         self.assigned.clear()
-        if self._opening is not None:
+        if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self._next.clear()
