@@ -171,7 +171,7 @@ class Outbox:
         destination = (topic, partition)
         at_most = self._at_most.get(destination, _BATCH_RECORDS)
         batch = producer.create_batch()
-        size = _fill(batch, waiting, at_most)
+        size = fill(batch, waiting, at_most)
         try:
             if size:
                 await self._producer.send(producer, batch, topic, partition)
@@ -194,7 +194,7 @@ class Outbox:
         _complete(waiting, size, None)
 
 
-def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
     """Put the first records into a batch and return their number. They stay in `waiting` until acknowledged.
 
     A record that aiokafka cannot encode is completed with an error when it is first in the queue.
