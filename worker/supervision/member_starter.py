@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
+from pydantic import SecretStr
 
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.placement import Placement
@@ -84,6 +86,14 @@ class MemberStarter:
         code = await member.ended()
         self.running.discard(member)
         return code
+
+
+def member_settings(settings: WorkerSettings) -> dict[str, Any]:
+    """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
+    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
+    # `model_dump` hides secrets, as logs should.
+    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
+    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
 
 
 def _growth_bytes(placement: Placement) -> int:
