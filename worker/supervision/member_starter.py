@@ -77,7 +77,7 @@ class MemberStarter:
             log.info("member_loaded", **member.names, seconds=member.uptime_s)
             if is_first:
                 self.taken_bytes = await _taken_bytes(member, free)
-                self.member_bytes = self.taken_bytes + _growth_bytes(placement)
+                self.member_bytes = self.taken_bytes + growth_bytes(placement)
                 await self._measured(member)
         return member
 
@@ -96,7 +96,8 @@ def member_settings(settings: WorkerSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
 
 
-def _growth_bytes(placement: Placement) -> int:
+def growth_bytes(placement: Placement) -> int:
+    """Memory that a member may take beyond what it has taken at its start."""
     return _HOST_GROWTH_BYTES if placement.uuid is None else _GPU_GROWTH_BYTES
 
 
