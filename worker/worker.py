@@ -114,7 +114,7 @@ class Worker:
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
-        self.on_loop_error = self._stop.on_loop_error  # for the event loop's exception handler
+        self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
 
     def stop(self) -> None:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
