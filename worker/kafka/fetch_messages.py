@@ -14,9 +14,7 @@ _ANY_REPLICA, _NO_SESSION, _NO_EPOCH, _NO_OFFSET = -1, (0, -1), -1, -1
 _HEAD = struct.Struct(">iiiibii")  # replica, wait, least and most bytes, isolation level, session and its epoch
 _ASKED = struct.Struct(">iiqqi")  # partition, leader's epoch, offset, the log's start, most bytes
 _ANSWER = struct.Struct(">ihi")  # throttle time, error, session
-_ANSWERED = struct.Struct(
-    ">ihqqqi"
-)  # partition, error, three offsets of its log, aborted transactions
+_ANSWERED = struct.Struct(">ihqqqi")  # partition, error, three offsets of its log, aborted transactions
 _ABORTED = struct.Struct(">qq")  # producer, first offset
 _RECORDS = struct.Struct(">ii")  # preferred replica, bytes
 _COUNT = struct.Struct(">i")
