@@ -53,7 +53,12 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
                 self._notify(waiter)
         return False
 
-    async def fetched_records(self, partitions: Any, timeout: float = 0, max_records: int | None = None) -> Any:
+    async def fetched_records(
+        self,
+        partitions: Any,
+        timeout: float = 0,  # noqa: ASYNC109  # the name that aiokafka gives it
+        max_records: int | None = None,
+    ) -> Any:
         """Called by `getmany`, with the timeout in seconds. Makes no task and no set of futures in order to wait."""
         found = await super().fetched_records(partitions, 0, max_records)
         if found or not timeout:
