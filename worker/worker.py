@@ -108,9 +108,9 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox = Outbox(self._cluster, client_id="penstock-worker")
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge)
+        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
         self._committer = Committer(offsets, self.consumer)
-        self.metrics = Metrics(scheduler, self._backpressure)
+        self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0

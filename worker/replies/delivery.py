@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.errors import Expired, InvalidRequest, PenstockError
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.replies.dead_letters import DeadLetters, reply_key
+from penstock.worker.kafka.group import client_id
+from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
 
@@ -30,10 +31,16 @@ class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it."""
 
     def __init__(
-        self, outbox: Outbox, backpressure: Backpressure, acknowledged: Callable[[Sequence[PendingRecord]], None]
+        self,
+        outbox: Outbox,
+        backpressure: Backpressure,
+        acknowledged: Callable[[Sequence[PendingRecord]], None],
+        group_id: str,
+        worker: int,
     ) -> None:
+        """`worker`: the member's number on its machine. Dead letters name it and the group."""
         self._outbox = outbox
-        self._dead_letters = DeadLetters(outbox)
+        self._dead_letters = DeadLetters(outbox, group_id, client_id(worker))
         self._backpressure = backpressure
         self._acknowledged = acknowledged
 
@@ -64,7 +71,7 @@ class Delivery:
         self._send(self._error_answers(rejections))
         for record, address, error in rejections:
             if address is None or not _is_transient(error):
-                self._keep(record, error.code, error.message)
+                self._keep(record, Fault.of(error))
 
     def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
@@ -118,11 +125,13 @@ class Delivery:
         for answer in answers:
             original = answer.record.original
             log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
-            self._keep(answer.record, "backend", f"The reply could not be delivered: {error!r}")
+            undelivered = BackendError(f"The reply could not be delivered: {error!r}")
+            undelivered.__cause__ = error
+            self._keep(answer.record, Fault.of(undelivered))
 
-    def _keep(self, record: PendingRecord, code: str, reason: str) -> None:
+    def _keep(self, record: PendingRecord, fault: Fault) -> None:
         record.num_owed += 1
-        self._dead_letters.keep(record.original, code, reason, lambda: self._pay([record]))
+        self._dead_letters.keep(record, fault, lambda: self._pay([record]))
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
