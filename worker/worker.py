@@ -30,6 +30,7 @@ from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
@@ -63,9 +64,8 @@ class Worker:
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = engine.info
+        info = self._info = engine.info
         self._settings = settings
-        self._info = info
         self._cost = cost
         self._cache = cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
@@ -112,9 +112,10 @@ class Worker:
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
+        self._process = LongSlices(self._process_slice)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
-        self.on_loop_error = self._stop.on_loop_error  # for the event loop's exception handler
+        self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
 
     def stop(self) -> None:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
@@ -136,8 +137,7 @@ class Worker:
             for task in background:
                 task.cancel()
             await self._shut_down()
-        is_incomplete = self._settings.once and self._ledger.num_unfinished > 0
-        return 1 if self._stop.failure is not None or is_incomplete else 0
+        return int(self._stop.failure is not None or (self._settings.once and self._ledger.num_unfinished > 0))
 
     async def _start(self, may_join: Awaitable[None] | None) -> bool:
         """Connect, however long the broker is away. Returns true."""
@@ -159,10 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        with self._stop.interrupts():
-            await self._fetched.fill(self.consumer)
-        is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetched.can_take(bulk=True):
+        await self._stop.cut_short(self._fetched.fill(self.consumer))
+        if self._fetched.can_take(bulk=True) and (self._processing_bulk is None or self._processing_bulk.done()):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
         await self._process_fetched(bulk=False)
 
@@ -172,7 +170,7 @@ class Worker:
             for _ in range(_TURNS if self._fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
-    async def _process(self, records: Sequence[PendingRecord]) -> None:
+    async def _process_slice(self, records: Sequence[PendingRecord]) -> None:
         """Take admitted records through the stages up to the batch queue."""
         now = time.monotonic()
         requests, rejections = self._validator.validate(records, now, time.time())
@@ -187,8 +185,9 @@ class Worker:
         hits, misses = await look_up(self._cache, sequences)
         times.tokenize_ms = round((prepared - now) * 1e3, 3)
         times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
-        self.metrics.sequences.labels("cache").inc(len(hits))
-        self._settle(hits, None)
+        if hits:
+            self.metrics.from_cache.inc(len(hits))
+            self._settle(hits, None)
         self._dispatcher.add(misses)
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:

@@ -48,7 +48,7 @@ class FetchBuffer:
         for bulk, topic in enumerate(consumer.topics):
             if held.is_full(bulk=bool(bulk)) or (self._records[False] and not bulk):
                 consumer.pause(topic)
-            elif held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
+            elif consumer.is_paused and held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
                 consumer.resume(topic)
         await consumer.poll(_PAUSED_POLL_MS if consumer.is_paused else _POLL_MS)
 
@@ -62,6 +62,8 @@ class FetchBuffer:
         taken: list[PendingRecord] = []
         num_bytes = 0
         while records and len(taken) < bounds.max_records and num_bytes < bounds.max_bytes:
+            if taken and records[0].num_bytes > bounds.max_bytes:
+                break
             record = records.popleft()
             num_bytes += record.num_bytes
             taken.append(record)
