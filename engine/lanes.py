@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.engine.errors import EngineError, LanesClosed
+from penstock.engine.turns import DeviceTurns
 from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
 
 _MAX_UNDERWAY = 2  # batches on a device: one that it computes, and the next
@@ -23,6 +26,16 @@ log = structlog.get_logger("penstock.engine")
 class _Work(NamedTuple):
     batch: PackedBatch
     future: asyncio.Future[BatchOutput]
+    device_s: float  # predicted; infinite: unknown
+
+
+class _Started(NamedTuple):
+    """A batch on a device."""
+
+    work: _Work
+    running: Running
+    asked_at: float  # for a turn on the device
+    begun_at: float  # when it had the turn
 
 
 class _BatchEnded:
@@ -30,24 +43,27 @@ class _BatchEnded:
 
 
 _Queue = SimpleQueue[_Work | _BatchEnded | None]  # None: stop
-_Underway = SimpleQueue[tuple[_Work, Running] | None]
+_Underway = SimpleQueue[_Started | None]
 
 
 class EngineLanes:
     """`num_lanes` threads over one engine; each runs one batch at a time, taken from a common queue.
 
-    A pipelined engine has one lane, of two threads. Every future is completed, whatever the engine raises. Close it: an
-    unclosed one warns when collected.
+    A pipelined engine has one lane, of two threads, which takes turns on the device with other processes. Every future
+    is completed, whatever the engine raises. Close it: an unclosed one warns when collected.
     """
 
-    def __init__(self, engine: Engine, num_lanes: int = 1) -> None:
+    def __init__(self, engine: Engine, num_lanes: int = 1, *, device: str | None = None) -> None:
+        """`device`: see `DeviceTurns`."""
         if num_lanes < 1:
             raise ValueError(f"num_lanes must be at least 1, not {num_lanes}.")
+        self._turns: DeviceTurns | None = None
         run_lane: Callable[[_Queue], None] = partial(_run_batches, engine)
         if isinstance(engine, PipelinedEngine):
             if num_lanes > 1:
                 raise ValueError(f"an engine that queues batches on its device has one lane, not {num_lanes}.")
-            run_lane = partial(_pipeline_batches, engine)
+            self._turns = DeviceTurns(device)
+            run_lane = partial(_pipeline_batches, engine, self._turns)
         self._queue: _Queue = SimpleQueue()
         self._closed = False
         # The threads hold the queue and the engine but not this object, so that it can be collected.
@@ -62,15 +78,16 @@ class EngineLanes:
     def num_lanes(self) -> int:
         return len(self._threads)
 
-    def submit(self, batch: PackedBatch) -> asyncio.Future[BatchOutput]:
-        """Queue a batch. Called on the event loop. The queue is unbounded: the caller limits what it submits.
+    def submit(self, batch: PackedBatch, device_s: float = math.inf) -> asyncio.Future[BatchOutput]:
+        """Queue a batch, which is predicted to take the device `device_s`. Called on the event loop.
 
+        The queue is unbounded: the caller limits what it submits.
         The future raises what the engine raised, or LanesClosed. Raises LanesClosed at once after `close`.
         """
         if self._closed:
             raise LanesClosed("the engine lanes are closed; the batch was not computed.")
         future: asyncio.Future[BatchOutput] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Work(batch, future))
+        self._queue.put(_Work(batch, future, device_s))
         return future
 
     async def close(self, timeout_s: float = 5.0) -> bool:
@@ -82,6 +99,8 @@ class EngineLanes:
             self._closed = True
             self._fail_queued()
             self._stop()
+            if self._turns is not None:
+                self._turns.interrupt()
         return await asyncio.to_thread(self._join, time.monotonic() + timeout_s)
 
     def _join(self, until: float) -> bool:
@@ -120,7 +139,7 @@ def _run_batches(engine: Engine, queue: _Queue) -> None:
         del work  # otherwise its arrays live until the next batch
 
 
-def _pipeline_batches(engine: PipelinedEngine, queue: _Queue) -> None:
+def _pipeline_batches(engine: PipelinedEngine, turns: DeviceTurns, queue: _Queue) -> None:
     """Start batches on the device, the next one while the last is computed; a second thread waits for their results.
 
     A thread cannot wait for the device and for the queue at once. A callback on the stream (cudaLaunchHostFunc) would
@@ -128,17 +147,32 @@ def _pipeline_batches(engine: PipelinedEngine, queue: _Queue) -> None:
     """
     underway: _Underway = SimpleQueue()
     room = threading.Semaphore(_MAX_UNDERWAY)
-    waiter = threading.Thread(target=_await_results, args=(underway, room, queue), name="engine-results", daemon=True)
+    arguments = turns, underway, room, queue
+    waiter = threading.Thread(target=_await_results, args=arguments, name="engine-results", daemon=True)
     waiter.start()
     while room.acquire() and (work := _next_work(engine, queue, room)) is not None:
         try:
-            underway.put((work, engine.start(work.batch)))
+            underway.put(_start(engine, turns, work))
         except BaseException as error:
             _report(work, partial(_raise, error))
             room.release()
         del work
     underway.put(None)
     waiter.join()
+    turns.close()
+
+
+def _start(engine: PipelinedEngine, turns: DeviceTurns, work: _Work) -> _Started:
+    asked_at = time.monotonic()
+    turns.take()
+    begun_at = time.monotonic()
+    try:
+        running = engine.start(work.batch)
+    except BaseException:
+        turns.give_back()
+        raise
+    turns.launched()
+    return _Started(work, running, asked_at, begun_at)
 
 
 def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore) -> _Work | None:
@@ -168,14 +202,30 @@ def _idle(engine: PipelinedEngine) -> float | None:
     return None if wait_s is None else max(0.0, wait_s)
 
 
-def _await_results(underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:
+def _await_results(
+    turns: DeviceTurns, underway: _Underway, room: threading.Semaphore, queue: _Queue
+) -> None:
     """Complete the futures of started batches, in their order."""
+    ended_at = -math.inf
     while (started := underway.get()) is not None:
-        work, running = started
-        _report(work, running.result)
-        del started, work, running
+        _report(started.work, partial(_result, turns, started, ended_at))
+        ended_at = time.monotonic()
+        del started
         room.release()
         queue.put(_BatchEnded())
+
+
+def _result(turns: DeviceTurns, started: _Started, last_ended_at: float) -> BatchOutput:
+    """Wait for a batch. `last_ended_at`: the end of the batch before, during which its wait for a turn does not count."""
+    work, running, asked_at, begun_at = started
+    is_given_back = turns.give_back_before(max(begun_at, last_ended_at) + work.device_s)
+    try:
+        output = running.result()
+    finally:
+        if not is_given_back:
+            turns.give_back()
+    wait_s = begun_at - max(asked_at, last_ended_at)
+    return replace(output, wait_s=wait_s) if wait_s > 0 else output
 
 
 def _raise(error: BaseException) -> BatchOutput:

@@ -108,7 +108,7 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox = Outbox(self._cluster, client_id="penstock-worker")
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge)
+        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied)
         self._committer = Committer(offsets, self.consumer)
         self.metrics = Metrics(scheduler, self._backpressure)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
@@ -192,7 +192,7 @@ class Worker:
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums
-        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
+        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s, stats.wait_s)
         self._monitor.batch_done(stats)
         if self._cache_writer is not None:
             self._cache_writer.put({sequence.key: result.tobytes() for sequence, result in results})

@@ -189,7 +189,7 @@ def whole_record() -> dict[str, Any]:
             "engine": dict.fromkeys(CLOSED[:4], rate),
             "sentence_transformers": dict.fromkeys(CLOSED[2:4], rate),
         },
-        "fleet": {"batches": {"count": 1, "prediction_error_p95": 0.1}},
+        "fleet": {"batches": {"count": 1, "device_error_p95": 0.1, "lane_error_p95": 0.3}},
         "idle": {"cores": {"member 0": 0.01}},
         "closed": fleet(closed),
         "open": fleet([open_load(rate_per_s, 2.0, 4.0) for rate_per_s in scale.rates_per_s]),

@@ -27,8 +27,10 @@ class BatchStats:
     partition: str
     dp_gain: float  # share of FIFO's predicted seconds that the partition saved; 0 where FIFO was taken
     sums: Sums
-    predicted_s: float
+    predicted_s: float  # of `device_s`
     device_s: float
+    predicted_wait_s: float = 0.0
+    wait_s: float = 0.0  # for its turn on a device that other processes use
 
     @property
     def padding_avoided(self) -> float:

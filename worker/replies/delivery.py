@@ -1,5 +1,6 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,24 +25,34 @@ class _Answer(OutRecord):
 
     record: PendingRecord
     address: ReplyAddress
+    made_at: float  # monotonic seconds
 
 
 class Delivery:
-    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it."""
+    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
+
+    `replied` is called with the seconds from a reply's making to its acknowledgement.
+    """
 
     def __init__(
-        self, outbox: Outbox, backpressure: Backpressure, acknowledged: Callable[[Sequence[PendingRecord]], None]
+        self,
+        outbox: Outbox,
+        backpressure: Backpressure,
+        acknowledged: Callable[[Sequence[PendingRecord]], None],
+        replied: Callable[[float], None],
     ) -> None:
         self._outbox = outbox
         self._dead_letters = DeadLetters(outbox)
         self._backpressure = backpressure
         self._acknowledged = acknowledged
+        self._replied_after = replied
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
+        now = time.monotonic()
         self._send(
             [
-                self._answer(request.record, request.address, value, self._replied)
+                self._answer(request.record, request.address, value, self._replied, now)
                 for request, value in zip(requests, values, strict=True)
             ]
         )
@@ -69,13 +80,14 @@ class Delivery:
     def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
+        now = time.monotonic()
         answers = []
         for record, address, error in rejections:
             if address is not None:
                 if error not in encoded:
                     encoded[error] = encode_error(error)
                 record.num_owed += 1
-                answers.append(self._answer(record, address, encoded[error], self._error_replied))
+                answers.append(self._answer(record, address, encoded[error], self._error_replied, now))
         return answers
 
     def _answer(
@@ -84,8 +96,9 @@ class Delivery:
         address: ReplyAddress,
         value: bytes,
         done: Callable[[Sequence[_Answer], KafkaError | None], None],
+        now: float,
     ) -> _Answer:
-        return _Answer(reply_key(record.original), value, address.headers(), done, record, address)
+        return _Answer(reply_key(record.original), value, address.headers(), done, record, address, now)
 
     def _send(self, answers: Iterable[_Answer]) -> None:
         by_destination: dict[tuple[str, int | None], list[_Answer]] = {}
@@ -99,6 +112,7 @@ class Delivery:
     def _replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
         self._backpressure.reply_bytes -= _num_bytes(answers)
         if error is None:
+            self._replied_after(time.monotonic() - answers[0].made_at)
             self._acknowledged([answer.record for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.

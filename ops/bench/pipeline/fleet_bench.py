@@ -16,7 +16,7 @@ from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.traffic import figures, recovery_s, timeline
+from penstock.ops.bench.pipeline.traffic import Floats, figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -160,21 +160,23 @@ class FleetBench:
         return {"load": dataclasses.asdict(load), "seconds": seconds, "exit_codes": codes}
 
     def batches(self) -> Record:
-        """Batches of all loads so far, and how far their predicted times were off."""
-        found = [
-            (event["sequences"], event["tokens"], event["predicted_s"], event["device_s"])
-            for event in self._workers.events("batch_done")
-        ]
+        """Batches of all loads so far, and how far their predicted times were off.
+
+        The device's seconds, and the lane's: those and the wait for a turn on the device.
+        """
+        names = "sequences", "tokens", "predicted_s", "device_s", "predicted_wait_s", "wait_s"
+        found = [[event[name] for name in names] for event in self._workers.events("batch_done")]
         if not found:
             return {"count": 0}
-        sequences, tokens, predicted_s, device_s = np.array(found, np.float64).T
-        errors = np.abs(predicted_s / np.maximum(device_s, 1e-9) - 1)
+        sequences, tokens, predicted_s, device_s, predicted_wait_s, wait_s = np.array(found, np.float64).T
         return {
             "count": len(found),
             "sequences_p50": float(np.median(sequences)),
             "tokens_p50": float(np.median(tokens)),
             "tokens_max": float(tokens.max()),
-            "prediction_error_p95": float(np.percentile(errors, 95)),
+            "wait_s_p50": float(np.median(wait_s)),
+            "device_error_p95": _p95_error(predicted_s, device_s),
+            "lane_error_p95": _p95_error(predicted_s + predicted_wait_s, device_s + wait_s),
         }
 
     def _single_calls(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
@@ -216,6 +218,10 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
         yield FleetBench(bench, broker, workers, clients), found
+
+
+def _p95_error(predicted_s: Floats, measured_s: Floats) -> float:
+    return float(np.percentile(np.abs(predicted_s / np.maximum(measured_s, 1e-9) - 1), 95))
 
 
 def _sleep_until(moment: float) -> None:

@@ -18,7 +18,11 @@ _FACTS = (
     ("idle member, cores", "busiest idle member, cores"),
     ("drain, s", "SIGTERM at 0.3 of saturation: seconds to the exit"),
     ("drain, exit code", "the same: exit code"),
-    ("all batches, prediction error, p95", "all batches of the model's fleet: error of the predicted time, p95"),
+    (
+        "all batches, error of predicted device seconds, p95",
+        "all batches of the model's fleet: error of the predicted device seconds, p95",
+    ),
+    ("all batches, error of predicted lane seconds, p95", "the same, of the wait for the device and these seconds"),
     ("a record each, members' processor µs", "a record each: members' processor time, µs a request"),
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded, PenstockError
-from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
@@ -43,6 +43,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.reply_s: list[float] = []
         self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
         self.delivery = self.deliver_to(self.finish)
@@ -51,7 +52,8 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        return Delivery(self, self.held, acknowledged)  # type: ignore[arg-type]  # it uses only `put` of an Outbox
+        outbox = cast(Outbox, self)  # it uses only `put`
+        return Delivery(outbox, self.held, acknowledged, self.reply_s.append)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
