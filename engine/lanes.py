@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.engine.errors import EngineError, LanesClosed
-from penstock.engine.turns import DeviceTurns
+from penstock.engine.turns import DeviceTurns, Turn
 from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
 
 _MAX_UNDERWAY = 2  # batches on a device: one that it computes, and the next
@@ -26,7 +26,7 @@ log = structlog.get_logger("penstock.engine")
 class _Work(NamedTuple):
     batch: PackedBatch
     future: asyncio.Future[BatchOutput]
-    device_s: float  # predicted; infinite: unknown
+    device_s: float  # predicted; 0: unknown
 
 
 class _Started(NamedTuple):
@@ -34,8 +34,9 @@ class _Started(NamedTuple):
 
     work: _Work
     running: Running
-    asked_at: float  # for a turn on the device
-    begun_at: float  # when it had the turn
+    turn: Turn
+    asked_at: float  # for the turn
+    begun_at: float  # when it had come
 
 
 class _BatchEnded:
@@ -57,13 +58,11 @@ class EngineLanes:
         """`device`: see `DeviceTurns`."""
         if num_lanes < 1:
             raise ValueError(f"num_lanes must be at least 1, not {num_lanes}.")
-        self._turns: DeviceTurns | None = None
         run_lane: Callable[[_Queue], None] = partial(_run_batches, engine)
         if isinstance(engine, PipelinedEngine):
             if num_lanes > 1:
                 raise ValueError(f"an engine that queues batches on its device has one lane, not {num_lanes}.")
-            self._turns = DeviceTurns(device)
-            run_lane = partial(_pipeline_batches, engine, self._turns)
+            run_lane = partial(_pipeline_batches, engine, DeviceTurns(device))
         self._queue: _Queue = SimpleQueue()
         self._closed = False
         # The threads hold the queue and the engine but not this object, so that it can be collected.
@@ -78,7 +77,7 @@ class EngineLanes:
     def num_lanes(self) -> int:
         return len(self._threads)
 
-    def submit(self, batch: PackedBatch, device_s: float = math.inf) -> asyncio.Future[BatchOutput]:
+    def submit(self, batch: PackedBatch, device_s: float = 0.0) -> asyncio.Future[BatchOutput]:
         """Queue a batch, which is predicted to take the device `device_s`. Called on the event loop.
 
         The queue is unbounded: the caller limits what it submits.
@@ -99,8 +98,6 @@ class EngineLanes:
             self._closed = True
             self._fail_queued()
             self._stop()
-            if self._turns is not None:
-                self._turns.interrupt()
         return await asyncio.to_thread(self._join, time.monotonic() + timeout_s)
 
     def _join(self, until: float) -> bool:
@@ -164,15 +161,10 @@ def _pipeline_batches(engine: PipelinedEngine, turns: DeviceTurns, queue: _Queue
 
 def _start(engine: PipelinedEngine, turns: DeviceTurns, work: _Work) -> _Started:
     asked_at = time.monotonic()
-    turns.take()
+    turn = turns.reserve(work.device_s)
+    turns.wait(turn)
     begun_at = time.monotonic()
-    try:
-        running = engine.start(work.batch)
-    except BaseException:
-        turns.give_back()
-        raise
-    turns.launched()
-    return _Started(work, running, asked_at, begun_at)
+    return _Started(work, engine.start(work.batch), turn, asked_at, begun_at)
 
 
 def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore) -> _Work | None:
@@ -202,29 +194,31 @@ def _idle(engine: PipelinedEngine) -> float | None:
     return None if wait_s is None else max(0.0, wait_s)
 
 
-def _await_results(
-    turns: DeviceTurns, underway: _Underway, room: threading.Semaphore, queue: _Queue
-) -> None:
+def _await_results(turns: DeviceTurns, underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:
     """Complete the futures of started batches, in their order."""
-    ended_at = -math.inf
+    last = _LastBatch()
     while (started := underway.get()) is not None:
-        _report(started.work, partial(_result, turns, started, ended_at))
-        ended_at = time.monotonic()
+        _report(started.work, partial(_result, turns, started, last))
+        last.ended_at = time.monotonic()
         del started
         room.release()
         queue.put(_BatchEnded())
 
 
-def _result(turns: DeviceTurns, started: _Started, last_ended_at: float) -> BatchOutput:
-    """Wait for a batch. `last_ended_at`: the end of the batch before, during which its wait for a turn does not count."""
-    work, running, asked_at, begun_at = started
-    is_given_back = turns.give_back_before(max(begun_at, last_ended_at) + work.device_s)
-    try:
-        output = running.result()
-    finally:
-        if not is_given_back:
-            turns.give_back()
-    wait_s = begun_at - max(asked_at, last_ended_at)
+@dataclass(slots=True)
+class _LastBatch:
+    """The batch before."""
+
+    left_device_at: float = -math.inf  # by the device's measure of its seconds
+    ended_at: float = -math.inf  # as this process noticed
+
+
+def _result(turns: DeviceTurns, started: _Started, last: _LastBatch) -> BatchOutput:
+    """Wait for a batch. Its wait for a turn does not count while the last batch was on the device."""
+    output = started.running.result()
+    last.left_device_at = max(started.begun_at, last.left_device_at) + output.device_s
+    turns.settle(started.turn, last.left_device_at)
+    wait_s = started.begun_at - max(started.asked_at, last.ended_at)
     return replace(output, wait_s=wait_s) if wait_s > 0 else output
 
 
