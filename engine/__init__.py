@@ -6,7 +6,7 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
-    from penstock.engine.device import device_uuid, processor_name
+    from penstock.engine.device import processor_name
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.loading import default_name, load_engine
     from penstock.engine.model.checkpoint import resolve_model
@@ -22,7 +22,6 @@ _LAZY = {
     "Timing": "calibration",
     "from_torch": "packed_model",
     "default_name": "loading",
-    "device_uuid": "device",
     "load_engine": "loading",
     "measure": "calibration",
     "processor_name": "device",
@@ -43,7 +42,6 @@ __all__ = [
     "TaskOptions",
     "Timing",
     "default_name",
-    "device_uuid",
     "from_torch",
     "load_engine",
     "measure",

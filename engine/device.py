@@ -63,11 +63,6 @@ def device_name() -> str:
     return torch.cuda.get_device_name()
 
 
-def device_uuid() -> str:
-    """The current GPU's UUID, the same in all processes that use it."""
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
 def processor_name() -> str:
     """This processor and the number of cores that this process may use: the key of times measured here.
 

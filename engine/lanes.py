@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -15,7 +13,6 @@ from typing import NamedTuple
 import structlog
 
 from penstock.engine.errors import EngineError, LanesClosed
-from penstock.engine.turns import DeviceTurns, Turn
 from penstock.engine.types import BatchOutput, Engine, PackedBatch, PipelinedEngine, Running
 
 _MAX_UNDERWAY = 2  # batches on a device: one that it computes, and the next
@@ -26,17 +23,6 @@ log = structlog.get_logger("penstock.engine")
 class _Work(NamedTuple):
     batch: PackedBatch
     future: asyncio.Future[BatchOutput]
-    device_s: float  # predicted; 0: unknown
-
-
-class _Started(NamedTuple):
-    """A batch on a device."""
-
-    work: _Work
-    running: Running
-    turn: Turn
-    asked_at: float  # for the turn
-    begun_at: float  # when it had come
 
 
 class _BatchEnded:
@@ -44,25 +30,24 @@ class _BatchEnded:
 
 
 _Queue = SimpleQueue[_Work | _BatchEnded | None]  # None: stop
-_Underway = SimpleQueue[_Started | None]
+_Underway = SimpleQueue[tuple[_Work, Running] | None]
 
 
 class EngineLanes:
     """`num_lanes` threads over one engine; each runs one batch at a time, taken from a common queue.
 
-    A pipelined engine has one lane, of two threads, which takes turns on the device with other processes. Every future
-    is completed, whatever the engine raises. Close it: an unclosed one warns when collected.
+    A pipelined engine has one lane, of two threads. Every future is completed, whatever the engine raises. Close it: an
+    unclosed one warns when collected.
     """
 
-    def __init__(self, engine: Engine, num_lanes: int = 1, *, device: str | None = None) -> None:
-        """`device`: see `DeviceTurns`."""
+    def __init__(self, engine: Engine, num_lanes: int = 1) -> None:
         if num_lanes < 1:
             raise ValueError(f"num_lanes must be at least 1, not {num_lanes}.")
         run_lane: Callable[[_Queue], None] = partial(_run_batches, engine)
         if isinstance(engine, PipelinedEngine):
             if num_lanes > 1:
                 raise ValueError(f"an engine that queues batches on its device has one lane, not {num_lanes}.")
-            run_lane = partial(_pipeline_batches, engine, DeviceTurns(device))
+            run_lane = partial(_pipeline_batches, engine)
         self._queue: _Queue = SimpleQueue()
         self._closed = False
         # The threads hold the queue and the engine but not this object, so that it can be collected.
@@ -77,16 +62,15 @@ class EngineLanes:
     def num_lanes(self) -> int:
         return len(self._threads)
 
-    def submit(self, batch: PackedBatch, device_s: float = 0.0) -> asyncio.Future[BatchOutput]:
-        """Queue a batch, which is predicted to take the device `device_s`. Called on the event loop.
+    def submit(self, batch: PackedBatch) -> asyncio.Future[BatchOutput]:
+        """Queue a batch. Called on the event loop. The queue is unbounded: the caller limits what it submits.
 
-        The queue is unbounded: the caller limits what it submits.
         The future raises what the engine raised, or LanesClosed. Raises LanesClosed at once after `close`.
         """
         if self._closed:
             raise LanesClosed("the engine lanes are closed; the batch was not computed.")
         future: asyncio.Future[BatchOutput] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Work(batch, future, device_s))
+        self._queue.put(_Work(batch, future))
         return future
 
     async def close(self, timeout_s: float = 5.0) -> bool:
@@ -136,7 +120,7 @@ def _run_batches(engine: Engine, queue: _Queue) -> None:
         del work  # otherwise its arrays live until the next batch
 
 
-def _pipeline_batches(engine: PipelinedEngine, turns: DeviceTurns, queue: _Queue) -> None:
+def _pipeline_batches(engine: PipelinedEngine, queue: _Queue) -> None:
     """Start batches on the device, the next one while the last is computed; a second thread waits for their results.
 
     A thread cannot wait for the device and for the queue at once. A callback on the stream (cudaLaunchHostFunc) would
@@ -144,27 +128,17 @@ def _pipeline_batches(engine: PipelinedEngine, turns: DeviceTurns, queue: _Queue
     """
     underway: _Underway = SimpleQueue()
     room = threading.Semaphore(_MAX_UNDERWAY)
-    arguments = turns, underway, room, queue
-    waiter = threading.Thread(target=_await_results, args=arguments, name="engine-results", daemon=True)
+    waiter = threading.Thread(target=_await_results, args=(underway, room, queue), name="engine-results", daemon=True)
     waiter.start()
     while room.acquire() and (work := _next_work(engine, queue, room)) is not None:
         try:
-            underway.put(_start(engine, turns, work))
+            underway.put((work, engine.start(work.batch)))
         except BaseException as error:
             _report(work, partial(_raise, error))
             room.release()
         del work
     underway.put(None)
     waiter.join()
-    turns.close()
-
-
-def _start(engine: PipelinedEngine, turns: DeviceTurns, work: _Work) -> _Started:
-    asked_at = time.monotonic()
-    turn = turns.reserve(work.device_s)
-    turns.wait(turn)
-    begun_at = time.monotonic()
-    return _Started(work, engine.start(work.batch), turn, asked_at, begun_at)
 
 
 def _next_work(engine: PipelinedEngine, queue: _Queue, room: threading.Semaphore) -> _Work | None:
@@ -194,32 +168,14 @@ def _idle(engine: PipelinedEngine) -> float | None:
     return None if wait_s is None else max(0.0, wait_s)
 
 
-def _await_results(turns: DeviceTurns, underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:
+def _await_results(underway: _Underway, room: threading.Semaphore, queue: _Queue) -> None:
     """Complete the futures of started batches, in their order."""
-    last = _LastBatch()
     while (started := underway.get()) is not None:
-        _report(started.work, partial(_result, turns, started, last))
-        last.ended_at = time.monotonic()
-        del started
+        work, running = started
+        _report(work, running.result)
+        del started, work, running
         room.release()
         queue.put(_BatchEnded())
-
-
-@dataclass(slots=True)
-class _LastBatch:
-    """The batch before."""
-
-    left_device_at: float = -math.inf  # by the device's measure of its seconds
-    ended_at: float = -math.inf  # as this process noticed
-
-
-def _result(turns: DeviceTurns, started: _Started, last: _LastBatch) -> BatchOutput:
-    """Wait for a batch. Its wait for a turn does not count while the last batch was on the device."""
-    output = started.running.result()
-    last.left_device_at = max(started.begun_at, last.left_device_at) + output.device_s
-    turns.settle(started.turn, last.left_device_at)
-    wait_s = started.begun_at - max(started.asked_at, last.ended_at)
-    return replace(output, wait_s=wait_s) if wait_s > 0 else output
 
 
 def _raise(error: BaseException) -> BatchOutput:

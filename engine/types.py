@@ -83,7 +83,6 @@ class BatchOutput:
     # scores for each token (token_classify) [L, C]
     rows: Sequence[Float32Array]
     device_s: float  # seconds the device worked on this batch
-    wait_s: float = 0.0  # seconds before, in which the lane had this batch and waited for its turn on the device
 
 
 @dataclass(frozen=True, slots=True)

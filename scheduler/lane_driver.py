@@ -23,9 +23,8 @@ class LaneBatch:
     ids: tuple[int, ...]
     trigger: str
     partition: str  # the policy that made it
-    predicted_s: float  # seconds of a lane
+    predicted_s: float
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that the partition saves; 0 where FIFO was taken
-    wait_s: float = 0.0  # part of `predicted_s`, for which it waits for a device that other processes use
     started: float | None = None  # when a lane took it up, on the caller's clock; None: it waits for a lane
 
     def left_s(self, now: float) -> float:
@@ -109,8 +108,7 @@ class LaneDriver:
                     break
                 for ids, predicted_s in decision.batches:
                     made_by = decision.trigger.value, decision.partition
-                    wait_s = self.scheduler.wait_s
-                    self._prepared.append(LaneBatch(ids, *made_by, predicted_s, decision.dp_gain, wait_s))
+                    self._prepared.append(LaneBatch(ids, *made_by, predicted_s, decision.dp_gain))
                     planned += ids
                 continue
             start.append(self._prepared.popleft())
@@ -137,7 +135,7 @@ class LaneDriver:
 
     def shrink(self, batch: LaneBatch, ids: tuple[int, ...], predicted_s: float) -> None:
         """Keep only these jobs, at least one, of a batch that was just dispatched."""
-        batch.ids, batch.predicted_s, batch.wait_s = ids, predicted_s, self.scheduler.wait_s
+        batch.ids, batch.predicted_s = ids, predicted_s
 
     def run_first(self, batches: Sequence[LaneBatch]) -> None:
         """Batches made by the caller, such as halves of one that failed, run before any other that is prepared."""

@@ -26,7 +26,6 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
         self._settings = settings
-        self._cost = cost
         caps = Caps(1 if settings.partition == "none" else settings.max_batch_sequences, settings.max_batch_tokens)
         self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
@@ -57,11 +56,6 @@ class Scheduler:
     def backlog_s(self) -> float:
         """Predicted seconds of the queued online jobs, with all lanes at work."""
         return self._online.work_s
-
-    @property
-    def wait_s(self) -> float:
-        """Part of each batch's predicted seconds, for which it waits for a device that other processes use."""
-        return self._cost.wait_s
 
     @property
     def is_full(self) -> bool:
@@ -157,10 +151,12 @@ class Scheduler:
     def _in_time(self, jobs: Sequence[Job], now: float, refused: list[Refusal]) -> list[QueuedJob]:
         """The jobs of one class in steady time. Those whose deadline has passed are added to `refused` instead.
 
-        They are due earlier than their clients need the reply, by its way to the broker. A job from the future (the clock stepped back) came now, and keeps its SLO.
+        Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. A
+        job from the future (the clock stepped back) came now, and keeps its SLO.
         """
         by_deadline, ahead_s, estimator = self._by_deadline, self._clock.ahead_s, self._estimator
-        token_s, late_s, reply_s = estimator.token_s, self._lateness.batch_s, self._lateness.reply_s
+        token_s, small_s, late_s = estimator.token_s, estimator.small_s, self._lateness.batch_s
+        reply_s = self._lateness.reply_s
         work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
@@ -177,7 +173,7 @@ class Scheduler:
                 share_s = slo_s * BATCH_SHARE
                 deadline -= reply_s if reply_s < share_s else share_s
                 margin_s = late_s if late_s < share_s else share_s
-                latest_begin = deadline - margin_s - max(estimator.longest_batch_s(slo_s), lane_s)
+                latest_begin = deadline - margin_s - max(share_s, lane_s, small_s)
             due, work_s = deadline if by_deadline else arrival, lane_s * work_share
             queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
         return queued
@@ -225,7 +221,8 @@ class Scheduler:
         batch_s = [draft.seconds for draft in made.drafts]
         are_all = len(jobs) == len(self._online)
         self._bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
-        self._estimator.learn(made.drafts, are_full=not are_all or trigger is Trigger.MAX_BATCH)
+        tokens = sum([job.num_tokens for job in jobs])
+        self._estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if not self._bulk or not are_all:
             return made
         growth_s = self._bulk_share.growth_s(now)

@@ -121,8 +121,7 @@ def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
 
 
 async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, supervisor: SupervisorLink | None) -> int:
-    device = penstock.engine.device_uuid() if isinstance(engine, PipelinedEngine) else None
-    lanes = EngineLanes(engine, settings.lanes, device=device)
+    lanes = EngineLanes(engine, settings.lanes)
     code = 1
     try:
         code = await _run_worker(settings, engine, lanes, cost, supervisor)

@@ -192,7 +192,7 @@ class Worker:
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums
-        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s, stats.wait_s)
+        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
         self._monitor.batch_done(stats)
         if self._cache_writer is not None:
             self._cache_writer.put({sequence.key: result.tobytes() for sequence, result in results})

@@ -19,11 +19,6 @@ class CostFunction(Protocol):
         """Whether the engine pads every sequence of a batch to its longest, so that a batch takes longest * count."""
         ...
 
-    @property
-    def wait_s(self) -> float:
-        """Part of `seconds`, of every batch, for which it waits for a device that other processes use."""
-        ...
-
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
         """Seconds (finite, >= 0) of batches of `count` sequences with lengths L.
 
@@ -40,7 +35,6 @@ class PackedCost:
     """
 
     padded: ClassVar[bool] = False
-    wait_s: ClassVar[float] = 0.0
 
     floor_s: float  # seconds of the smallest batch
     alpha_s: float  # seconds a batch, whatever is in it

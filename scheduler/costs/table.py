@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +56,6 @@ class CostTable:
     One size of the grid is the total of tokens, or the count of sequences for a padded base; the other is the longest.
     Raises ValueError for knots that do not ascend or factors that are not positive.
     """
-
-    wait_s: ClassVar[float] = 0.0
 
     base: PackedCost  # or PaddedCost
     sizes: tuple[float, ...] = (1.0,)  # knots, ascending: total tokens (packed) or count of sequences (padded)

@@ -38,7 +38,7 @@ def cheapest_cuts(
     best, cut = np.zeros(len(ascending) + 1), np.zeros(len(ascending) + 1, dtype=np.int64)
     work = (table.base.beta_s + table.base.gamma_s * ascending) * ascending
     queue = ascending, np.append(0.0, np.cumsum(ascending)), np.append(0.0, np.cumsum(work))
-    load_kernel().cut(queue, low, _for_kernel(table), cost.wait_s / scale, max_seconds / scale, best, cut)
+    load_kernel().cut(queue, low, _for_kernel(table), max_seconds / scale, best, cut)
     best *= scale
     cuts = [len(ascending)]
     while cuts[-1] > 0:
@@ -54,7 +54,7 @@ def load_kernel() -> ModuleType:
 
     queue, low = (np.ones(1), np.arange(2.0), np.arange(2.0)), np.zeros(1, dtype=np.int64)
     table = _for_kernel(CostTable(PaddedCost(1.0, 0.0, 0.0, 0.0)))
-    arguments = queue, low, table, 0.0, math.inf, np.zeros(2), np.zeros(2, dtype=np.int64)
+    arguments = queue, low, table, math.inf, np.zeros(2), np.zeros(2, dtype=np.int64)
     try:
         dp_kernel.cut(*arguments)
     except Exception:  # of numba's cache: a full or read-only folder, or an error of unpickling a damaged file
@@ -64,7 +64,7 @@ def load_kernel() -> ModuleType:
 
 
 def _tabulated(cost: CostFunction) -> tuple[CostTable, float]:
-    """The cost as a table, and what to multiply it by, without the wait."""
+    """The cost as a table, and what to multiply it by."""
     if isinstance(cost, LearnedCost):
         return cost.table, cost.scale
     if isinstance(cost, CostTable):

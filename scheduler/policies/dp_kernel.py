@@ -37,18 +37,9 @@ def without_cache(compiled: Dispatcher) -> Dispatcher:
 
 
 @_compiled
-def cut(
-    queue: Queue,
-    low: IntArray,
-    table: Table,
-    wait_s: float,
-    max_seconds: float,
-    best: FloatArray,
-    starts: IntArray,
-) -> None:
+def cut(queue: Queue, low: IntArray, table: Table, max_seconds: float, best: FloatArray, starts: IntArray) -> None:
     """The recurrence in O(nB). `low` [n]: for each stop - 1 the first start that keeps the caps on count and tokens.
 
-    `wait_s` is added to each batch's seconds of the table, and `max_seconds` is a cap on the sum.
     `best` [n + 1] comes as zeros and leaves as least totals, `starts` [n + 1] as the start of the last batch of each,
     of equal totals the first, which is the largest batch. One sequence is always allowed.
     """
@@ -76,7 +67,7 @@ def cut(
                     work_s = work_before[stop] - work_before[start]
                 if size >= limit:
                     break
-                seconds = wait_s + max(alpha + work_s, floor) * (constant + slope * size)
+                seconds = max(alpha + work_s, floor) * (constant + slope * size)
                 if (seconds <= max_seconds or start == stop - 1) and best[start] + seconds <= least:
                     least = best[start] + seconds
                     starts[stop] = start

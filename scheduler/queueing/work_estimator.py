@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from penstock.scheduler.costs.cost import CostFunction
-from penstock.scheduler.policies.order import Draft
 from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.types import Job
 
@@ -16,8 +15,7 @@ BATCH_SHARE = 1 / 4
 class WorkEstimator:
     """Seconds a token in the last full plan; before the first, in a full batch like the first jobs.
 
-    A plan covers what one typical batch leaves out: padding, and batches that do not come out even. When the cost
-    function learns, the estimates change as its prediction of that plan's mean batch.
+    A plan covers what one typical batch leaves out: padding, and batches that do not come out even.
     """
 
     def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
@@ -25,8 +23,6 @@ class WorkEstimator:
         self._caps = caps
         self._slo_s = slo_s
         self._knows_plans = False
-        self._mean_batch = 1.0, 1.0, 1.0, 1.0  # tokens, squares, longest, count
-        self._mean_batch_s = 0.0  # as predicted last
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
         self.small_s = 0.0  # the shortest batch
@@ -40,54 +36,35 @@ class WorkEstimator:
         self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
         full = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
 
-        def batch(times: float) -> tuple[float, float, float, float]:
+        def seconds(times: float) -> float:
             # The length of an average token's sequence, for the longest.
-            return tokens * times, squares * times, squares / tokens, count * times
+            return predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
 
-        max_seconds, seconds = self.longest_batch_s(self._slo_s), predicted_s(self._cost, *batch(full))
-        if seconds > max_seconds:
-            full = max(1 / count, full * max_seconds / seconds)
-        self._mean_batch = batch(full)
-        self.full_s = self._mean_batch_s = predicted_s(self._cost, *self._mean_batch)
-        self.token_s = self.full_s / self._mean_batch[0]
+        max_seconds = self.longest_batch_s(self._slo_s)
+        if seconds(full) > max_seconds:
+            full = max(1 / count, full * max_seconds / seconds(full))
+        self.full_s, self.token_s = seconds(full), seconds(full) / (tokens * full)
 
-    def learn(self, drafts: Sequence[Draft], *, are_full: bool) -> None:
+    def learn(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
         """A plan of online batches, at least one, was made. Underfull batches only lower the estimate.
 
         Otherwise an estimate that is too high would reject so many jobs that no batch is ever full again.
         """
-        self.follow_cost()
-        lengths = [job.num_tokens for draft in drafts for job in draft.jobs]
-        tokens, plan_s = sum(lengths), sum([draft.seconds for draft in drafts])
-        token_s = plan_s / tokens
+        small_s = predicted_s(self._cost, 1, 1, 1, 1)
+        if self.small_s > 0:  # the cost function has learned: it predicts all batches by this factor longer
+            self.token_s *= small_s / self.small_s
+            self.full_s *= small_s / self.small_s
+        self.small_s = small_s
+        token_s = sum(batch_s) / tokens
         self._knows_plans = self._knows_plans or are_full
-        if not are_full and not (self._knows_plans and token_s < self.token_s):
-            return
-        self.token_s = token_s
+        if are_full or (self._knows_plans and token_s < self.token_s):
+            self.token_s = token_s
         if are_full:
-            num = len(drafts)
-            squares = sum([length * length for length in lengths])
-            self._mean_batch = tokens / num, squares / num, max(lengths), len(lengths) / num
-            self._mean_batch_s = predicted_s(self._cost, *self._mean_batch)
-            self.full_s = plan_s / num
-
-    def follow_cost(self) -> None:
-        """Correct the estimates by what the cost function has learned since."""
-        self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
-        batch_s = predicted_s(self._cost, *self._mean_batch)
-        if self._mean_batch_s > 0:
-            self.token_s *= batch_s / self._mean_batch_s
-            self.full_s *= batch_s / self._mean_batch_s
-        self._mean_batch_s = batch_s
+            self.full_s = sum(batch_s) / len(batch_s)
 
     def longest_batch_s(self, slo_s: float) -> float:
-        """Most seconds of a batch while this is the tightest SLO queued. One sequence may take longer.
-
-        Beside members that make batches of the same length, wait and run together take `BATCH_SHARE` of the SLO, for up
-        to four members. The length falls slowly enough with the wait that all of them settle.
-        """
-        share_s, wait_s = slo_s * BATCH_SHARE, self._cost.wait_s
-        return max(wait_s + share_s / (1 + 4 * wait_s / share_s), self.small_s)
+        """Most seconds of a batch while this is the tightest SLO queued. One sequence may take longer."""
+        return max(slo_s * BATCH_SHARE, self.small_s)
 
 
 def predicted_s(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:

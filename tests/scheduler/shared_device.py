@@ -3,15 +3,10 @@
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from penstock.scheduler import CostTable, Job, LaneBatch, LaneDriver, LearnedCost, Scheduler, SchedulerSettings
-
-Sharing = Literal["turns", "slices", "equal"]
-_SLICE_S = 0.002  # CUDA's time slice of a process
 
 
 @dataclass(eq=False)
@@ -22,7 +17,6 @@ class Member:
     driver: LaneDriver
     running: LaneBatch | None = None
     left_s: float = 0.0  # seconds of the device, alone
-    on_device_at: float = 0.0  # when its batch was handed to the device
     wake_at: float | None = None
 
 
@@ -33,8 +27,7 @@ class Report:
     answered: list[tuple[float, float, float]] = field(default_factory=list)  # arrival, end, deadline
     rejected: list[float] = field(default_factory=list)  # arrivals of jobs that were not admitted
     broken: list[float] = field(default_factory=list)  # moments at which admitted jobs were rejected
-    # Moment, and |predicted / measured - 1| of a batch: of the device's seconds, and of the lane's
-    errors: list[tuple[float, float, float]] = field(default_factory=list)
+    errors: list[tuple[float, float]] = field(default_factory=list)  # moment, |predicted / measured - 1| of a batch
 
     def goodput(self, since: float, until: float) -> float:
         """Answers in time a second, of jobs that arrived in this time."""
@@ -46,14 +39,14 @@ class Report:
         num_broken = admitted.count(False) + sum(at >= since for at in self.broken)
         return num_broken / max(1, len(admitted) + sum(at >= since for at in self.broken))
 
-    def p95_error(self, is_counted: Callable[[float], bool], *, lane: bool = False) -> float:
+    def p95_error(self, is_counted: Callable[[float], bool]) -> float:
         """Of the predictions of batches that ended at moments that count."""
-        errors = sorted(of_lane if lane else of_device for at, of_device, of_lane in self.errors if is_counted(at))
+        errors = sorted(error for at, error in self.errors if is_counted(at))
         return errors[int(0.95 * len(errors))]
 
 
 class SharedDevice:
-    """Members share the device in turns of a batch each, in time slices, or at equal speeds (as cores do).
+    """Members that have a batch running share the device: at equal speeds, or in turns of `slice_s` if it is above 0.
 
     Members start and stop by `num_members`, a step function of time. The last to start is the first to stop: it drains.
     """
@@ -64,22 +57,19 @@ class SharedDevice:
         settings: SchedulerSettings,
         num_members: Callable[[float], int],
         *,
-        sharing: Sharing,
-        hand_over_s: float = 0.0,
+        slice_s: float = 0.0,
         noise: float = 0.03,
         seed: int = 0,
     ) -> None:
-        """`hand_over_s`: in turns, for which the device is idle between the batches of two members."""
         self._table = table
         self._settings = settings
         self._num_members = num_members
-        self._sharing = sharing
-        self._hand_over_s = hand_over_s
+        self._slice_s = slice_s
         self._noise = noise
         self._chance = random.Random(seed)
         self._members: list[Member] = []
         self._draining: list[Member] = []
-        self._on_device: deque[Member] = deque()  # in the order in which they came; in turns, only the first runs
+        self._turn = 0  # of the running members, in turns
         self._jobs: dict[int, Job] = {}
         self.report = Report()
 
@@ -91,11 +81,11 @@ class SharedDevice:
         while upcoming is not None or self._busy():
             moments = [upcoming[0]] if upcoming is not None else []
             moments += [member.wake_at for member in self._all() if member.wake_at is not None]
-            event = min([*moments, now + self._next_change_s()])
+            event = min([*moments, self._next_end(now)])
             self._advance(event - now)
             now = event
             self._resize(self._num_members(now))
-            for member in [member for member in self._on_device if member.left_s <= 1e-12]:
+            for member in [member for member in self._all() if member.running and member.left_s <= 1e-12]:
                 self._end(member, now)
             coming: dict[Member, list[Job]] = {}
             while upcoming is not None and upcoming[0] <= now:
@@ -125,20 +115,26 @@ class SharedDevice:
             self._draining.append(self._members.pop())
             self._draining[-1].driver.draining = True
 
-    def _next_change_s(self) -> float:
-        """Until a batch ends, or a slice."""
-        if not self._on_device:
+    def _running(self) -> Sequence[Member]:
+        return [member for member in self._all() if member.running]
+
+    def _next_end(self, now: float) -> float:
+        running = self._running()
+        if not running:
             return math.inf
-        if self._sharing == "equal":
-            return min([member.left_s for member in self._on_device]) * len(self._on_device)
-        return min(self._on_device[0].left_s, _SLICE_S if self._sharing == "slices" else math.inf)
+        if self._slice_s:
+            return now + min(self._slice_s, running[self._turn % len(running)].left_s)
+        return now + min([member.left_s for member in running]) * len(running)
 
     def _advance(self, elapsed_s: float) -> None:
-        served: Sequence[Member] = self._on_device if self._sharing == "equal" else list(self._on_device)[:1]
-        for member in served:
-            member.left_s -= elapsed_s / len(served)
-        if self._sharing == "slices":
-            self._on_device.rotate(-1)
+        running = self._running()
+        if not running:
+            return
+        if self._slice_s:
+            running[self._turn % len(running)].left_s -= elapsed_s
+            self._turn += 1
+        for member in () if self._slice_s else running:
+            member.left_s -= elapsed_s / len(running)
 
     def _dispatch(self, member: Member, now: float) -> None:
         dispatch = member.driver.dispatch(now)
@@ -147,38 +143,30 @@ class SharedDevice:
             self.report.broken.append(self._jobs.pop(refusal.id).arrival)
         for batch in dispatch.start:
             if batch.started is not None:
-                self._begin(member, batch, now)
+                self._begin(member, batch)
 
     def _sums(self, batch: LaneBatch) -> tuple[int, int, int, int]:
         lengths = [self._jobs[job_id].num_tokens for job_id in batch.ids]
         return sum(lengths), sum(length * length for length in lengths), max(lengths), len(lengths)
 
-    def _begin(self, member: Member, batch: LaneBatch, now: float) -> None:
+    def _begin(self, member: Member, batch: LaneBatch) -> None:
         alone_s = float(self._table.seconds(*self._sums(batch)))
         member.running, member.left_s = batch, alone_s * math.exp(self._chance.gauss(0, self._noise))
-        member.on_device_at = now
-        self._on_device.append(member)
 
     def _end(self, member: Member, now: float) -> None:
         batch = member.running
         assert batch is not None
         assert batch.started is not None
-        self._on_device.remove(member)
-        if self._sharing == "turns" and self._on_device:
-            self._on_device[0].on_device_at = now + self._hand_over_s
-            self._on_device[0].left_s += self._hand_over_s
-        sums, device_s, wait_s = self._sums(batch), now - member.on_device_at, member.on_device_at - batch.started
-        before = float(member.cost.device_seconds(*sums)), float(member.cost.seconds(*sums))
-        errors = abs(before[0] / device_s - 1), abs(before[1] / (wait_s + device_s) - 1)
-        self.report.errors.append((now, *errors))
-        member.cost.observe(*sums, device_s, wait_s)
+        sums, measured_s = self._sums(batch), now - batch.started
+        self.report.errors.append((now, abs(float(member.cost.seconds(*sums)) / measured_s - 1)))
+        member.cost.observe(*sums, measured_s)
         member.running = None
         following = member.driver.finish(batch, now)
         for job_id in batch.ids:
             job = self._jobs.pop(job_id)
             self.report.answered.append((job.arrival, now, job.deadline or math.inf))
         if following is not None:
-            self._begin(member, following, now)
+            self._begin(member, following)
 
 
 def poisson(rate: float, seconds: float, seed: int) -> Iterator[tuple[float, int]]:

@@ -282,7 +282,6 @@ def test_an_empty_queue_has_no_batches(cost: CostFunction) -> None:
 def test_a_cost_without_a_table_is_refused() -> None:
     class Untabulated:
         padded = True
-        wait_s = 0.0
 
         def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
             return 1.0

@@ -277,7 +277,6 @@ def test_bad_limits_are_refused(change: dict[str, object], message: str) -> None
 
 class BrokenCost:
     padded = False
-    wait_s = 0.0
 
     def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
         return math.nan

@@ -27,10 +27,8 @@ class BatchStats:
     partition: str
     dp_gain: float  # share of FIFO's predicted seconds that the partition saved; 0 where FIFO was taken
     sums: Sums
-    predicted_s: float  # of `device_s`
+    predicted_s: float
     device_s: float
-    predicted_wait_s: float = 0.0
-    wait_s: float = 0.0  # for its turn on a device that other processes use
 
     @property
     def padding_avoided(self) -> float:

@@ -136,7 +136,7 @@ class Dispatcher:
         sequences = [self._planned[job_id] for job_id in ids]
         if len(ids) < len(batch.ids):
             self._driver.shrink(batch, ids, self._predict(sequences))
-        future = self._lanes.submit(pack(sequences), batch.predicted_s - batch.wait_s)
+        future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
 
     def _replace(self, job_id: int, leader: PendingSequence, now: float) -> None:
@@ -174,10 +174,10 @@ class Dispatcher:
             for sequence in [one for one, _ in results if deadline_of(one) < batch.started]:
                 late_s = batch.started - deadline_of(sequence)
                 self._queue.reject(sequence, deadline_error(Cause.QUEUED, late_s))
-        made_by = batch.trigger, batch.partition, batch.dp_gain
-        predicted_s = batch.predicted_s - batch.wait_s
-        times = predicted_s, output.device_s, batch.wait_s, output.wait_s
-        self._batch_done(BatchStats(*made_by, sums_of(leaders), *times), results)
+        sums = sums_of(leaders)
+        self._batch_done(
+            BatchStats(batch.trigger, batch.partition, batch.dp_gain, sums, batch.predicted_s, output.device_s), results
+        )
 
     def _split(self, batch: LaneBatch, error: BaseException) -> None:
         """Run the halves of a batch that failed, until the culprits are alone."""
@@ -187,7 +187,7 @@ class Dispatcher:
 
     def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
         predicted_s = self._predict([self._planned[job_id] for job_id in ids])
-        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s, wait_s=self._cost.wait_s)
+        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s)
 
     def _predict(self, sequences: Sequence[PendingSequence]) -> float:
         sums = sums_of(sequences)

@@ -49,10 +49,9 @@ class Delivery:
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
-        now = time.monotonic()
         self._send(
             [
-                self._answer(request.record, request.address, value, self._replied, now)
+                self._answer(request.record, request.address, value, self._replied)
                 for request, value in zip(requests, values, strict=True)
             ]
         )
@@ -80,14 +79,13 @@ class Delivery:
     def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
-        now = time.monotonic()
         answers = []
         for record, address, error in rejections:
             if address is not None:
                 if error not in encoded:
                     encoded[error] = encode_error(error)
                 record.num_owed += 1
-                answers.append(self._answer(record, address, encoded[error], self._error_replied, now))
+                answers.append(self._answer(record, address, encoded[error], self._error_replied))
         return answers
 
     def _answer(
@@ -96,9 +94,9 @@ class Delivery:
         address: ReplyAddress,
         value: bytes,
         done: Callable[[Sequence[_Answer], KafkaError | None], None],
-        now: float,
     ) -> _Answer:
-        return _Answer(reply_key(record.original), value, address.headers(), done, record, address, now)
+        key, made_at = reply_key(record.original), time.monotonic()
+        return _Answer(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Answer]) -> None:
         by_destination: dict[tuple[str, int | None], list[_Answer]] = {}

@@ -70,8 +70,6 @@ class LoadMonitor:
             padding_avoided=round(stats.padding_avoided, 4),
             predicted_s=round(stats.predicted_s, 6),
             device_s=round(stats.device_s, 6),
-            predicted_wait_s=round(stats.predicted_wait_s, 6),
-            wait_s=round(stats.wait_s, 6),
         )
 
     async def run(self) -> None:
@@ -84,8 +82,8 @@ class LoadMonitor:
         """Show the load, and log it if there was work and the last log is old enough."""
         scheduler = self._driver.scheduler
         backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
-        (p50, p95), lane_errors = self._cost.errors(), self._cost.lane_errors()
-        self._metrics.show_load(backlog_s, (p50, p95), lane_errors)
+        p50, p95 = self._cost.errors()
+        self._metrics.show_load(backlog_s, p50, p95)
         is_working = scheduler.num_queued or self._since_logged
         if not is_working or now - self._logged_at < _LOG_EVERY_S:
             return
@@ -97,7 +95,6 @@ class LoadMonitor:
             backlog_s=round(backlog_s, 4),
             prediction_error_p50=_rounded(p50),
             prediction_error_p95=_rounded(p95),
-            lane_error_p95=_rounded(lane_errors[1]),
             batches=since["batches"],
             overloaded=since[Cause.OVERLOADED],
             missed={str(cause): since[cause] for cause in _MISSES},

@@ -13,8 +13,6 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.backpressure import Backpressure
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-Errors = tuple[float, float]  # p50, p95
-
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -69,18 +67,12 @@ class Metrics:
             "penstock_batch_tokens", "Tokens of a batch.", registry=self.registry, buckets=_TOKENS
         )
         self._device_seconds = self._counter("penstock_device_seconds", "Time the engine worked.")
-        self._wait_seconds = self._counter("penstock_device_wait_seconds", "Time batches waited for a shared device.")
         self._padded_tokens = self._counter("penstock_padded_tokens", "Token slots that padded batches would have had.")
         self._tokens = self._counter("penstock_tokens", "Tokens computed.")
         self._backlog = self._gauge("penstock_backlog_seconds", "Predicted time to finish queued and planned work.")
         self._prediction_error = self._gauge(
             "penstock_prediction_error",
-            "|predicted / measured - 1| of the last 1,000 batches' device seconds, by quantile.",
-            "quantile",
-        )
-        self._lane_error = self._gauge(
-            "penstock_lane_prediction_error",
-            "The same of the seconds that batches waited for their turn on the device and ran.",
+            "|predicted / measured - 1| of the last 1,000 batches, by quantile.",
             "quantile",
         )
         for name, meaning, read in (
@@ -97,17 +89,15 @@ class Metrics:
         self._partitions.labels(stats.partition).inc()
         self._batch_tokens.observe(sums.tokens)
         self._device_seconds.inc(stats.device_s)
-        self._wait_seconds.inc(stats.wait_s)
         self._tokens.inc(sums.tokens)
         self._padded_tokens.inc(sums.count * sums.longest)
         self.sequences.labels("engine").inc(sums.count)
 
-    def show_load(self, backlog_s: float, errors: Errors, lane_errors: Errors) -> None:
-        """Set the gauges of load and of the cost model's errors, each (p50, p95). Called once a second."""
+    def show_load(self, backlog_s: float, error_p50: float, error_p95: float) -> None:
+        """Set the gauges of load and of the cost model's error. Called once a second."""
         self._backlog.set(backlog_s)
-        for gauge, values in (self._prediction_error, errors), (self._lane_error, lane_errors):
-            for quantile, value in zip(("0.5", "0.95"), values, strict=True):
-                gauge.labels(quantile).set(value)
+        self._prediction_error.labels("0.5").set(error_p50)
+        self._prediction_error.labels("0.95").set(error_p95)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,15 @@ class FleetBench:
             warm_s=self._bench.warm_s,
             seconds=self._bench.seconds,
         )
+        begun = time.time()
         record = self.offer(load)
-        return {**record, "peak_per_s": peak_per_s, "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s}
+        errors = self._prediction_errors(begun)
+        return {
+            **record,
+            "peak_per_s": peak_per_s,
+            "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s,
+            "prediction_error_p95": float(np.percentile(errors, 95)) if len(errors) else None,
+        }
 
     def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
         """A member, or all of one GPU, killed with SIGKILL under load: what was lost, and when p99 is as before."""
@@ -160,24 +168,28 @@ class FleetBench:
         return {"load": dataclasses.asdict(load), "seconds": seconds, "exit_codes": codes}
 
     def batches(self) -> Record:
-        """Batches of all loads so far, and how far their predicted times were off.
-
-        The device's seconds, and the lane's: those and the wait for a turn on the device.
-        """
-        names = "sequences", "tokens", "predicted_s", "device_s", "predicted_wait_s", "wait_s"
-        found = [[event[name] for name in names] for event in self._workers.events("batch_done")]
+        """Batches of all loads so far, and how far their predicted times were off."""
+        found = list(self._workers.events("batch_done"))
         if not found:
             return {"count": 0}
-        sequences, tokens, predicted_s, device_s, predicted_wait_s, wait_s = np.array(found, np.float64).T
+        sequences, tokens = np.array([(event["sequences"], event["tokens"]) for event in found], np.float64).T
         return {
             "count": len(found),
             "sequences_p50": float(np.median(sequences)),
             "tokens_p50": float(np.median(tokens)),
             "tokens_max": float(tokens.max()),
-            "wait_s_p50": float(np.median(wait_s)),
-            "device_error_p95": _p95_error(predicted_s, device_s),
-            "lane_error_p95": _p95_error(predicted_s + predicted_wait_s, device_s + wait_s),
+            "prediction_error_p95": float(np.percentile(self._prediction_errors(), 95)),
         }
+
+    def _prediction_errors(self, since: float = 0.0) -> Floats:
+        """|predicted / measured - 1| of batches that have ended since a Unix time."""
+        ended = [
+            (event["predicted_s"], event["device_s"])
+            for event in self._workers.events("batch_done")
+            if datetime.fromisoformat(event["timestamp"]).timestamp() >= since
+        ]
+        predicted_s, measured_s = np.array(ended, np.float64).reshape(-1, 2).T
+        return np.abs(predicted_s / np.maximum(measured_s, 1e-9) - 1)
 
     def _single_calls(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
         low, high = SHORT
@@ -218,10 +230,6 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
         yield FleetBench(bench, broker, workers, clients), found
-
-
-def _p95_error(predicted_s: Floats, measured_s: Floats) -> float:
-    return float(np.percentile(np.abs(predicted_s / np.maximum(measured_s, 1e-9) - 1), 95))
 
 
 def _sleep_until(moment: float) -> None:

@@ -74,15 +74,14 @@ def _latency(name: str, load: Mapping[str, Any]) -> Found:
 
 def _single_loads(parts: Mapping[str, Any]) -> Found:
     batches = parts.get("fleet", {}).get("batches", {})
-    # Runs before members took turns on a GPU measured the seconds of a lane alone, as those of its device.
-    if "device_error_p95" in batches:
-        yield "all batches, error of predicted device seconds, p95", batches["device_error_p95"]
-    if lane_error := batches.get("lane_error_p95", batches.get("prediction_error_p95")):
-        yield "all batches, error of predicted lane seconds, p95", lane_error
+    if "prediction_error_p95" in batches:
+        yield "all batches, prediction error, p95", batches["prediction_error_p95"]
     overload, kill, idle, drain = (parts.get(name, {}) for name in ("overload", "kill", "idle", "drain"))
     if "in_time_share_of_peak" in overload:
         yield "twice saturation, answers in time, share of the peak", overload["in_time_share_of_peak"]
         yield "twice saturation, answers in time, req/s", overload["in_time_per_s"]
+        if overload.get("prediction_error_p95") is not None:
+            yield "twice saturation, prediction error, p95", overload["prediction_error_p95"]
     if "lost" in kill:
         yield "a member killed, requests lost", kill["lost"]
         if kill["recovery_s"] is not None:

@@ -13,16 +13,13 @@ SUITE = "pipeline"
 _FACTS = (
     ("twice saturation, answers in time, req/s", "twice saturation, 64 a record: answers in time, req/s"),
     ("twice saturation, answers in time, share of the peak", "the same, share of the peak"),
+    ("twice saturation, prediction error, p95", "the same: error of the predicted time of its batches, p95"),
     ("a member killed, requests lost", "a member killed (-9) at 0.6 of saturation: requests lost"),
     ("a member killed, p99 as before after, s", "the same: seconds until p99 is as before"),
     ("idle member, cores", "busiest idle member, cores"),
     ("drain, s", "SIGTERM at 0.3 of saturation: seconds to the exit"),
     ("drain, exit code", "the same: exit code"),
-    (
-        "all batches, error of predicted device seconds, p95",
-        "all batches of the model's fleet: error of the predicted device seconds, p95",
-    ),
-    ("all batches, error of predicted lane seconds, p95", "the same, of the wait for the device and these seconds"),
+    ("all batches, prediction error, p95", "all batches of the model's fleet: error of the predicted time, p95"),
     ("a record each, members' processor µs", "a record each: members' processor time, µs a request"),
 )
 

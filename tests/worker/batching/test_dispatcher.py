@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -57,9 +56,9 @@ class SmallEngine:
 class CountingLanes(EngineLanes):
     num_submitted = 0
 
-    def submit(self, batch: PackedBatch, device_s: float = 0.0) -> asyncio.Future[BatchOutput]:
+    def submit(self, batch: PackedBatch) -> asyncio.Future[BatchOutput]:
         self.num_submitted += 1
-        return super().submit(batch, device_s)
+        return super().submit(batch)
 
 
 def answer(ids: Sequence[int]) -> Float32Array:

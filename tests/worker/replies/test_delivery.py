@@ -94,6 +94,8 @@ def test_a_record_is_finished_when_its_reply_is_acknowledged(
     assert desk.events == ["produced to penstock.replies"]
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
+    (reply_s,) = desk.reply_s
+    assert 0 < reply_s < 10
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
