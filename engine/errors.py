@@ -7,7 +7,18 @@ EngineError
 ├── InvalidBatch            a batch that would read outside of the model's tables
 ├── DeviceFailed            the GPU cannot be used by this process any more
 └── LanesClosed             a batch was submitted to, or still queued in, closed lanes
+
+Errors that a batch raises are of any class; `is_out_of_memory` and `is_transient` sort them.
 """
+
+import re
+
+# torch's allocator on a GPU raises a type of its own. Its other allocators, the driver, cuBLAS and cuDNN say it in the
+# message.
+_OUT_OF_MEMORY = re.compile(
+    r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation|allocate memory|not enough memory", re.IGNORECASE
+)
+_OF_DEVICE = re.compile(r"CUDA|cuBLAS|cuDNN|NVRTC", re.IGNORECASE)
 
 
 class EngineError(Exception):
@@ -36,3 +47,17 @@ class DeviceFailed(EngineError):
 
 class LanesClosed(EngineError):
     """The batch was not computed because the engine lanes are closed."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may succeed."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same batch may succeed later: the device, memory or operating system failed, not the input."""
+    if isinstance(error, OSError) or is_out_of_memory(error):
+        return True
+    return isinstance(error, RuntimeError) and _OF_DEVICE.search(str(error)) is not None

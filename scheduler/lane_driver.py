@@ -25,6 +25,7 @@ class LaneBatch:
     partition: str  # the policy that made it
     predicted_s: float
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that the partition saves; 0 where FIFO was taken
+    num_retries: int = 0  # earlier runs of it that failed for a reason that may pass
     started: float | None = None  # when a lane took it up, on the caller's clock; None: it waits for a lane
 
     def left_s(self, now: float) -> float:

@@ -43,6 +43,11 @@ class Scheduler:
         self._num_gone = 0
 
     @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of a batch of several jobs."""
+        return self._settings.max_batch_tokens
+
+    @property
     def num_queued(self) -> int:
         """Queued jobs of both classes."""
         return len(self._online) + len(self._bulk)

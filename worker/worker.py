@@ -18,9 +18,10 @@ from penstock.producer.wire.topics import bulk_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.delivery_stages import delivery_stages
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
+from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -62,9 +63,8 @@ class Worker:
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = engine.info
+        info = self._info = engine.info
         self._settings = settings
-        self._info = info
         self._cost = cost
         self._cache = cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
@@ -107,10 +107,10 @@ class Worker:
             unhealthy=self._stop.fail,
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
-        self._outbox = Outbox(self._cluster, client_id="penstock-worker")
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied)
-        self._committer = Committer(offsets, self.consumer)
-        self.metrics = Metrics(scheduler, self._backpressure)
+        self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
+        told = self._ledger.acknowledge, scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
+        self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
@@ -159,7 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        await self._stop.unless_stopped(self._fetched.fill(self.consumer))
+        with self._stop.interrupts():
+            await self._fetched.fill(self.consumer)
         is_free = self._processing_bulk is None or self._processing_bulk.done()
         if is_free and self._fetched.can_take(bulk=True):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
@@ -168,7 +169,7 @@ class Worker:
     async def _process_fetched(self, *, bulk: bool) -> None:
         while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._process(self._fetched.take_slice(bulk=bulk))
-            for _ in range(_TURNS):
+            for _ in range(_TURNS if self._fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
     async def _process(self, records: Sequence[PendingRecord]) -> None:

@@ -1,7 +1,6 @@
 """The engine on a GPU: batches queued on one stream, rows copied back asynchronously."""
 
 import contextlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import DeviceFailed
+from penstock.engine.errors import DeviceFailed, is_out_of_memory
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.inputs import Inputs
@@ -33,8 +32,6 @@ _EMBED = (TaskOptions("embed"),)
 # Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
 # few, some and many rows; attention of short sequences and of long ones, both few and enough to fill the device.
 _WARM_UPS = ((8, 32), (64, 320), (64, 1280), (300, 2400), (300, 3300))
-# torch's allocator raises a type of its own. The driver, cuBLAS, cuDNN and torch's pinned memory say it in the message.
-_OUT_OF_MEMORY = re.compile(r"out[ _]of[ _]memory|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,7 @@ class GpuEngine:
         Any lack of memory is OutOfMemoryError: the caller runs the batch again in halves. After any other error the
         device is synchronised. If that fails, it has failed for good: DeviceFailed. Else the error is the batch's own.
         """
-        if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(str(error)):
+        if is_out_of_memory(error):
             release_cached_memory()
             raise torch.OutOfMemoryError(str(error)) from error
         try:

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.wire.codec import decode_reply
@@ -36,11 +37,20 @@ Answer = asyncio.Future[Reply | ErrorReply]
 class Inbox:
     """Futures of replies by correlation id. All methods are called on the client's event loop."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        topic: str,
+        *,
+        client_id: str,
+        fetch_max_wait_ms: int,
+        isolation_level: str = "read_uncommitted",
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._isolation_level = isolation_level
         self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in monotonic seconds
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,13 +101,14 @@ class Inbox:
             self.fail(correlation_id, make_error())
 
     def _make_consumer(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+        return BoundedConsumer(
             **self._cluster.arguments,
             client_id=self._client_id,
             group_id=None,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             enable_auto_commit=False,
             auto_offset_reset="latest",
+            isolation_level=self._isolation_level,
             max_partition_fetch_bytes=8 * 1024 * 1024,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,

@@ -15,7 +15,22 @@ REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "penstock-deadline-ms"
 CLASS = "penstock-class"
 TRACEPARENT = "traceparent"
+
+# Headers of a dead letter, beside those of its original.
 ERROR_CODE = "penstock-error-code"
+ERROR_MESSAGE = "penstock-error-message"
+ERROR_TYPE = "penstock-error-type"
+ERROR_ATTEMPTS = "penstock-error-attempts"
+ERROR_WORKER = "penstock-error-worker"
+SOURCE = "penstock-source"
+SOURCE_TIMESTAMP_MS = "penstock-source-timestamp-ms"
+# The names that brokers give to the dead letters of share groups: KIP-1191, ShareGroupDLQStateManager of Kafka 4.4.
+DLQ_TOPIC = "__dlq.errors.topic"
+DLQ_PARTITION = "__dlq.errors.partition"
+DLQ_OFFSET = "__dlq.errors.offset"
+DLQ_GROUP = "__dlq.errors.group"
+DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
+DLQ_MESSAGE = "__dlq.errors.message"
 
 _IS_BULK = {None: False, b"online": False, b"bulk": True}
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")

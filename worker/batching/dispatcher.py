@@ -10,8 +10,9 @@ from penstock.engine import EngineLanes
 from penstock.engine.types import BatchOutput
 from penstock.producer.errors import BackendError
 from penstock.scheduler import Cause, CostFunction, LaneBatch, LaneDriver
-from penstock.worker.batching.batch import BatchStats, health_probe, pack, sums_of
+from penstock.worker.batching.batch import BatchStats, pack, sums_of
 from penstock.worker.batching.deadline_errors import deadline_error
+from penstock.worker.batching.failures import FailedBatches
 from penstock.worker.batching.flight_queue import FlightQueue
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.batching.watchdog import BatchWatchdog
@@ -55,6 +56,17 @@ class Dispatcher:
         self._unhealthy = unhealthy
         self._queue = FlightQueue(driver, clock)
         self._planned: dict[int, PendingSequence] = {}  # by job id: leaders in batches that have not finished
+        self._failures = FailedBatches(
+            lanes,
+            driver,
+            clock,
+            self._planned,
+            part=self._part,
+            run_again=self._run_again,
+            blame=self._blame,
+            unhealthy=self._give_up,
+        )
+        self.token_budget = self._failures.token_budget
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -107,9 +119,8 @@ class Dispatcher:
             dispatch = self._driver.dispatch(self._clock())
             self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
             self._queue.refuse(dispatch.refused)
-            for batch in dispatch.start:
-                self._submit(batch)
-            if not dispatch.start and not dispatch.refused:
+            are_unchanged = [self._submit(batch) for batch in dispatch.start]
+            if all(are_unchanged) and not dispatch.refused:
                 break
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())
@@ -122,22 +133,31 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
 
-    def _submit(self, batch: LaneBatch) -> None:
-        """Hand a batch to the lanes, without flights that no request waits for any longer."""
-        now = self._clock()
+    def _submit(self, batch: LaneBatch) -> bool:
+        """Hand a batch to the lanes, without flights that no request waits for any longer.
+
+        Returns whether all leaders were as planned. If not, jobs may be queued and lanes idle.
+        """
+        now, is_unchanged = self._clock(), True
         for job_id in batch.ids:
             leader = self._planned[job_id]
             if leader.request.is_failed or deadline_of(leader) <= now:
                 self._replace(job_id, leader, now)
+                is_unchanged = False
         ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
         if not ids:
             self._driver.withdraw(batch, now)
-            return
+            return False
         sequences = [self._planned[job_id] for job_id in ids]
+        num_fitting = self.token_budget.num_fitting(sequences)
+        if num_fitting < len(ids):
+            self._driver.run_first([self._part(batch, ids[num_fitting:])])
+            ids, sequences = ids[:num_fitting], sequences[:num_fitting]
         if len(ids) < len(batch.ids):
             self._driver.shrink(batch, ids, self._predict(sequences))
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
+        return is_unchanged
 
     def _replace(self, job_id: int, leader: PendingSequence, now: float) -> None:
         """The leader of a planned job has failed or expired: run the job for another sequence of its flight, if any."""
@@ -154,10 +174,8 @@ class Dispatcher:
             return
         if error is None:
             self._finish(batch, done.result())
-        elif len(batch.ids) > 1:
-            self._split(batch, error)
         else:
-            self._isolate(self._planned.pop(batch.ids[0]), error)
+            self._failures.handle(batch, error)
         self._dispatch()
 
     def _finish(self, batch: LaneBatch, output: BatchOutput) -> None:
@@ -179,43 +197,35 @@ class Dispatcher:
             BatchStats(batch.trigger, batch.partition, batch.dp_gain, sums, batch.predicted_s, output.device_s), results
         )
 
-    def _split(self, batch: LaneBatch, error: BaseException) -> None:
-        """Run the halves of a batch that failed, until the culprits are alone."""
-        log.warning("batch_failed", sequences=len(batch.ids), error=repr(error))
-        half = len(batch.ids) // 2
-        self._driver.run_first([self._part(batch, ids) for ids in (batch.ids[:half], batch.ids[half:])])
-
     def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
         predicted_s = self._predict([self._planned[job_id] for job_id in ids])
-        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s)
+        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s, num_retries=batch.num_retries)
 
     def _predict(self, sequences: Sequence[PendingSequence]) -> float:
         sums = sums_of(sequences)
         return float(self._cost.seconds(sums.tokens, sums.squares, sums.longest, sums.count))
 
-    def _isolate(self, sequence: PendingSequence, error: BaseException) -> None:
-        """A sequence failed alone. If a plain one-token batch fails too, the engine is at fault."""
-        probe = LaneBatch((), "probe", "probe", 0.0)
-        self._driver.run_now(probe, self._clock())
+    def _run_again(self, batches: Sequence[LaneBatch]) -> None:
+        """Batches of planned jobs run before any other."""
+        self._driver.run_first(batches)
+        self._dispatch()
 
-        def judge(done: "asyncio.Future[BatchOutput]") -> None:
-            self._driver.finish(probe, self._clock(), failed=True)
-            if done.cancelled() or self._closed:
-                return
-            broken = done.exception()
-            if broken is not None:
-                self._give_up(broken)
-                return
-            log.warning("sequence_failed", tokens=len(sequence.token_ids), error=repr(error))
-            failure = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
-            for flight in self._queue.finish([sequence]):
-                for one in flight:
-                    self._queue.reject(one, BackendError(failure.message, {one.index: failure}))
-            self._dispatch()
-
-        self._lanes.submit(health_probe(sequence.options)).add_done_callback(judge)
+    def _blame(self, job_id: int, error: BaseException) -> None:
+        """The engine fails on one sequence, and works otherwise."""
+        leader = self._planned.pop(job_id)
+        log.warning("sequence_failed", tokens=len(leader.token_ids), runs=leader.num_failures, error=repr(error))
+        failure = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
+        for flight in self._queue.finish([leader]):
+            for one in flight:
+                one.request.record.num_attempts = leader.num_failures
+                rejected = BackendError(failure.message, {one.index: failure})
+                rejected.__cause__ = error
+                self._queue.reject(one, rejected)
+        self._dispatch()
 
     def _give_up(self, error: BaseException) -> None:
+        if self._closed:
+            return
         log.error("engine_unhealthy", error=repr(error))
         self.close()
         self._unhealthy(error)

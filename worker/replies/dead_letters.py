@@ -4,16 +4,32 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.transport.outbox import Outbox, OutRecord
+from penstock.producer.errors import PenstockError
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
-from penstock.producer.wire.headers import ERROR_CODE, Headers
+from penstock.producer.wire.headers import (
+    DLQ_DELIVERY_COUNT,
+    DLQ_GROUP,
+    DLQ_MESSAGE,
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_TOPIC,
+    ERROR_ATTEMPTS,
+    ERROR_CODE,
+    ERROR_MESSAGE,
+    ERROR_TYPE,
+    ERROR_WORKER,
+    SOURCE,
+    SOURCE_TIMESTAMP_MS,
+    Headers,
+)
 from penstock.producer.wire.topics import dead_letter_topic
-from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.replies.outlet import Answer, Outlet
+from penstock.worker.requests.record import KafkaRecord, PendingRecord
 
 _RETRY_S = 5.0
 _RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
@@ -21,8 +37,24 @@ _RETRIES = 12  # a minute: a topic that is being created, or a permission that i
 # socket.request.max.bytes (usually 100 MiB) a broker closes the connection instead of refusing the record.
 _MAX_LETTER_BYTES = 2 * MAX_RECORD_BYTES
 _HEADER_BYTES = 8  # at most, for one header beside its name and value
+_MAX_MESSAGE_CHARS = 1000
 
 log = structlog.get_logger("penstock.dead_letters")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a record has a dead letter."""
+
+    code: str  # of the error reply
+    message: str
+    type: str  # of the exception behind it, such as builtins.MemoryError
+
+    @classmethod
+    def of(cls, error: PenstockError) -> Self:
+        """The fault of a rejected record. The type is that of the error's cause, if it has one."""
+        kind = type(error.__cause__ or error)
+        return cls(error.code, error.message, f"{kind.__module__}.{kind.__qualname__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +73,9 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Sending(OutRecord):
+class _Sending(Answer):
     """A letter on its way."""
 
-    original: KafkaRecord
     letter: _Letter
     shorter: Iterator[_Letter]
     ended: Callable[[], None]
@@ -53,17 +84,20 @@ class _Sending(OutRecord):
     @property
     def position(self) -> dict[str, Any]:
         """For a log event."""
-        return {"topic": self.original.topic, "partition": self.original.partition, "offset": self.original.offset}
+        original = self.origin.original
+        return {"topic": original.topic, "partition": original.partition, "offset": original.offset}
 
 
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, outlet: Outlet, group_id: str, worker: str) -> None:
+        """`worker`: the client id of this member of the group. Every letter names both."""
+        self._outlet = outlet
+        self._reader = [(ERROR_WORKER, worker.encode()), (DLQ_GROUP, group_id.encode())]
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
 
-    def keep(self, record: KafkaRecord, code: str, reason: str, ended: Callable[[], None]) -> None:
+    def keep(self, record: PendingRecord, fault: Fault, ended: Callable[[], None]) -> None:
         """Write a record's dead letter. `ended` is called once, when the broker has it or the letter was given up.
 
         A letter that is too large is written again with less in it: without the value, at last with the position
@@ -71,25 +105,22 @@ class DeadLetters:
         up. From then on that topic's letters have one attempt each, until it takes one: otherwise each record at fault
         would hold up the commits of its partition, and all that is finished behind it in memory.
         """
-        reasons = [
-            (ERROR_CODE, code.encode()),
-            ("penstock-error-message", reason[:1000].encode()),
-            ("penstock-source", f"{record.topic}-{record.partition}-{record.offset}".encode()),
-        ]
-        letters = _letters(record, reasons)
+        letters = _letters(record.original, [*_reasons(record, fault), *self._reader])
         self._put(record, next(letters), letters, ended)
 
-    def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]) -> None:
+    def _put(
+        self, record: PendingRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]
+    ) -> None:
         sending = _Sending(letter.key, letter.value, letter.headers, self._sent, record, letter, shorter, ended)
         if letter.num_bytes > _MAX_LETTER_BYTES:
             self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outbox.put(dead_letter_topic(record.topic), None, [sending])
+            self._outlet.put(dead_letter_topic(record.original.topic), None, [sending])
 
     def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
         """Letters to one topic have ended together."""
         if error is None:
-            self._unwritable.discard(dead_letter_topic(letters[0].original.topic))
+            self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
                 if one.letter.left_out:
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **one.position)
@@ -102,12 +133,12 @@ class DeadLetters:
 
     def _shorten(self, sending: _Sending, error: KafkaError) -> None:
         if (shorter := next(sending.shorter, None)) is not None:
-            self._put(sending.original, shorter, sending.shorter, sending.ended)
+            self._put(sending.origin, shorter, sending.shorter, sending.ended)
         else:
             _give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
-        topic = dead_letter_topic(letters[0].original.topic)
+        topic = dead_letter_topic(letters[0].origin.original.topic)
         if any(one.num_retries == _RETRIES for one in letters):
             self._unwritable.add(topic)
         again = []
@@ -120,12 +151,30 @@ class DeadLetters:
         if again:
             first = again[0].position
             log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
-            asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, again)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
 
 def _give_up(sending: _Sending, error: KafkaError) -> None:
     log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **sending.position)
     sending.ended()
+
+
+def _reasons(record: PendingRecord, fault: Fault) -> Headers:
+    """The headers that say why, and of what: in our names, and once more in Kafka's."""
+    original, message, attempts = record.original, fault.message[:_MAX_MESSAGE_CHARS].encode(), record.num_attempts
+    return [
+        (ERROR_CODE, fault.code.encode()),
+        (ERROR_MESSAGE, message),
+        (ERROR_TYPE, fault.type.encode()),
+        (ERROR_ATTEMPTS, b"%d" % attempts),
+        (SOURCE, f"{original.topic}-{original.partition}-{original.offset}".encode()),
+        (SOURCE_TIMESTAMP_MS, b"%d" % original.timestamp),
+        (DLQ_TOPIC, original.topic.encode()),
+        (DLQ_PARTITION, b"%d" % original.partition),
+        (DLQ_OFFSET, b"%d" % original.offset),
+        (DLQ_DELIVERY_COUNT, b"%d" % attempts),
+        (DLQ_MESSAGE, message),
+    ]
 
 
 def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:

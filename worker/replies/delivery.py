@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from penstock.producer.errors import Expired, InvalidRequest, PenstockError
-from penstock.producer.transport.outbox import Outbox, OutRecord
+from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.replies.dead_letters import DeadLetters, reply_key
+from penstock.worker.kafka.group import client_id
+from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
+from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
 
@@ -20,10 +21,9 @@ log = structlog.get_logger("penstock.delivery")
 
 
 @dataclass(slots=True)
-class _Answer(OutRecord):
+class _Reply(Answer):
     """A reply or an error reply on its way."""
 
-    record: PendingRecord
     address: ReplyAddress
     made_at: float  # monotonic seconds
 
@@ -36,13 +36,16 @@ class Delivery:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
         replied: Callable[[float], None],
+        group_id: str,
+        worker: int,
     ) -> None:
-        self._outbox = outbox
-        self._dead_letters = DeadLetters(outbox)
+        """`worker`: the member's number on its machine. Dead letters name it and the group."""
+        self._outlet = outlet
+        self._dead_letters = DeadLetters(outlet, group_id, client_id(worker))
         self._backpressure = backpressure
         self._acknowledged = acknowledged
         self._replied_after = replied
@@ -74,9 +77,9 @@ class Delivery:
         self._send(self._error_answers(rejections))
         for record, address, error in rejections:
             if address is None or not _is_transient(error):
-                self._keep(record, error.code, error.message)
+                self._keep(record, Fault.of(error))
 
-    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
+    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Reply]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
         answers = []
@@ -93,48 +96,50 @@ class Delivery:
         record: PendingRecord,
         address: ReplyAddress,
         value: bytes,
-        done: Callable[[Sequence[_Answer], KafkaError | None], None],
-    ) -> _Answer:
+        done: Callable[[Sequence[_Reply], KafkaError | None], None],
+    ) -> _Reply:
         key, made_at = reply_key(record.original), time.monotonic()
-        return _Answer(key, value, address.headers(), done, record, address, made_at)
+        return _Reply(key, value, address.headers(), done, record, address, made_at)
 
-    def _send(self, answers: Iterable[_Answer]) -> None:
-        by_destination: dict[tuple[str, int | None], list[_Answer]] = {}
+    def _send(self, answers: Iterable[_Reply]) -> None:
+        by_destination: dict[tuple[str, int | None], list[_Reply]] = {}
         for answer in answers:
             destination = answer.address.topic, answer.address.partition
             by_destination.setdefault(destination, []).append(answer)
         for (topic, partition), chosen in by_destination.items():
             self._backpressure.reply_bytes += _num_bytes(chosen)
-            self._outbox.put(topic, partition, chosen)
+            self._outlet.put(topic, partition, chosen)
 
-    def _replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+    def _replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._backpressure.reply_bytes -= _num_bytes(answers)
         if error is None:
             self._replied_after(time.monotonic() - answers[0].made_at)
-            self._acknowledged([answer.record for answer in answers])
+            self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
-            self.reject([Rejection(answer.record, answer.address, _reply_too_large(answer)) for answer in answers])
+            self.reject([Rejection(answer.origin, answer.address, _reply_too_large(answer)) for answer in answers])
         else:
             self._keep_undeliverable(answers, error)
 
-    def _error_replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+    def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._backpressure.reply_bytes -= _num_bytes(answers)
         if error is not None:
-            offset = answers[0].record.original.offset
+            offset = answers[0].origin.original.offset
             log.warning("error_reply_undeliverable", records=len(answers), offset=offset, error=repr(error))
-        self._pay([answer.record for answer in answers])
+        self._pay([answer.origin for answer in answers])
 
-    def _keep_undeliverable(self, answers: Sequence[_Answer], error: KafkaError) -> None:
+    def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
         for answer in answers:
-            original = answer.record.original
+            original = answer.origin.original
             log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
-            self._keep(answer.record, "backend", f"The reply could not be delivered: {error!r}")
+            undelivered = BackendError(f"The reply could not be delivered: {error!r}")
+            undelivered.__cause__ = error
+            self._keep(answer.origin, Fault.of(undelivered))
 
-    def _keep(self, record: PendingRecord, code: str, reason: str) -> None:
+    def _keep(self, record: PendingRecord, fault: Fault) -> None:
         record.num_owed += 1
-        self._dead_letters.keep(record.original, code, reason, lambda: self._pay([record]))
+        self._dead_letters.keep(record, fault, lambda: self._pay([record]))
 
     def _pay(self, records: Iterable[PendingRecord]) -> None:
         """The broker has one of the answers that each of these records is owed."""
@@ -166,11 +171,11 @@ def _is_transient(error: PenstockError) -> bool:
     return error.retriable or isinstance(error, Expired)
 
 
-def _num_bytes(answers: Iterable[_Answer]) -> int:
+def _num_bytes(answers: Iterable[_Reply]) -> int:
     return sum([len(answer.value or b"") for answer in answers])
 
 
-def _reply_too_large(answer: _Answer) -> InvalidRequest:
+def _reply_too_large(answer: _Reply) -> InvalidRequest:
     """As for a reply that validation foresees to be too large; clients then send the same in parts."""
     num_bytes = _num_bytes([answer])
     return InvalidRequest(f"The reply of {num_bytes:,} bytes is larger than its topic takes; send fewer sequences.")

@@ -40,6 +40,7 @@ class PendingRecord:
     bulk_topic: bool  # whether it was read from the bulk topic
     state: RecordState = RecordState.RECEIVED
     num_sequences: int = 0  # queued; 0 before
+    num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
 
     @property

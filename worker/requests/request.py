@@ -68,6 +68,7 @@ class PendingSequence:
     options: TaskOptions
     key: bytes  # for the cache and single flight: equal keys mean equal results
     job_id: int = -1  # the last job that the scheduler got for it
+    num_failures: int = 0  # engine runs that failed with it, or with the others of its flight
 
     def settle(self, result: Float32Array) -> bool:
         """Store the result. True when it completes the request: the caller then sends the reply."""

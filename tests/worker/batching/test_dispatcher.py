@@ -83,6 +83,7 @@ class Bench:
         trigger: Trigger,
         cost: PackedCost = FREE,
         partition: Partition = "fifo",
+        max_sequences: int = 4,
     ) -> None:
         self.engine = engine
         self.lanes = lanes
@@ -92,7 +93,7 @@ class Bench:
         self.stats: list[BatchStats] = []
         self.unhealthy: list[BaseException] = []
         self._changed = asyncio.Event()
-        chosen = SchedulerSettings(10.0, 4, 1000, None, trigger, partition, num_lanes=lanes.num_lanes)
+        chosen = SchedulerSettings(10.0, max_sequences, 1000, None, trigger, partition, num_lanes=lanes.num_lanes)
         self.scheduler = Scheduler(chosen, cost)
         self.driver = LaneDriver(self.scheduler, lanes.num_lanes)
         self.dispatcher = Dispatcher(
@@ -145,10 +146,12 @@ async def bench(
     num_lanes: int = 1,
     cost: PackedCost = FREE,
     partition: Partition = "fifo",
+    max_sequences: int = 4,
+    engine: SmallEngine | None = None,
 ) -> AsyncIterator[Bench]:
-    engine = SmallEngine(info)
+    engine = engine or SmallEngine(info)
     lanes = CountingLanes(engine, num_lanes)
-    made = Bench(engine, lanes, trigger, cost, partition)
+    made = Bench(engine, lanes, trigger, cost, partition, max_sequences)
     try:
         yield made
     finally:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -18,13 +18,14 @@ from aiokafka.errors import (
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BadTokenId, InvalidRequest, Overloaded, PenstockError
-from penstock.producer.transport.outbox import Outbox, OutRecord
+from penstock.producer.errors import BackendError, BadTokenId, InvalidRequest, Overloaded, PenstockError
+from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.group import client_id
+from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.delivery import Delivery
@@ -52,8 +53,7 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        outbox = cast(Outbox, self)  # it uses only `put`
-        return Delivery(outbox, self.held, acknowledged, self.reply_s.append)
+        return Delivery(self, self.held, acknowledged, self.reply_s.append, "penstock.tiny", 3)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
@@ -111,12 +111,13 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
         offsets.start(source, [sequence.request.record.original.offset])
         answer(desk, info, sequence)
 
-    def committable_after(index: int) -> dict[TopicPartition, int]:
+    def committable_after(index: int) -> dict[Any, Progress]:
         desk.acknowledge(index)
         return offsets.take_committable()
 
     assert offsets.take_committable() == {}
-    assert [committable_after(index) for index in (2, 0, 1)] == [{}, {source: 1}, {source: 3}]
+    commits = [{source: Progress(0, frozenset({2}))}, {source: Progress(1, frozenset({2}))}, {source: Progress(3)}]
+    assert [committable_after(index) for index in (2, 0, 1)] == commits
 
 
 def test_a_rejection_is_finished_when_both_its_reply_and_its_dead_letter_are_acknowledged(
@@ -165,7 +166,7 @@ def test_requests_that_are_late_together_are_logged_together_and_leave_no_dead_l
 
 
 def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: MakeRecord) -> None:
-    record = make_record(b"\x00bad", offset=7, partition=3, headers=[("x", b"1"), ("null", None)])
+    record = make_record(b"\x00bad", offset=7, partition=3, timestamp=1234, headers=[("x", b"1"), ("null", None)])
     reject(desk, record, ADDRESS, BadTokenId("too high"))
     topic, partition, letter = desk.sent[1]
     assert (topic, partition, letter.key, letter.value) == (DEAD_LETTERS, None, b"key", b"\x00bad")
@@ -174,8 +175,25 @@ def test_a_dead_letter_keeps_the_original_and_says_why(desk: Desk, make_record: 
         ("null", None),
         ("penstock-error-code", b"bad_token_id"),
         ("penstock-error-message", b"too high"),
+        ("penstock-error-type", b"penstock.producer.errors.BadTokenId"),
+        ("penstock-error-attempts", b"1"),
         ("penstock-source", b"penstock.requests.tiny-3-7"),
+        ("penstock-source-timestamp-ms", b"1234"),
+        ("__dlq.errors.topic", b"penstock.requests.tiny"),
+        ("__dlq.errors.partition", b"3"),
+        ("__dlq.errors.offset", b"7"),
+        ("__dlq.errors.delivery.count", b"1"),
+        ("__dlq.errors.message", b"too high"),
+        ("penstock-error-worker", client_id(3).encode()),
+        ("__dlq.errors.group", b"penstock.tiny"),
     ]
+
+
+def test_a_dead_letter_names_the_exception_behind_the_error(desk: Desk, make_record: MakeRecord) -> None:
+    error = BackendError("the engine failed")
+    error.__cause__ = MemoryError()
+    reject(desk, make_record(), None, error)
+    assert dict(desk.sent[0][2].headers)["penstock-error-type"] == b"builtins.MemoryError"
 
 
 def test_an_error_reply_goes_where_and_as_the_request_asked(desk: Desk, make_record: MakeRecord) -> None:
@@ -260,7 +278,17 @@ def test_headers_too_large_for_the_broker_are_left_out_last(
     assert dict(letter.headers) == notes | {
         "penstock-error-code": b"invalid_request",
         "penstock-error-message": b"no good",
+        "penstock-error-type": b"penstock.producer.errors.InvalidRequest",
+        "penstock-error-attempts": b"1",
+        "penstock-error-worker": client_id(3).encode(),
         "penstock-source": b"penstock.requests.tiny-0-7",
+        "penstock-source-timestamp-ms": b"0",
+        "__dlq.errors.topic": b"penstock.requests.tiny",
+        "__dlq.errors.partition": b"0",
+        "__dlq.errors.offset": b"7",
+        "__dlq.errors.group": b"penstock.tiny",
+        "__dlq.errors.delivery.count": b"1",
+        "__dlq.errors.message": b"no good",
     }
     assert "finished 7" not in desk.events
     desk.acknowledge(len(desk.sent) - 1)

@@ -1,0 +1,108 @@
+"""Failed batches: retried where the failure may pass, else halved until the culprits are alone and are blamed."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from penstock.engine import EngineLanes
+from penstock.engine.errors import DeviceFailed, is_out_of_memory, is_transient
+from penstock.engine.types import BatchOutput
+from penstock.scheduler import LaneBatch, LaneDriver
+from penstock.worker.batching.batch import health_probe, sums_of
+from penstock.worker.batching.token_budget import TokenBudget
+from penstock.worker.requests.request import PendingSequence
+
+MAX_RETRIES = 3
+_FIRST_PAUSE_S = 0.25  # then twice as long each time; each times a random factor, so that members do not retry in step
+
+log = structlog.get_logger("penstock.dispatcher")
+
+
+class FailedBatches:
+    """Decides what becomes of each failed batch. Called on the worker's event loop, by the dispatcher.
+
+    - A lack of memory: the halves run, and the token budget shrinks.
+    - Another failure that may pass: the batch runs again, up to `MAX_RETRIES` times, after growing pauses.
+    - Else the halves run. k culprits among n sequences take at most 1 + 2k·⌈log2 n⌉ runs, and k probes.
+    - A sequence that fails alone is blamed if a probe, a batch of one token, runs. If not, the engine is at fault.
+    """
+
+    def __init__(
+        self,
+        lanes: EngineLanes,
+        driver: LaneDriver,
+        clock: Callable[[], float],
+        planned: Mapping[int, PendingSequence],
+        *,
+        part: Callable[[LaneBatch, tuple[int, ...]], LaneBatch],
+        run_again: Callable[[Sequence[LaneBatch]], None],
+        blame: Callable[[int, BaseException], None],
+        unhealthy: Callable[[BaseException], None],
+    ) -> None:
+        """The callbacks run on the event loop.
+
+        Args:
+            planned: the dispatcher's sequences by job id; those of a failed batch stay there until they are blamed.
+            part: makes a batch of some jobs of another.
+            run_again: runs batches before any other. Without effect once the dispatcher is closed.
+            blame: the sequence of this job fails with its error.
+            unhealthy: the engine fails on clean input, or its device has failed for good.
+        """
+        self.token_budget = TokenBudget(driver.scheduler.max_batch_tokens, clock)
+        self._lanes = lanes
+        self._driver = driver
+        self._clock = clock
+        self._planned = planned
+        self._part = part
+        self._run_again = run_again
+        self._blame = blame
+        self._unhealthy = unhealthy
+
+    def handle(self, batch: LaneBatch, error: BaseException) -> None:
+        """A batch failed, and has left its lane."""
+        sequences = [self._planned[job_id] for job_id in batch.ids]
+        for sequence in sequences:
+            sequence.num_failures += 1
+        has_room_to_shrink = is_out_of_memory(error) and len(sequences) > 1
+        if isinstance(error, DeviceFailed):
+            self._unhealthy(error)
+        elif is_transient(error) and not has_room_to_shrink and batch.num_retries < MAX_RETRIES:
+            self._retry(batch, error)
+        elif len(sequences) > 1:
+            if has_room_to_shrink:
+                self.token_budget.shrink(sums_of(sequences).tokens)
+            self._split(batch, error)
+        else:
+            self._isolate(batch, error)
+
+    def _retry(self, batch: LaneBatch, error: BaseException) -> None:
+        again = self._part(batch, batch.ids)
+        again.num_retries += 1
+        pause_s = _FIRST_PAUSE_S * 2**batch.num_retries * random.uniform(0.5, 1.0)
+        log.warning("batch_retried", sequences=len(batch.ids), error=repr(error), pause_s=round(pause_s, 3))
+        asyncio.get_running_loop().call_later(pause_s, self._run_again, [again])
+
+    def _split(self, batch: LaneBatch, error: BaseException) -> None:
+        log.warning("batch_failed", sequences=len(batch.ids), error=repr(error))
+        half = len(batch.ids) // 2
+        self._run_again([self._part(batch, ids) for ids in (batch.ids[:half], batch.ids[half:])])
+
+    def _isolate(self, batch: LaneBatch, error: BaseException) -> None:
+        """A sequence failed alone: find out whether it or the engine is at fault."""
+        probe = LaneBatch((), "probe", "probe", 0.0)
+        self._driver.run_now(probe, self._clock())
+
+        def judge(done: "asyncio.Future[BatchOutput]") -> None:
+            self._driver.finish(probe, self._clock(), failed=True)
+            if done.cancelled():
+                return
+            broken = done.exception()
+            if broken is not None:
+                self._unhealthy(broken)
+            else:
+                self._blame(batch.ids[0], error)
+
+        options = self._planned[batch.ids[0]].options
+        self._lanes.submit(health_probe(options)).add_done_callback(judge)

@@ -1,0 +1,43 @@
+"""How many tokens a batch may hold: half after a lack of memory, and twice as many again after each quiet time."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import structlog
+
+from penstock.worker.requests.request import PendingSequence
+
+QUIET_S = 60.0  # whatever took the memory, such as another process on the device, may be gone
+
+log = structlog.get_logger("penstock.dispatcher")
+
+
+class TokenBudget:
+    """Called on the worker's event loop. `clock` returns monotonic seconds."""
+
+    def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
+        """`max_tokens`: of a batch as the scheduler plans it."""
+        self.tokens = max_tokens
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._changed_at = clock()
+
+    def shrink(self, failed_tokens: int) -> None:
+        """A batch of so many tokens ran out of memory."""
+        self.tokens = max(1, min(self.tokens, failed_tokens // 2))
+        self._changed_at = self._clock()
+        log.warning("token_budget_halved", failed_tokens=failed_tokens, tokens=self.tokens, of=self._max_tokens)
+
+    def num_fitting(self, sequences: Sequence[PendingSequence]) -> int:
+        """How many of the first sequences of a planned batch may run together: at least one, however long it is."""
+        if self.tokens == self._max_tokens:  # the usual case, at no cost
+            return len(sequences)
+        self._recover()
+        sums = accumulate([len(sequence.token_ids) for sequence in sequences])
+        return max(1, sum([tokens <= self.tokens for tokens in sums]))
+
+    def _recover(self) -> None:
+        while self.tokens < self._max_tokens and self._clock() >= self._changed_at + QUIET_S:
+            self.tokens = min(2 * self.tokens, self._max_tokens)
+            self._changed_at += QUIET_S
+            log.info("token_budget_doubled", tokens=self.tokens, of=self._max_tokens)
