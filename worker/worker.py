@@ -109,7 +109,8 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
+        told = self._ledger.acknowledge, scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._process = LongSlices(self._process_slice)
