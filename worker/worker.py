@@ -66,8 +66,7 @@ class Worker:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
         info = self._info = engine.info
         self._settings = settings
-        self._cost = cost
-        self._cache = cache
+        self._cost, self._cache = cost, cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = StopSignal()
         self._backpressure = Backpressure(settings.max_in_flight)
