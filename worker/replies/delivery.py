@@ -92,7 +92,7 @@ class Delivery:
         value: bytes,
         done: Callable[[Sequence[_Answer], KafkaError | None], None],
     ) -> _Answer:
-        return _Answer(reply_key(record.original), value, address.headers(), done, record, address)
+        return _Answer(reply_key(record.original, address.replay_of), value, address.headers(), done, record, address)
 
     def _send(self, answers: Iterable[_Answer]) -> None:
         by_destination: dict[tuple[str, int | None], list[_Answer]] = {}
