@@ -1,9 +1,9 @@
 """Text to token ids, by the tokenizer of a checkpoint's directory."""
 
 import asyncio
-import functools
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tokenizers
 
 from penstock.producer.errors import InvalidRequest
+from penstock.producer.known_words import KnownWords
 from penstock.producer.prompts import Prompts, read_prompts
 from penstock.producer.wire.messages import Text, utf8_fault
 
@@ -23,6 +24,7 @@ Uint32Array = npt.NDArray[np.uint32]
 # Below these, tokenizing takes less time than a switch to another thread and back (some 50 µs for 100 characters).
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
+_KNOWN_CHARACTERS = 1 << 16  # looking up so many takes 1.5 ms, which the event loop can wait
 
 
 class TokenizerError(ValueError):
@@ -49,8 +51,8 @@ class Tokenizer:
         self.prompts = prompts  # of the checkpoint; callers apply them before `encode`
         plain.no_truncation()
         plain.no_padding()
-        self._plain = plain
-        self._cutting: dict[int, Any] = {}  # max_tokens -> a copy that truncates there
+        self._whole = _Encoder(plain, None, KnownWords.of(plain))
+        self._cutting: dict[int, _Encoder] = {}  # max_tokens -> one with a copy that truncates there
         self._copying = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
@@ -83,7 +85,7 @@ class Tokenizer:
     def encode(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """Token ids of each text or pair, in order. Blocks; several texts are spread over the processor's cores.
+        """Token ids of each text or pair, in order. Blocks; several new texts are spread over the processor's cores.
 
         Args:
             truncate: cut sequences longer than `max_tokens` on the right, keeping the special tokens; of a pair, the
@@ -95,48 +97,91 @@ class Tokenizer:
             InvalidRequest: a text holds half a surrogate pair, which no encoding of Unicode has.
             ValueError: `truncate` without `max_tokens`, or with too few for the special tokens.
         """
-        tokenizer = self._cutting_at(max_tokens) if truncate else self._plain
-        try:
-            if len(texts) == 1:  # a batch would wait for the library's threads
-                encodings = [tokenizer.encode(*_parts(texts[0]), add_special_tokens=True)]
-            elif spans:
-                encodings = tokenizer.encode_batch(list(texts), add_special_tokens=True)
-            else:  # without spans
-                encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
-        except TypeError:  # the library's error for text that is not Unicode
-            _refuse_surrogates(texts)
-            raise
-        return [_encoded(encoding, spans) for encoding in encodings]
+        encoder = self._encoder(truncate, max_tokens)
+        with _refusing_surrogates(texts):
+            found = encoder.find(texts, spans)
+            return _filled(found, encoder.encode_new(_missing(texts, found), spans))
 
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """`encode` in this object's thread, or at once if that is quicker."""
-        if len(texts) <= _FEW_TEXTS and sum([_num_characters(text) for text in texts]) <= _FEW_CHARACTERS:
-            return self.encode(texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
-        call = functools.partial(self.encode, texts, truncate=truncate, max_tokens=max_tokens, spans=spans)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        """`encode`, at once for texts of known words and for few others; for many others in this object's thread."""
+        encoder = self._encoder(truncate, max_tokens)
+        with _refusing_surrogates(texts):
+            is_short = _num_characters(texts) <= _KNOWN_CHARACTERS
+            found = encoder.find(texts, spans) if is_short else [None] * len(texts)
+            new = _missing(texts, found)
+            if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
+                return _filled(found, encoder.encode_new(new, spans))
+            loop = asyncio.get_running_loop()
+            return _filled(found, await loop.run_in_executor(self._executor, encoder.encode_new, new, spans))
 
-    def _cutting_at(self, max_tokens: int | None) -> Any:
+    def _encoder(self, truncate: bool, max_tokens: int | None) -> "_Encoder":
+        if not truncate:
+            return self._whole
         if max_tokens is None:
             raise ValueError("`truncate` needs `max_tokens`: the length to cut at.")
         with self._copying:
             if max_tokens not in self._cutting:
-                room = max_tokens - self._plain.num_special_tokens_to_add(is_pair=True)
-                if room < 1:
+                plain = self._whole.plain
+                if max_tokens <= plain.num_special_tokens_to_add(is_pair=True):
                     raise ValueError(f"max_tokens={max_tokens} leaves no room for text with the special tokens.")
-                copy = tokenizers.Tokenizer.from_str(self._plain.to_str())
+                copy = tokenizers.Tokenizer.from_str(plain.to_str())
                 copy.enable_truncation(max_tokens, strategy="longest_first", direction="right")
-                self._cutting[max_tokens] = copy
+                self._cutting[max_tokens] = _Encoder(copy, max_tokens, self._whole.words)
             return self._cutting[max_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """Encodes texts that are cut at one length, or at none."""
+
+    plain: Any  # a `tokenizers.Tokenizer`
+    max_tokens: int | None
+    words: KnownWords | None
+
+    def find(self, texts: Sequence[Text], spans: bool) -> list[Encoded | None]:
+        """The texts whose words are all known."""
+        if self.words is None or spans:
+            return [None] * len(texts)
+        return [_from_bytes(self.words.find(text, self.max_tokens)) for text in texts]
+
+    def encode_new(self, texts: Sequence[Text], spans: bool) -> list[Encoded]:
+        """Encode texts with new words, and learn some of the words."""
+        found: list[Encoded | None] = [None] * len(texts)
+        if self.words is not None and not spans:
+            found = [_from_bytes(self.words.learn(text, self.max_tokens)) for text in texts]
+        return _filled(found, self._encode_whole(_missing(texts, found), spans))
+
+    def _encode_whole(self, texts: Sequence[Text], spans: bool) -> list[Encoded]:
+        if not texts:
+            return []
+        if len(texts) == 1:  # a batch would wait for the library's threads
+            return [_encoded(self.plain.encode(*_parts(texts[0])), spans)]
+        encode = self.plain.encode_batch if spans else self.plain.encode_batch_fast  # without spans
+        return [_encoded(encoding, spans) for encoding in encode(texts)]
+
+
+def _missing(texts: Sequence[Text], found: Sequence[Encoded | None]) -> list[Text]:
+    return [text for text, encoded in zip(texts, found, strict=True) if encoded is None]
+
+
+def _filled(found: Sequence[Encoded | None], missing: Sequence[Encoded]) -> list[Encoded]:
+    """All texts' tokens, in order: those that were found, and in the places between them those that were missing."""
+    remaining = iter(missing)
+    return [next(remaining) if encoded is None else encoded for encoded in found]
+
+
+def _from_bytes(ids: bytes | None) -> Encoded | None:
+    return None if ids is None else Encoded(np.frombuffer(ids, np.int32), None)
 
 
 def _parts(text: Text) -> tuple[str, ...]:
     return text if isinstance(text, tuple) else (text,)
 
 
-def _num_characters(text: Text) -> int:
-    return sum(map(len, _parts(text)))
+def _num_characters(texts: Sequence[Text]) -> int:
+    return sum([len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts])
 
 
 def _from_transformers(directory: Path) -> Any:
@@ -162,8 +207,14 @@ def _encoded(encoding: Any, with_spans: bool) -> Encoded:
     return Encoded(np.array(encoding.ids, dtype=np.int32), types if types.any() else None, spans)
 
 
-def _refuse_surrogates(texts: Sequence[Text]) -> None:
-    faults = {index: utf8_fault("".join(text)) for index, text in enumerate(texts)}
-    rows = {i: InvalidRequest(f"Text {i} cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
-    if rows:
-        raise InvalidRequest(next(iter(rows.values())).message, rows)
+@contextlib.contextmanager
+def _refusing_surrogates(texts: Sequence[Text]) -> Iterator[None]:
+    """Raise InvalidRequest where the library raises TypeError for text that is not Unicode."""
+    try:
+        yield
+    except TypeError:
+        faults = {index: utf8_fault("".join(text)) for index, text in enumerate(texts)}
+        rows = {i: InvalidRequest(f"Text {i} cannot be UTF-8: {fault}.") for i, fault in faults.items() if fault}
+        if rows:
+            raise InvalidRequest(next(iter(rows.values())).message, rows) from None
+        raise

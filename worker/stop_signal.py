@@ -1,8 +1,9 @@
 """The request to stop, and its reason; waiting for a broker no longer than until it comes."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import structlog
@@ -21,12 +22,16 @@ class StopSignal:
         self._event = asyncio.Event()
         self.asked_at: float | None = None  # monotonic seconds
         self.failure: BaseException | None = None  # why the worker must not answer anything more
+        self._waiting: asyncio.Task[Any] | None = None  # inside `interrupts`
 
     def ask(self) -> None:
         """Ask the worker to stop; any number of times."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
         self._event.set()
+        if self._waiting is not None and self._waiting is not asyncio.current_task():
+            self._waiting.cancel()
+            self._waiting = None
 
     def fail(self, error: BaseException) -> None:
         """Stop without answering what is left: other workers read it again."""
@@ -50,6 +55,22 @@ class StopSignal:
         if task.done() and not task.cancelled():
             task.exception()  # retrieved, or asyncio warns of it
         return None
+
+    @contextlib.contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """End the wait inside this block when the stop comes, and go on behind the block. One task at a time uses it.
+
+        Cheaper than `unless_stopped`, for a wait that ends as soon as it is cancelled.
+        """
+        self._waiting = task = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._waiting is not None or task is None:
+                raise  # the task itself was cancelled
+            task.uncancel()
+        finally:
+            self._waiting = None
 
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The event loop's exception handler. A failed callback may strand a record, so the worker fails."""

@@ -110,7 +110,7 @@ class Worker:
         self._outbox = Outbox(self._cluster, client_id="penstock-worker")
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
         self._committer = Committer(offsets, self.consumer)
-        self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget)
+        self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
@@ -159,7 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        await self._stop.unless_stopped(self._fetched.fill(self.consumer))
+        with self._stop.interrupts():
+            await self._fetched.fill(self.consumer)
         is_free = self._processing_bulk is None or self._processing_bulk.done()
         if is_free and self._fetched.can_take(bulk=True):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
@@ -168,7 +169,7 @@ class Worker:
     async def _process_fetched(self, *, bulk: bool) -> None:
         while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
             await self._process(self._fetched.take_slice(bulk=bulk))
-            for _ in range(_TURNS):
+            for _ in range(_TURNS if self._fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
     async def _process(self, records: Sequence[PendingRecord]) -> None:

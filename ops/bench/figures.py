@@ -12,11 +12,11 @@ from pathlib import Path
 
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
-from penstock.ops.bench.gpu import gpu_tables as gpu
+from penstock.ops.bench.gpu.report import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
-from penstock.ops.bench.serving import serving_tables as serving
-from penstock.ops.bench.serving.ablation_table import ablations
-from penstock.ops.bench.serving.scheduler_constants import constant_table
+from penstock.ops.bench.serving.ablation.ablation_table import ablations
+from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
+from penstock.ops.bench.serving.report import serving_tables as serving
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.gpu import gpu_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
         from penstock.ops.bench.pipeline import pipeline_plots
 
         for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:

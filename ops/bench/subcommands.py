@@ -169,7 +169,7 @@ def bench_simulate(settings: SimulateSettings) -> int:
     effect of popular keys, caches, and the loss of a worker. Needs no model
     and no Kafka.
     """
-    from penstock.ops.bench.serving.sweep import SweepPlan, run_sweep
+    from penstock.ops.bench.serving.simulation.sweep import SweepPlan, run_sweep
 
     plan = SweepPlan(
         parts=_names(settings.parts),

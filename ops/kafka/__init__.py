@@ -3,6 +3,7 @@
 from typing import Literal
 
 from penstock.ops.kafka.broker import FULL_SPEED, KafkaBroker
+from penstock.ops.kafka.broker_cluster import BrokerCluster
 from penstock.ops.kafka.errors import BrokerError, BrokerFailed, BrokerMissing
 from penstock.ops.kafka.jars import kafka_missing
 from penstock.ops.kafka.mock import MockBroker
@@ -11,6 +12,7 @@ BrokerKind = Literal["kafka", "mock"]
 
 __all__ = [
     "FULL_SPEED",
+    "BrokerCluster",
     "BrokerError",
     "BrokerFailed",
     "BrokerKind",

@@ -1,4 +1,4 @@
-"""A real Apache Kafka broker on this machine, for development and tests: one KRaft node on 127.0.0.1."""
+"""A real Apache Kafka broker on this machine, for development and tests: a KRaft node on 127.0.0.1."""
 
 import atexit
 import contextlib
@@ -52,6 +52,8 @@ class KafkaBroker:
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
         listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
         jvm_flags: Sequence[str] = FAST_START,
+        node_id: int = 1,  # distinct in a cluster
+        cluster_id: str | None = None,  # None: a new one
     ) -> None:
         self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
         self._remove_data = (
@@ -60,6 +62,8 @@ class KafkaBroker:
         self._num_partitions = num_partitions
         self._config = dict(config)
         self._jvm_flags = tuple(jvm_flags)
+        self._node_id = node_id
+        self._cluster_id = cluster_id or new_cluster_id()
         self._port, self._controller_port, *ports = _free_ports(2 + len(listeners))
         self._listeners = dict(listeners)
         self._listener_ports = dict(zip(listeners, ports, strict=True))
@@ -74,6 +78,11 @@ class KafkaBroker:
     def address(self, listener: str) -> str:
         """`127.0.0.1:port` of a further listener."""
         return f"127.0.0.1:{self._listener_ports[listener]}"
+
+    @property
+    def voter(self) -> str:
+        """This node in `controller.quorum.voters`."""
+        return f"{self._node_id}@127.0.0.1:{self._controller_port}"
 
     @property
     def log_path(self) -> Path:
@@ -130,6 +139,18 @@ class KafkaBroker:
         """Kill the broker with SIGKILL, as in a crash. Acknowledged records survive until the next start."""
         self._reap()
 
+    def suspend(self) -> None:
+        """Stop the process with SIGSTOP, as a machine that hangs: its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def configure(self, config: Mapping[str, str]) -> None:
+        """Add lines to server.properties, from the next start on."""
+        self._config.update(config)
+
     def close(self) -> None:
         """Stop the broker for good and remove temporary data. May be called twice."""
         atexit.unregister(self.close)
@@ -138,6 +159,10 @@ class KafkaBroker:
         else:
             self._reap()  # the data is not read again: a clean shutdown would only cost time
             self._remove_data()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def _java(self, flags: Sequence[str]) -> list[str]:
         java = java_path()
@@ -151,8 +176,8 @@ class KafkaBroker:
         protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | self._listeners
         lines = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "node.id": str(self._node_id),
+            "controller.quorum.voters": self.voter,
             "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self._controller_port}",
             "advertised.listeners": advertised,
             "controller.listener.names": "CONTROLLER",
@@ -183,10 +208,9 @@ class KafkaBroker:
         return path
 
     def _format(self, classpath: str, properties: Path) -> None:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         command = [*self._java(FAST_START), "-cp", classpath, "kafka.tools.StorageTool", "format"]
         # The id follows an equals sign, because one in 64 ids starts with a dash.
-        command += [f"--cluster-id={cluster_id}", "--config", str(properties)]
+        command += [f"--cluster-id={self._cluster_id}", "--config", str(properties)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=START_TIMEOUT_S)
         if done.returncode != 0:
@@ -235,6 +259,11 @@ class KafkaBroker:
 
     def _log_tail(self) -> str:
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def new_cluster_id() -> str:
+    """A random id for the nodes of one cluster."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 
 def _answers(port: int) -> bool:

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
+from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.wire.codec import decode_reply
@@ -91,7 +92,7 @@ class Inbox:
             self.fail(correlation_id, make_error())
 
     def _make_consumer(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+        return BoundedConsumer(
             **self._cluster.arguments,
             client_id=self._client_id,
             group_id=None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,18 @@ import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
+from penstock.producer.errors import Overloaded
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.outbox import Outbox, OutRecord
+from penstock.producer.wire.headers import ReplyAddress
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.commits import Committer
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.replies.delivery import Delivery
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import Rejection
 
 
 async def test_nothing_is_committed_before_its_reply_is_acknowledged(
@@ -70,3 +82,64 @@ async def test_nothing_is_committed_before_its_reply_is_acknowledged(
         assert await receive(late, 1) == [b"bb"]  # it is out
         release.touch()
         await offsets({0: 4, 1: 2})
+
+
+async def test_a_reply_is_sent_then_acknowledged_then_its_offset_is_committed(
+    kafka: KafkaBroker, unique: Callable[[str], str], committed: Callable[[KafkaBroker, str], Any]
+) -> None:
+    """The delivery stages of one worker, without its engine; each event is noted where it happens."""
+    topic, reply_topic, group = unique("requests"), unique("penstock.replies."), unique("group")
+    cluster, events, taken = KafkaCluster(kafka.bootstrap_servers), list[str](), list[PendingRecord]()
+
+    class NotedOutbox(Outbox):
+        def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
+            events.append("reply sent")
+            super().put(topic, partition, records)
+
+    class NotedConsumer(Consumer):
+        async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+            is_committed = await super().commit(offsets)
+            events.append(f"offset {offsets[source].offset} committed")
+            return is_committed
+
+    async def revoked(_: Any) -> None: ...
+
+    def acknowledged(records: Sequence[PendingRecord]) -> None:
+        events.append("reply acknowledged")
+        ledger.acknowledge(records)
+
+    source = TopicPartition(topic, 0)
+    held, offsets, outbox = Backpressure(100), OffsetTracker(), NotedOutbox(cluster, client_id="test")
+    ledger = RecordLedger(held, offsets, "bulk")
+    consumer = NotedConsumer(
+        cluster,
+        [topic],
+        group,
+        worker=0,
+        revision="r",
+        fetch_max_wait_ms=50,
+        drain_s=1,
+        received=lambda originals: taken.extend(ledger.receive(originals)),
+        revoked=revoked,
+    )
+    committer = Committer(offsets, consumer)
+    delivery = Delivery(outbox, held, acknowledged, group, 0)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        await producer.send_and_wait(topic, b"request", partition=0)
+        await producer.partitions_for(reply_topic)
+    await outbox.start()
+    await consumer.start()
+    committing = asyncio.create_task(committer.run())
+    async with asyncio.timeout(30):
+        while not taken:
+            await consumer.poll(100)
+        [record] = ledger.admit(taken)
+        await asyncio.sleep(0.6)  # longer than the time between two commits
+        assert events == []
+        ledger.answer([record])
+        delivery.reject([Rejection(record, ReplyAddress(reply_topic, 0, b"1", None), Overloaded("later"))])
+        while await committed(kafka, group) != {source: 1}:
+            await consumer.poll(100)
+    committing.cancel()
+    await asyncio.gather(consumer.stop(5.0), outbox.stop())
+    assert events == ["reply sent", "reply acknowledged", "offset 1 committed"]

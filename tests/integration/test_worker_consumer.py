@@ -11,7 +11,9 @@ from aiokafka.errors import CorruptRecordException
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka import lenient_batches
+from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.requests.record import KafkaRecord
 
 BROKEN = b"broken"
@@ -49,7 +51,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
         taken.extend((record.partition, record.offset) for record in records)
 
     def consumer() -> Consumer:
-        return Consumer(
+        made = Consumer(
             KafkaCluster(kafka.bootstrap_servers),
             [topic],
             f"group-{topic}",
@@ -60,6 +62,8 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
             received=take_all,
             revoked=revoked,
         )
+        Committer(OffsetTracker(), made)
+        return made
 
     async def send(values: list[bytes]) -> None:
         for partition in range(4):
@@ -78,7 +82,7 @@ async def test_an_error_of_one_partition_loses_no_record_of_any(
             first = consumer()
             await first.start()
             await take(first, 4)
-            assert await first.commit({(topic, partition): 1 for partition in range(4)})
+            assert await first.commit({(topic, partition): Progress(1) for partition in range(4)})
             await first.stop(10.0)
         await send([b"a", b"b"])
         reader = consumer()
@@ -113,6 +117,7 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
         received=lambda records: taken.update(record.partition for record in records),
         revoked=revoked,
     )
+    Committer(OffsetTracker(), reader)
     async with producer:
         for partition in range(4):
             await producer.send_and_wait(topic, BROKEN if partition == 1 else b"fine", partition=partition)

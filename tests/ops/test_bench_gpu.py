@@ -19,16 +19,16 @@ from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
-from penstock.ops.bench.gpu.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
 from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
-from penstock.ops.bench.gpu.gpu_measures import measures
 from penstock.ops.bench.gpu.models import flattened_inputs
-from penstock.ops.bench.gpu.part_backlog import medians, unpadded_missing
-from penstock.ops.bench.gpu.parts import PARTS
-from penstock.ops.bench.gpu.report_command import main as report
-from penstock.ops.bench.gpu.run_document import render
-from penstock.ops.bench.gpu.sections import SECTIONS
+from penstock.ops.bench.gpu.part_list import PARTS
+from penstock.ops.bench.gpu.parts.backlog import medians, unpadded_missing
+from penstock.ops.bench.gpu.report.arithmetic import geomean, over_floor, requests_per_s, single_over_floor
+from penstock.ops.bench.gpu.report.gpu_measures import measures
+from penstock.ops.bench.gpu.report.report_command import main as report
+from penstock.ops.bench.gpu.report.run_document import render
+from penstock.ops.bench.gpu.report.sections import SECTIONS
 from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
 
@@ -122,7 +122,7 @@ def test_a_whole_run_has_time_for_every_part() -> None:
 
 
 def test_every_part_is_a_function_of_its_module() -> None:
-    folder = Path(lengths.__file__).parent.parent / "gpu"
+    folder = Path(lengths.__file__).parent.parent / "gpu" / "parts"
     for part in PARTS.values():
         assert f"def {part.function}(bench: Bench)" in (folder / f"{part.module}.py").read_text(encoding="utf-8")
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.ops.bench.gpu import part_backlog, part_compile, part_deberta, part_single
-from penstock.ops.bench.gpu.arithmetic import COMPILED, FLOOR, OURS, SDPA_SORTED, UNPADDED, backlog_rates
-from penstock.ops.bench.gpu.gpu_measures import measures
+from penstock.ops.bench.gpu.parts import backlog, deberta, single
+from penstock.ops.bench.gpu.parts import compile as compile_part
+from penstock.ops.bench.gpu.report.arithmetic import COMPILED, FLOOR, OURS, SDPA_SORTED, UNPADDED, backlog_rates
+from penstock.ops.bench.gpu.report.gpu_measures import measures
 
 
 class Encoder:
@@ -72,24 +73,24 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> StubBench:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
-    monkeypatch.setattr(part_backlog, "REQUESTS", 300)
-    monkeypatch.setattr(part_backlog, "unpadded_missing", lambda: "flash-attn is not installed")
+    monkeypatch.setattr(backlog, "REQUESTS", 300)
+    monkeypatch.setattr(backlog, "unpadded_missing", lambda: "flash-attn is not installed")
     return StubBench()
 
 
 def test_a_backlog_keeps_all_rounds_of_every_contestant_and_why_one_did_not_run(bench: StubBench) -> None:
-    part: Any = part_backlog.run(bench)  # type: ignore[arg-type]  # a stub
+    part: Any = backlog.run(bench)  # type: ignore[arg-type]  # a stub
     assert [workload["name"] for workload in part["workloads"]] == ["2-100", "5-500", "SQuAD slice"]
     for workload in part["workloads"]:
         assert set(workload["rounds_s"]) == set(workload["seconds"]) == {OURS, FLOOR, SDPA_SORTED}
-        assert {len(rounds) for rounds in workload["rounds_s"].values()} == {part_backlog.ROUNDS}
+        assert {len(rounds) for rounds in workload["rounds_s"].values()} == {backlog.ROUNDS}
         assert len(workload["tried"][OURS]) == 6
         assert workload["not_run"] == {UNPADDED: "flash-attn is not installed"}
     assert set(bench.failures) == {"packed torch"}
 
 
 def test_the_compiler_is_measured_on_backlogs_in_turn_with_ours(bench: StubBench) -> None:
-    part: Any = part_compile.run(bench)  # type: ignore[arg-type]  # a stub
+    part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
     assert [len(backlog["rounds_s"][name]) for backlog in part["backlogs"] for name in (COMPILED, OURS)] == [3] * 4
     assert [point["batch"] for point in part["points"]] == [8, 8, 8, 16, 16, 16, 16, 1, 1]
     assert COMPILED in backlog_rates({"compile": part})["2-100"]
@@ -100,14 +101,14 @@ def test_a_backlog_that_the_compiler_did_not_survive_has_no_rate(bench: StubBenc
         raise RuntimeError("inductor")
 
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: broken)
-    part: Any = part_compile.run(bench)  # type: ignore[arg-type]  # a stub
+    part: Any = compile_part.run(bench)  # type: ignore[arg-type]  # a stub
     assert backlog_rates({"compile": part}) == {}
     assert "inductor" in bench.failures[COMPILED]
 
 
 def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_single, "DRAWS", 2)
-    part: Any = part_single.run(bench)  # type: ignore[arg-type]  # a stub
+    monkeypatch.setattr(single, "DRAWS", 2)
+    part: Any = single.run(bench)  # type: ignore[arg-type]  # a stub
     found = measures({"parts": {"single": {"result": part}}})
     for name in ("ours", "ours, from the host", "transformers SDPA", "transformers SDPA, from the host", "floor"):
         assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
@@ -117,9 +118,9 @@ def test_deberta_is_timed_with_its_inputs_on_the_device_as_transformers_is(
     bench: StubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = SimpleNamespace(vocab_size=30_000, encoder=Encoder, on_device=lambda *_: bench.sdpa)
-    monkeypatch.setattr(part_deberta, "deberta_v3_base", lambda seed: model)
-    monkeypatch.setattr(part_deberta, "errors", lambda *_: {})
-    part: Any = part_deberta.run(bench)  # type: ignore[arg-type]  # a stub
+    monkeypatch.setattr(deberta, "deberta_v3_base", lambda seed: model)
+    monkeypatch.setattr(deberta, "errors", lambda *_: {})
+    part: Any = deberta.run(bench)  # type: ignore[arg-type]  # a stub
     assert [set(point["ms"]) for point in part["points"]] == [
         {"ours", "ours, from the host", "transformers", FLOOR}
     ] * 4

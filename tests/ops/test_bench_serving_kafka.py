@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.engine import NullEngine
-from penstock.ops.bench.serving import critical, part_kafka
 from penstock.ops.bench.serving.command import measure
-from penstock.ops.bench.serving.critical import critical_point
 from penstock.ops.bench.serving.harness import BenchHarness, Known
 from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.parts import critical, kafka
+from penstock.ops.bench.serving.parts.critical import critical_point
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-from penstock.ops.bench.serving.run_tables import grids
+from penstock.ops.bench.serving.report.run_tables import grids
 from penstock.ops.bench.serving.systems import EngineKind, all_systems, no_batch
 from penstock.ops.kafka import MockBroker
 from penstock.scheduler import CostTable, LearnedCost, PackedCost
@@ -47,7 +47,7 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
     broker: MockBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_FETCH_MAX_WAIT_MS", "5")  # the mock's
-    monkeypatch.setattr(part_kafka, "systems", lambda bench, slo_s: [no_batch(bench.limits(slo_s))])
+    monkeypatch.setattr(kafka, "systems", lambda bench, slo_s: [no_batch(bench.limits(slo_s))])
     monkeypatch.setattr(critical, "_REACH", 1.5)
     monkeypatch.setattr(critical, "_MOST_CONFIRMED", 1)
     plan = RunPlan(
@@ -76,7 +76,7 @@ def test_a_worker_behind_a_broker_is_searched_as_the_engine_is_in_process(
 def test_a_worker_is_told_all_that_makes_a_system() -> None:
     bench = Unloaded()
     for system in all_systems(bench.limits(SLO_S)):
-        told = WorkerSettings.model_validate(part_kafka.worker_settings(bench, system))
+        told = WorkerSettings.model_validate(kafka.worker_settings(bench, system))
         assert told.lanes is not None
         scheduler = scheduler_settings(resolve(told, bench.packed.info))
         assert scheduler == system.settings or scheduler.slo_s != system.settings.slo_s == SLO_S

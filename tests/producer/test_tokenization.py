@@ -147,6 +147,33 @@ async def test_the_event_loop_gets_the_same_answers_from_its_own_thread() -> Non
     tokenizer.close()
 
 
+@settings(max_examples=100, deadline=None)
+@given(any_text, st.integers(4, 24))
+def test_a_text_has_the_same_ids_each_time(text: Text, max_tokens: int) -> None:
+    """Its words are new, then partly known, then known."""
+    for _ in range(4):
+        assert_same(ours([text])[0], theirs(text))
+        assert_same(ours([text], max_tokens=max_tokens)[0], theirs(text, max_tokens))
+
+
+def test_texts_of_known_and_of_new_words_stay_in_order() -> None:
+    batch: list[Text] = [f"word{n} " * 20 + (f"{n}x{n}y{n}z " * (n % 3)) for n in range(64)]
+    batch[5], batch[40] = ("a", "pair"), "a much too long text " * 4000
+    expected = [THEIRS(*((text,) if isinstance(text, str) else text), verbose=False)["input_ids"] for text in batch]
+    for _ in range(3):
+        assert [one.ids.tolist() for one in ours(batch)] == expected
+
+
+async def test_the_event_loop_looks_known_words_up_itself() -> None:
+    tokenizer = Tokenizer.from_directory(CHECKPOINT)
+    batch: list[Text] = ["how do i find my card"] * 64
+    expected = [one.ids.tolist() for one in tokenizer.encode(batch, truncate=False)]
+    tokenizer.close()  # its thread takes no more calls
+    assert [one.ids.tolist() for one in await tokenizer.encode_async(batch, truncate=False)] == expected
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await tokenizer.encode_async(["new" * n for n in range(1, 64)], truncate=False)
+
+
 async def test_closing_does_not_wait_for_the_thread() -> None:
     tokenizer = Tokenizer.from_directory(CHECKPOINT)
     long = asyncio.create_task(tokenizer.encode_async(["card " * 100_000], truncate=False))

@@ -119,9 +119,8 @@ class Dispatcher:
             dispatch = self._driver.dispatch(self._clock())
             self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
             self._queue.refuse(dispatch.refused)
-            for batch in dispatch.start:
-                self._submit(batch)
-            if not dispatch.start and not dispatch.refused:
+            are_unchanged = [self._submit(batch) for batch in dispatch.start]
+            if all(are_unchanged) and not dispatch.refused:
                 break
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())
@@ -134,17 +133,21 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
 
-    def _submit(self, batch: LaneBatch) -> None:
-        """Hand a batch to the lanes, without flights that no request waits for any longer."""
-        now = self._clock()
+    def _submit(self, batch: LaneBatch) -> bool:
+        """Hand a batch to the lanes, without flights that no request waits for any longer.
+
+        Returns whether all leaders were as planned. If not, jobs may be queued and lanes idle.
+        """
+        now, is_unchanged = self._clock(), True
         for job_id in batch.ids:
             leader = self._planned[job_id]
             if leader.request.is_failed or deadline_of(leader) <= now:
                 self._replace(job_id, leader, now)
+                is_unchanged = False
         ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
         if not ids:
             self._driver.withdraw(batch, now)
-            return
+            return False
         sequences = [self._planned[job_id] for job_id in ids]
         num_fitting = self.token_budget.num_fitting(sequences)
         if num_fitting < len(ids):
@@ -154,6 +157,7 @@ class Dispatcher:
             self._driver.shrink(batch, ids, self._predict(sequences))
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
+        return is_unchanged
 
     def _replace(self, job_id: int, leader: PendingSequence, now: float) -> None:
         """The leader of a planned job has failed or expired: run the job for another sequence of its flight, if any."""

@@ -1,11 +1,15 @@
-"""The commit stage: each partition's contiguous acknowledged prefix, regularly and before partitions are given up."""
+"""The commit stage: each partition's contiguous acknowledged prefix, regularly and before partitions are given up.
+
+What is acknowledged beyond the prefix travels in the commit's metadata. The partition's next owner answers it no more.
+"""
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 
 _COMMIT_S = 0.5
 LAST_COMMIT_S = 3.0  # a broker that is away must not delay the end any longer
@@ -17,6 +21,7 @@ class Committer:
     """Commits what the offset tracker offers, one commit at a time."""
 
     def __init__(self, offsets: OffsetTracker, consumer: Consumer) -> None:
+        consumer.owner = self
         self._offsets = offsets
         self._consumer = consumer
         self._committing = asyncio.Lock()
@@ -39,3 +44,13 @@ class Committer:
             offsets = self._offsets.take_committable()
             if offsets and not await self._consumer.commit(offsets):
                 self._offsets.put_back(offsets)
+
+    async def acquire(self, sources: set[Source]) -> None:
+        """Nothing keeps an earlier owner from committing, but the group's generation."""
+
+    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+        """Go on where the last owners have committed."""
+        self._offsets.restore(committed)
+
+    async def release(self, sources: set[Source]) -> None:
+        """The worker has committed last, and forgotten the offsets."""

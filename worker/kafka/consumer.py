@@ -9,17 +9,25 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, GroupAuthorizationFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+)
 
+from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
-from penstock.worker.kafka import fetch_order, lenient_batches
+from penstock.worker.kafka import commit_metadata, lean_fetcher, lenient_batches
 from penstock.worker.kafka.group import assignor_for, client_id
-from penstock.worker.kafka.offsets import Source
+from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
 from penstock.worker.requests.record import KafkaRecord
 
 _RETRY_S = 1.0
@@ -59,6 +67,7 @@ class Consumer:
             received: gets the records of one partition, in their order, before the assignment can change.
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
+        self.owner: PartitionOwner | None = None  # set before `start`
         self.topics = topics
         self._cluster = cluster
         self._group_id = group_id
@@ -70,6 +79,8 @@ class Consumer:
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None  # of the partitions that were assigned
+        self._has_metadata = True  # false if the broker takes none of the size that commits may have
         self._paused: set[str] = set()  # topics
         self._has_joined = False  # once or more often
         self._is_idle = False  # it has no partition of the online topic
@@ -80,15 +91,16 @@ class Consumer:
     async def start(self) -> None:
         """Join the group. Waits for the broker without end, and logs that it does."""
         lenient_batches.install()
-        fetch_order.install()
+        lean_fetcher.install()
         self._consumer = await connect(self._cluster, self._make_consumer)
         self._consumer.subscribe(list(self.topics), listener=_Listener(self._on_revoked, self._on_assigned))
         self._watching = asyncio.create_task(watch(self._consumer))
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. Commits nothing."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._opening):
+            if task is not None:
+                task.cancel()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, timeout_s)
@@ -168,10 +180,10 @@ class Consumer:
             self._paused.remove(topic)
             self._joined.resume(*self._partitions(topic))
 
-    async def commit(self, offsets: Mapping[Source, int]) -> bool:
-        """Commit the next offsets to read. False when the group is rebalancing or the broker is away: try again."""
+    async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+        """Commit progress. False when the group is rebalancing or the broker is away: try again."""
         try:
-            await self._joined.commit({TopicPartition(*source): offset for source, offset in offsets.items()})
+            await self._commit(offsets)
         except (CommitFailedError, IllegalStateError) as error:
             log.info("commit_overtaken_by_rebalance", error=str(error))
             return False
@@ -179,6 +191,18 @@ class Consumer:
             log.warning("commit_failed", error=repr(error))
             return False
         return True
+
+    async def _commit(self, offsets: Mapping[Source, Progress]) -> None:
+        commits = {}
+        for source, (offset, beyond) in offsets.items():
+            metadata = commit_metadata.encode(offset, beyond) if self._has_metadata else ""
+            commits[TopicPartition(*source)] = offset, metadata
+        try:
+            await self._joined.commit(commits)
+        except OffsetMetadataTooLargeError:
+            log.warning("commit_metadata_refused", consequence="more requests are answered again after a crash")
+            self._has_metadata = False
+            await self._commit(offsets)
 
     async def is_at_end(self) -> bool:
         """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker."""
@@ -227,7 +251,7 @@ class Consumer:
         return [source for source in self._joined.assignment() if source.topic == topic]
 
     def _make_consumer(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+        return BoundedConsumer(
             **self._cluster.arguments,
             group_id=self._group_id,
             client_id=self._client_id,
@@ -246,6 +270,9 @@ class Consumer:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         self.assigned.clear()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
         self._next.clear()
         if not sources:
             return
@@ -253,8 +280,10 @@ class Consumer:
         for topic in self.topics:
             self.pause(topic)
         await self._revoked(sources)
+        await self._owner.release(sources)
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
+        """Runs before any record of the new assignment can come. Must not wait: the member sends no heartbeats here."""
         log.info("partitions_assigned", partitions=_names(sources))
         online = self.topics[0]
         is_idle = all(source.topic != online for source in sources) and bool(self._joined.partitions_for_topic(online))
@@ -263,7 +292,37 @@ class Consumer:
         self._is_idle = is_idle
         self._paused.clear()  # a rebalance loses the flags
         self._has_joined = True
-        self.assigned.set()
+        self._joined.pause(*sources)
+        self._opening = asyncio.create_task(self._open(sources))
+
+    async def _open(self, sources: set[TopicPartition]) -> None:
+        """Read on where the partitions' last owners have committed."""
+        await self._owner.acquire(sources)
+        committed = await self._committed(sources)
+        with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
+            for source, progress in committed.items():
+                self._joined.seek(source, progress.offset)
+            self._owner.acquired(committed)
+            self._joined.resume(*[source for source in sources if source.topic not in self._paused])
+            self.assigned.set()
+
+    async def _committed(self, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+        """What is committed of these partitions. Waits for a broker or a permission that is away."""
+        while True:
+            try:
+                # aiokafka's public method returns the offset alone.
+                found = await self._joined._coordinator.fetch_committed_offsets(list(sources))
+                break
+            except KafkaError as error:
+                log.warning("committed_unreadable", error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+        return {source: _progress(source, commit.offset, commit.metadata) for source, commit in found.items()}
+
+    @property
+    def _owner(self) -> PartitionOwner:
+        if self.owner is None:
+            raise RuntimeError("The consumer has no owner of its partitions. This is a bug.")
+        return self.owner
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no type information
@@ -282,6 +341,17 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         await self._assigned(set(assigned))
+
+
+def _progress(source: TopicPartition, offset: int, metadata: str) -> Progress:
+    try:
+        progress = Progress(offset, commit_metadata.decode(offset, metadata))
+    except ValueError as error:
+        log.warning("commit_metadata_ignored", partition=_name(source), offset=offset, reason=str(error))
+        return Progress(offset)
+    if progress.beyond:
+        log.info("answered_by_last_owner", partition=_name(source), offset=offset, records=len(progress.beyond))
+    return progress
 
 
 def _names(sources: set[TopicPartition]) -> dict[str, str]:

@@ -56,8 +56,8 @@ class FetchBuffer:
         """Whether records of the bulk topic, or of the other, are here, and there is room to process them."""
         return bool(self._records[bulk]) and self._backpressure.can_admit(bulk=bulk)
 
-    def take_slice(self, *, bulk: bool) -> list[PendingRecord]:
-        """Admit some of the oldest records of one topic: at least one, if there are any."""
+    def take_slice(self, *, bulk: bool) -> Sequence[PendingRecord]:
+        """Admit some of the oldest records of one topic: at least one, if there are any. Returns those to answer."""
         records, bounds = self._records[bulk], _BULK if bulk else _ONLINE
         taken: list[PendingRecord] = []
         num_bytes = 0
@@ -65,8 +65,7 @@ class FetchBuffer:
             record = records.popleft()
             num_bytes += record.num_bytes
             taken.append(record)
-        self._ledger.admit(taken)
-        return taken
+        return self._ledger.admit(taken)
 
     def release(self) -> None:
         """Give everything up: it will be read again from where the commits end."""

@@ -2,23 +2,22 @@
 
 - Header names that are not UTF-8: the protocol demands UTF-8 but brokers do not check it. Such a batch is read again by
   aiokafka's Python parser, with `UNREADABLE` in place of the name.
-- Batches with a wrong checksum, an unknown codec, or bytes that do not decompress or parse: one record stands for the
-  batch, with the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
+- Batches with a wrong checksum, or records that do not parse: one record stands for the batch, with the header
+  `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
 
-Others are read as usual.
+Others are read as usual. Compressed batches come uncompressed (see `bounded_fetch`).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from aiokafka.consumer import fetcher
-from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 
+from penstock.producer.transport.batches import stand_in
+
 UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
-UNREADABLE_BATCH = "penstock-unreadable-batch"  # header of a record that stands for a batch; its value says why
 _NUM_RECORDS = slice(57, 61)  # in a batch
 
 
@@ -35,19 +34,6 @@ class LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # aiokafka has no
         raw = self._next_slice
         batch = super().next_batch()
         return _Batch(batch, raw) if isinstance(batch, DefaultRecordBatch) else batch
-
-
-@dataclass(frozen=True, slots=True)
-class _StandIn:
-    """One record in place of a batch that cannot be read, as the parser would return it."""
-
-    offset: int
-    timestamp: int
-    value: bytes
-    headers: Sequence[tuple[str, bytes]]
-    key: None = None
-    timestamp_type: int = 0
-    checksum: None = None
 
 
 class _Batch:
@@ -80,26 +66,20 @@ class _Batch:
     def _records(self) -> list[Any]:
         try:
             return list(self._batch)
-        except (UnicodeDecodeError, CorruptRecordException):  # the Python parser wraps the former in the latter
+        except Exception:  # also what the lenient parser reads
             pass
-        except Exception as error:  # whatever a codec raises
-            return self._stand_in(repr(error))
         try:
             return list(_LenientBatch(self._raw))
         except Exception as error:
             return self._stand_in(repr(error))
 
     def _stand_in(self, reason: str) -> list[Any]:
-        first, last = self._batch.base_offset, self._batch.next_offset - 1
-        why = f"The batch of offsets {first} to {last} cannot be read: {reason[:300]}"
-        headers = [(UNREADABLE_BATCH, why.encode())]
-        return [_StandIn(last, self._batch.max_timestamp, bytes(self._raw), headers)]
+        return list(DefaultRecordBatch(stand_in(self._raw, reason)))
 
 
 class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]  # as above
     def __init__(self, raw: memoryview) -> None:
         super().__init__(raw)
-        self._maybe_uncompress()
         self._buffer: bytearray = _LenientBytes(self._buffer)
 
 

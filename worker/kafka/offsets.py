@@ -1,9 +1,51 @@
-"""Offsets that may be committed: each partition's contiguous finished prefix, and nothing beyond it."""
+"""The progress of each partition: its contiguous finished prefix, and what is finished beyond."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
+
+
+class Progress(NamedTuple):
+    """What a commit says of a partition."""
+
+    offset: int  # the next one to read: all before it are finished
+    beyond: frozenset[int] = frozenset()  # offsets from there on that are finished too
+
+
+class PartitionOwner(Protocol):
+    """Commits the offsets of the partitions that this worker has. The consumer calls it around their assignment."""
+
+    async def acquire(self, sources: set[Source]) -> None:
+        """These were assigned. What is committed is read when this returns. Cancelled if they are revoked."""
+
+    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+        """What is committed of them, where something is. Their records come from now on."""
+
+    async def release(self, sources: set[Source]) -> None:
+        """These were revoked, and their records finished or given up."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition that this worker has."""
+
+    next_offset: int  # after the contiguous finished prefix
+    started: deque[int] = field(default_factory=deque)  # from the first unfinished record on
+    finished: set[int] = field(default_factory=set)  # of `started`
+    restored: set[int] = field(default_factory=set)  # finished by an earlier owner, and not read here yet
+    num_given_up: int = 0
+
+    @property
+    def end(self) -> int:
+        """No record before it is still to be started."""
+        return self.started[-1] + 1 if self.started else self.next_offset
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.started) - len(self.finished) - self.num_given_up
 
 
 class OffsetTracker:
@@ -14,62 +56,86 @@ class OffsetTracker:
     """
 
     def __init__(self) -> None:
-        self._started: dict[Source, deque[int]] = {}
-        self._finished: dict[Source, set[int]] = {}
-        self._committable: dict[Source, int] = {}
-        self._given_up: dict[Source, int] = {}
+        self._partitions: dict[Source, _Partition] = {}
+        self._changed: dict[Source, None] = {}  # since the last commit; in this order
         self._num_unfinished = 0
 
-    def start(self, source: Source, offsets: Sequence[int]) -> None:
-        """Records were admitted; their offsets increase."""
-        started = self._started.setdefault(source, deque())
-        if started and offsets[0] <= started[-1]:
-            # The topic was created again or the group's offset was reset: earlier offsets mean nothing now.
+    def restore(self, committed: Mapping[Source, Progress]) -> None:
+        """These partitions were assigned, with the progress that their last owners have committed."""
+        for source, progress in committed.items():
             self.forget({source})
-            started = self._started.setdefault(source, deque())
-        started.extend(offsets)
+            self._partitions[source] = _Partition(progress.offset, restored=set(progress.beyond))
+
+    def start(self, source: Source, offsets: Sequence[int]) -> list[int]:
+        """Records are to be admitted; their offsets increase. Returns those that an earlier owner has finished."""
+        partition = self._partitions.get(source)
+        if partition is None or offsets[0] < partition.end:
+            # New, or the topic was created again or the group's offset was reset: earlier offsets mean nothing now.
+            self.forget({source})
+            partition = self._partitions[source] = _Partition(offsets[0])
+        partition.started.extend(offsets)
         self._num_unfinished += len(offsets)
+        if not partition.restored:
+            return []
+        already = [offset for offset in offsets if offset in partition.restored]
+        partition.restored = {offset for offset in partition.restored if offset > offsets[-1]}
+        self.finish(source, already)
+        return already
 
     def finish(self, source: Source, offsets: Iterable[int]) -> None:
         """The answers of these records are acknowledged."""
-        started = self._started.get(source)
-        if not started:
+        partition = self._partitions.get(source)
+        if partition is None or not partition.started:
             return
+        started, finished = partition.started, partition.finished
         first, last = started[0], started[-1]
-        finished = self._finished.setdefault(source, set())
         num_before = len(finished)
         finished.update([offset for offset in offsets if first <= offset <= last])
+        if len(finished) == num_before:
+            return
         self._num_unfinished -= len(finished) - num_before
+        self._changed[source] = None
         while started and started[0] in finished:
             offset = started.popleft()
             finished.remove(offset)
-            self._committable[source] = offset + 1
+            partition.next_offset = offset + 1
 
     def give_up(self, source: Source, num_records: int) -> None:
         """Started records will not finish here: nothing beyond them is committed, until `forget`."""
-        self._given_up[source] = self._given_up.get(source, 0) + num_records
-        self._num_unfinished -= num_records
+        partition = self._partitions.get(source)
+        if partition is not None:
+            partition.num_given_up += num_records
+            self._num_unfinished -= num_records
 
-    def take_committable(self) -> dict[Source, int]:
-        """The next offset to read of each partition whose prefix grew since the last call."""
-        committable, self._committable = self._committable, {}
-        return committable
+    def take_committable(self) -> dict[Source, Progress]:
+        """The progress of each partition where a record has finished since the last call."""
+        changed, self._changed = self._changed, {}
+        return {source: self._progress(self._partitions[source]) for source in changed}
 
-    def put_back(self, offsets: dict[Source, int]) -> None:
-        """A commit failed: offer these again, unless there is a later one or the partition was revoked."""
-        for source, offset in offsets.items():
-            if source in self._started and source not in self._committable:
-                self._committable[source] = offset
+    def put_back(self, sources: Iterable[Source]) -> None:
+        """A commit failed: offer these again, unless the partition was revoked."""
+        self._changed |= dict.fromkeys([source for source in sources if source in self._partitions])
 
-    def forget(self, sources: set[Source]) -> None:
+    def unfinished(self, source: Source) -> Iterator[int]:
+        """Started and unfinished offsets of a partition, in order."""
+        partition = self._partitions.get(source)
+        if partition is None:
+            return iter(())
+        return (offset for offset in partition.started if offset not in partition.finished)
+
+    def forget(self, sources: Iterable[Source]) -> None:
         """These partitions were revoked."""
         for source in sources:
-            started = self._started.pop(source, ())
-            finished = self._finished.pop(source, ())
-            self._num_unfinished -= len(started) - len(finished) - self._given_up.pop(source, 0)
-            self._committable.pop(source, None)
+            partition = self._partitions.pop(source, None)
+            self._changed.pop(source, None)
+            if partition is not None:
+                self._num_unfinished -= partition.num_unfinished
 
     @property
     def num_unfinished(self) -> int:
         """Records started and neither finished nor given up, over all partitions."""
         return self._num_unfinished
+
+    @staticmethod
+    def _progress(partition: _Partition) -> Progress:
+        return Progress(partition.next_offset, frozenset(partition.finished | partition.restored))

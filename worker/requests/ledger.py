@@ -29,6 +29,7 @@ class RecordLedger:
             │            └──── rejected ────────▲
             └──▶ RELEASED         └── given up ──▶ RELEASED
 
+    An ADMITTED record that the partition's last owner has answered is ACKNOWLEDGED at once.
     A step that does not follow from the record's state, such as a second answer, raises RuntimeError.
     """
 
@@ -36,6 +37,7 @@ class RecordLedger:
         self._backpressure = backpressure
         self._offsets = offsets
         self._bulk_topic = bulk_topic
+        self.num_skipped = 0  # records that the last owner of their partition had answered
         self._all_finished = asyncio.Event()
         self._all_finished.set()
 
@@ -57,14 +59,29 @@ class RecordLedger:
         _advance(records, _RECEIVED, RecordState.RELEASED)
         self._add(records, -1)
 
-    def admit(self, records: Collection[PendingRecord]) -> None:
-        """From here on this worker has to answer these. Called in the order of each partition."""
+    def admit(self, records: Sequence[PendingRecord]) -> Sequence[PendingRecord]:
+        """From here on this worker has to answer these. Called in the order of each partition.
+
+        Returns those that need an answer: the others were answered by the partition's last owner.
+        """
         _advance(records, _RECEIVED, RecordState.ADMITTED)
+        skipped: list[PendingRecord] = []
         for _, run in groupby(records, _poll):
             polled = list(run)
-            self._offsets.start(polled[0].source, [record.original.offset for record in polled])
+            already = self._offsets.start(polled[0].source, [record.original.offset for record in polled])
+            if already:
+                skipped += [record for record in polled if record.original.offset in already]
+        if skipped:
+            self._skip(skipped)
+            records = [record for record in records if record.state is RecordState.ADMITTED]
         if self._offsets.num_unfinished:
             self._all_finished.clear()
+        return records
+
+    def _skip(self, records: Collection[PendingRecord]) -> None:
+        _advance(records, _ADMITTED, RecordState.ACKNOWLEDGED)
+        self._add(records, -1)
+        self.num_skipped += len(records)
 
     def queue(self, requests: Collection[PendingRequest]) -> None:
         """These requests were prepared: their sequences wait for results."""

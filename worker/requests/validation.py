@@ -8,12 +8,13 @@ from dataclasses import replace
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
 from penstock.producer.prompts import Prompts
+from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
-from penstock.worker.kafka.lenient_batches import UNREADABLE, UNREADABLE_BATCH
+from penstock.worker.kafka.lenient_batches import UNREADABLE
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, Rejection, SliceTimes

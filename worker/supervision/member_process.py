@@ -20,6 +20,7 @@ from penstock.worker.supervision.control import (
 )
 from penstock.worker.supervision.placement import Placement
 
+MEMBER: tuple[str, ...] = (sys.executable, "-m", "penstock.worker.supervision.member")
 _ABORT_S = 2.0  # to print where it hangs
 
 
@@ -58,12 +59,11 @@ class MemberProcess:
         """
         connection, far_end = control_sockets()
         connection.setblocking(False)
-        command = (sys.executable, "-m", "penstock.worker.supervision.member")
         cpus = ",".join(map(str, placement.cpus))  # the member sets its own: this process keeps its cores meanwhile
         try:
             with far_end:
                 process = await asyncio.create_subprocess_exec(
-                    *(*command, str(far_end.fileno()), cpus),
+                    *(*MEMBER, str(far_end.fileno()), cpus),
                     pass_fds=(far_end.fileno(),),
                     env={**os.environ, **environment, **placement.environment},
                     stdin=asyncio.subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from penstock.worker.telemetry.metrics import Metrics
 
 _TICK_S = 1.0
 _LOG_EVERY_S = 10.0
+_BATCHES_A_TICK = 50  # that are logged: a log line costs as much as a batch of one request
 _PREDICTED_WRONG = "predicted_wrong"  # beside the causes of rejection: answered after its deadline
 _MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, _PREDICTED_WRONG)
 
@@ -33,6 +34,7 @@ class LoadMonitor:
         self._answered_ok = metrics.requests.labels("ok")
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
+        self._batches_to_log = _BATCHES_A_TICK
 
     def answered(self, requests: Sequence[PendingRequest], now: float) -> None:
         """Count requests that are answered with their results."""
@@ -56,21 +58,12 @@ class LoadMonitor:
                 self._missed(cause, count)
 
     def batch_done(self, stats: BatchStats) -> None:
-        """Count and log a batch that ran."""
+        """Count a batch that ran, and log it if it is among the first of its second."""
         self._since_logged["batches"] += 1
         self._metrics.observe_batch(stats)
-        log.info(
-            "batch_done",
-            trigger=stats.trigger,
-            partition=stats.partition,
-            dp_gain=round(stats.dp_gain, 4),
-            sequences=stats.sums.count,
-            tokens=stats.sums.tokens,
-            max_seqlen=stats.sums.longest,
-            padding_avoided=round(stats.padding_avoided, 4),
-            predicted_s=round(stats.predicted_s, 6),
-            device_s=round(stats.device_s, 6),
-        )
+        if self._batches_to_log:
+            self._batches_to_log -= 1
+            _log(stats)
 
     async def run(self) -> None:
         """Call `tick` once a second, until cancelled."""
@@ -80,6 +73,7 @@ class LoadMonitor:
 
     def tick(self, now: float) -> None:
         """Show the load, and log it if there was work and the last log is old enough."""
+        self._batches_to_log = _BATCHES_A_TICK
         scheduler = self._driver.scheduler
         backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
         p50, p95 = self._cost.errors()
@@ -103,6 +97,21 @@ class LoadMonitor:
     def _missed(self, cause: str, count: int) -> None:
         self._since_logged[cause] += count
         self._metrics.deadline_misses.labels(cause).inc(count)
+
+
+def _log(stats: BatchStats) -> None:
+    log.info(
+        "batch_done",
+        trigger=stats.trigger,
+        partition=stats.partition,
+        dp_gain=round(stats.dp_gain, 4),
+        sequences=stats.sums.count,
+        tokens=stats.sums.tokens,
+        max_seqlen=stats.sums.longest,
+        padding_avoided=round(stats.padding_avoided, 4),
+        predicted_s=round(stats.predicted_s, 6),
+        device_s=round(stats.device_s, 6),
+    )
 
 
 def _rounded(error: float) -> float | None:

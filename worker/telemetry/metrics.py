@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.requests.ledger import RecordLedger
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -40,12 +41,27 @@ class SliceHistogram(Collector):
         yield family
 
 
+class SkippedRecords(Collector):
+    """Records of which the ledger knew that the last owner of their partition had answered them."""
+
+    def __init__(self, ledger: RecordLedger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Called at each scrape, from another thread."""
+        meaning = "Records that an earlier owner of their partition had answered."
+        yield CounterMetricFamily("penstock_skipped_records", meaning, value=self._ledger.num_skipped)
+
+
 class Metrics:
     """One registry for each worker, so that several workers in one process stay apart."""
 
-    def __init__(self, scheduler: Scheduler, backpressure: Backpressure, token_budget: TokenBudget) -> None:
+    def __init__(
+        self, scheduler: Scheduler, backpressure: Backpressure, token_budget: TokenBudget, ledger: RecordLedger
+    ) -> None:
         """The arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
+        self.registry.register(SkippedRecords(ledger))
         self.requests = self._counter("penstock_requests", "Finished records, by outcome code.", "outcome")
         self.latency = SliceHistogram(
             "penstock_request_seconds", "From validation to the reply's hand-over, by class: online or bulk."

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
-from penstock.ops.bench.gpu.parts import DEVICE_IS_SICK, PARTS
+from penstock.ops.bench.gpu.part_list import DEVICE_IS_SICK, PARTS
 
 SEED = 2026
 TIME_LIMIT_S = 420.0
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 0; 1 if a part or a contestant failed. The file says which and why."""
     if arguments and arguments[0] == "report":
-        from penstock.ops.bench.gpu.report_command import main as report  # measuring needs no plotting library
+        from penstock.ops.bench.gpu.report.report_command import main as report  # measuring needs no plotting library
 
         return report(arguments[1:])
     parser = _parser()

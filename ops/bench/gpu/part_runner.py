@@ -17,7 +17,7 @@ import torch
 from penstock.ops.bench.common.runs import finite
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.gpu_machine import describe_gpu, nvidia_smi
-from penstock.ops.bench.gpu.parts import DEVICE_IS_SICK, PARTS, STOPPED_AFTER, Part
+from penstock.ops.bench.gpu.part_list import DEVICE_IS_SICK, PARTS, STOPPED_AFTER, Part
 from penstock.ops.bench.gpu.timing import deadline
 
 _GEMM_SIZE, _GEMM_ROUNDS = 8192, 500
@@ -51,7 +51,7 @@ def run_part(part: Part, bench: Bench, seconds_left: float) -> dict[str, Any]:
     else:
         try:
             with deadline(min(STOPPED_AFTER * part.budget_s, seconds_left)):
-                module = import_module(f"penstock.ops.bench.gpu.{part.module}")
+                module = import_module(f"penstock.ops.bench.gpu.parts.{part.module}")
                 result = getattr(module, part.function)(bench)
         except Exception as failure:  # whatever it is, it belongs into the file, and the other parts go on
             traceback.print_exc()

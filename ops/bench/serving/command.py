@@ -11,20 +11,13 @@ from rich.console import Console
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
-from penstock.ops.bench.serving import (
-    part_kafka,
-    part_paper,
-    part_saturation,
-    part_scheduler,
-    part_slo,
-    part_validation,
-)
-from penstock.ops.bench.serving.document import render
 from penstock.ops.bench.serving.harness import BenchHarness
-from penstock.ops.bench.serving.part_saturation import Row, Say
+from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, slo, validation
+from penstock.ops.bench.serving.parts.saturation import Row, Say
 from penstock.ops.bench.serving.plan import KAFKA, RunPlan
-from penstock.ops.bench.serving.record import require_plots, write_beside
-from penstock.ops.bench.serving.run_tables import grids
+from penstock.ops.bench.serving.report.document import render
+from penstock.ops.bench.serving.report.record import require_plots, write_beside
+from penstock.ops.bench.serving.report.run_tables import grids
 from penstock.ops.demo.model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
@@ -38,7 +31,7 @@ def run_serving_benchmark(plan: RunPlan, *, model: str | None, device: str, dtyp
     None: a whole plan is kept in the repository's results, others are shown and not kept.
     """
     require_plots()
-    from penstock.ops.bench.serving.serving_plots import draw
+    from penstock.ops.bench.serving.report.serving_plots import draw
 
     console = Console(width=max(150, Console().width))
     configure_logs("console", "warning")
@@ -87,24 +80,24 @@ def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
     if _NEEDS_SATURATION & set(plan.parts):
         only_default = "saturation" not in plan.parts
         chosen = plan.lengths[:1] if only_default else plan.lengths
-        workloads = [part_saturation.run(bench, plan, lengths, say, only_default=only_default) for lengths in chosen]
+        workloads = [saturation.run(bench, plan, lengths, say, only_default=only_default) for lengths in chosen]
     if "saturation" in plan.parts:
         parts["saturation"] = workloads
         if "paper" in plan.parts:
-            parts["paper"] = [part_paper.run(bench, plan, workload, say) for workload in workloads]
+            parts["paper"] = [paper.run(bench, plan, workload, say) for workload in workloads]
     on_first: dict[str, Callable[[BenchHarness, RunPlan, Row, Say], Row]] = {
-        "goodput": part_slo.run_goodput,
-        "bursts": part_slo.run_bursts,
-        "classes": part_slo.run_classes,
-        "validation": part_validation.run,
+        "goodput": slo.run_goodput,
+        "bursts": slo.run_bursts,
+        "classes": slo.run_classes,
+        "validation": validation.run,
     }
     for name, run in on_first.items():
         if name in plan.parts:
             parts[name] = run(bench, plan, workloads[0], say)
     if "scheduler" in plan.parts:
-        parts["scheduler"] = part_scheduler.run(bench)
+        parts["scheduler"] = scheduler.run(bench)
     if KAFKA in plan.parts:
-        parts[KAFKA] = part_kafka.run(bench, plan, say)
+        parts[KAFKA] = kafka.run(bench, plan, say)
     return parts
 
 

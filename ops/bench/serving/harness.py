@@ -18,10 +18,10 @@ from penstock.ops.bench.serving.arrivals import bursty, poisson
 from penstock.ops.bench.serving.drive import Requests, drive, random_ids
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.measured_driver import MeasuredDriver
-from penstock.ops.bench.serving.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.outcome import Outcome, p50_p95
 from penstock.ops.bench.serving.padding import with_padding
-from penstock.ops.bench.serving.simulate import simulate
+from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, noisy
+from penstock.ops.bench.serving.simulation.simulate import simulate
 from penstock.ops.bench.serving.stream import Stream
 from penstock.ops.bench.serving.systems import EngineKind, Limits, System
 from penstock.ops.demo.model import model_directory

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock.engine.memory import Lifetime, Plan, Planner
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
+from tests.engine.kernels.plan_check import check_no_overlap
 from tests.engine.memory.encoder import encoder_lifetimes
-from tests.engine.plan_check import check_no_overlap
 
 MODELS = {
     "bert-base": encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072),

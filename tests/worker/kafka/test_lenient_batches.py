@@ -6,9 +6,11 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.kafka.lenient_batches import UNREADABLE, UNREADABLE_BATCH, LenientRecords
+from penstock.producer.transport.batches import UNREADABLE_BATCH, Bounds, unpack
+from penstock.worker.kafka.lenient_batches import UNREADABLE, LenientRecords
 
 GZIP = 1
+BOUNDS = Bounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
 
 
 class RawName(str):
@@ -27,7 +29,7 @@ def batch(names: list[str], base_offset: int = 0, compression: int = 0) -> bytes
 
 
 def read(data: bytes) -> list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
-    records, found = LenientRecords(data), []
+    records, found = LenientRecords(unpack(data, BOUNDS).data), []
     while records.has_next():
         one = records.next_batch()
         assert one.validate_crc()

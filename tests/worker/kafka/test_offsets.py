@@ -1,11 +1,12 @@
-"""The contiguous finished prefix of each partition may be committed, whatever the order of finishing."""
+"""The contiguous finished prefix of each partition may be committed, with what is finished beyond it, in any order."""
 
 from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka.offsets import OffsetTracker, Progress
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
 
@@ -17,37 +18,41 @@ def started(*offsets: int, source: TopicPartition = A) -> OffsetTracker:
     return tracker
 
 
+def beyond(offset: int, *finished: int) -> Progress:
+    return Progress(offset, frozenset(finished))
+
+
 def test_nothing_is_committable_before_the_first_offset_is_finished() -> None:
     tracker = started(5, 6, 7)
     tracker.finish(A, [7])
     tracker.finish(A, [6])
-    assert tracker.take_committable() == {}
+    assert tracker.take_committable() == {A: beyond(5, 6, 7)}
     assert tracker.num_unfinished == 1
     tracker.finish(A, [5])
-    assert tracker.take_committable() == {A: 8}
+    assert tracker.take_committable() == {A: Progress(8)}
     assert tracker.num_unfinished == 0
 
 
 def test_taken_offsets_are_offered_once() -> None:
     tracker = started(0)
     tracker.finish(A, [0])
-    assert tracker.take_committable() == {A: 1}
+    assert tracker.take_committable() == {A: Progress(1)}
     assert tracker.take_committable() == {}
 
 
 def test_gaps_in_a_partition_do_not_hold_it_up() -> None:
     tracker = started(3, 9)  # as after transactions or compaction
     tracker.finish(A, [3])
-    assert tracker.take_committable() == {A: 4}
+    assert tracker.take_committable() == {A: Progress(4)}
     tracker.finish(A, [9])
-    assert tracker.take_committable() == {A: 10}
+    assert tracker.take_committable() == {A: Progress(10)}
 
 
 def test_a_failed_commit_is_offered_again() -> None:
     tracker = started(0, 1)
     tracker.finish(A, [0])
     tracker.put_back(tracker.take_committable())
-    assert tracker.take_committable() == {A: 1}
+    assert tracker.take_committable() == {A: Progress(1)}
 
 
 def test_a_failed_commit_never_hides_a_later_one() -> None:
@@ -56,7 +61,7 @@ def test_a_failed_commit_never_hides_a_later_one() -> None:
     failed = tracker.take_committable()
     tracker.finish(A, [1])
     tracker.put_back(failed)
-    assert tracker.take_committable() == {A: 2}
+    assert tracker.take_committable() == {A: Progress(2)}
 
 
 def test_a_partition_that_is_gone_is_neither_committed_nor_counted() -> None:
@@ -76,7 +81,7 @@ def test_records_given_up_are_not_waited_for_and_nothing_beyond_them_is_committe
     tracker.give_up(A, 1)
     tracker.finish(A, [0, 2])
     assert tracker.num_unfinished == 0
-    assert tracker.take_committable() == {A: 1}
+    assert tracker.take_committable() == {A: beyond(1, 2)}
     tracker.forget({A})
     assert tracker.num_unfinished == 0
     tracker.start(A, [1, 2])
@@ -88,7 +93,7 @@ def test_a_partition_may_come_back_and_be_read_again() -> None:
     tracker.forget({A})
     tracker.start(A, [7])
     tracker.finish(A, [7])
-    assert tracker.take_committable() == {A: 8}
+    assert tracker.take_committable() == {A: Progress(8)}
 
 
 def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_yet_read_again() -> None:
@@ -98,7 +103,7 @@ def test_an_answer_that_outlived_its_partition_does_not_stand_for_a_record_not_y
     tracker.finish(A, [8])  # the first reading's answer
     assert tracker.num_unfinished == 1
     tracker.finish(A, [7])
-    assert tracker.take_committable() == {A: 8}
+    assert tracker.take_committable() == {A: Progress(8)}
 
 
 def test_a_partition_that_starts_over_is_tracked_from_its_new_start() -> None:
@@ -108,7 +113,42 @@ def test_a_partition_that_starts_over_is_tracked_from_its_new_start() -> None:
     assert tracker.take_committable() == {}
     assert tracker.num_unfinished == 1
     tracker.finish(A, [0])
-    assert tracker.take_committable() == {A: 1}
+    assert tracker.take_committable() == {A: Progress(1)}
+
+
+def test_what_the_last_owner_finished_is_not_started_again() -> None:
+    tracker = OffsetTracker()
+    tracker.restore({A: beyond(3, 4, 6, 9)})
+    assert tracker.start(A, [3, 4, 5]) == [4]
+    assert tracker.num_unfinished == 2
+    tracker.finish(A, [3])
+    assert tracker.take_committable() == {A: beyond(5, 6, 9)}  # those not read yet stay in the next commit
+    assert tracker.start(A, [6, 7, 8]) == [6]
+    tracker.finish(A, [5, 7, 8])
+    assert tracker.start(A, [9]) == [9]
+    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: Progress(10)}, 0)
+
+
+def test_a_partition_of_which_the_rest_is_finished_is_committed_to_its_end() -> None:
+    tracker = OffsetTracker()
+    tracker.restore({A: beyond(0, 0, 1)})
+    assert tracker.start(A, [0, 1]) == [0, 1]
+    assert (tracker.take_committable(), tracker.num_unfinished) == ({A: Progress(2)}, 0)
+
+
+def test_what_was_finished_of_another_life_of_the_topic_means_nothing() -> None:
+    tracker = OffsetTracker()
+    tracker.restore({A: beyond(3, 4, 5)})
+    assert tracker.start(A, [0, 1]) == []
+    assert tracker.start(A, [2, 3, 4]) == []
+    assert tracker.num_unfinished == 5
+
+
+def test_unfinished_offsets_come_in_order() -> None:
+    tracker = started(2, 3, 5, 8)
+    tracker.finish(A, [3])
+    assert list(tracker.unfinished(A)) == [2, 5, 8]
+    assert list(tracker.unfinished(B)) == []
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
@@ -118,64 +158,97 @@ def test_any_order_of_finishing_gives_the_same_prefix(order: list[int], num_fini
     for offset in order[:num_finished]:
         tracker.finish(A, [offset])
     prefix = next(offset for offset in range(13) if offset not in finished)
-    assert tracker.take_committable() == ({A: prefix} if prefix else {})
+    progress = Progress(prefix, frozenset(finished - set(range(prefix))))
+    assert tracker.take_committable() == ({A: progress} if finished else {})
     assert tracker.num_unfinished == 12 - num_finished
 
 
 class TwoPartitions(RuleBasedStateMachine):
     """A model with sets beside the tracker: reads, answers, commits that succeed or fail, partitions lost and read
-    again from what was committed, and answers that come after their partition was lost."""
+    again from what was committed, restarts, and answers that come after their partition was lost.
+
+    Commits travel as the text that the broker stores.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tracker = OffsetTracker()
         self.next = {A: 0, B: 0}
-        self.committed = {A: 0, B: 0}
+        self.committed: dict[TopicPartition, tuple[int, str]] = {A: (0, ""), B: (0, "")}
         self.answered: dict[TopicPartition, set[int]] = {A: set(), B: set()}
-        self.in_flight: list[tuple[TopicPartition, int]] = []
+        self.in_flight: list[tuple[OffsetTracker, TopicPartition, int]] = []
 
-    @rule(source=st.sampled_from([A, B]))
-    def read(self, source: TopicPartition) -> None:
-        offset = self.next[source]
-        if offset % 4 == 2:  # no record has this offset, as after compaction: it is as good as answered
-            self.answered[source].add(offset)
-            offset += 1
-        self.tracker.start(source, [offset])
-        self.in_flight.append((source, offset))
-        self.next[source] = offset + 1
+    @rule(source=st.sampled_from([A, B]), count=st.integers(1, 3))
+    def read(self, source: TopicPartition, count: int) -> None:
+        first = self.next[source]
+        offsets = [offset for offset in range(first, first + count) if offset % 4 != 2]
+        # No record has an offset that is left out, as after compaction: it is as good as answered.
+        self.answered[source] |= set(range(first, first + count)) - set(offsets)
+        self.next[source] = first + count
+        if offsets:
+            skipped = self.tracker.start(source, offsets)
+            restored = commit_metadata.decode(*self.committed_before[source])
+            assert set(skipped) == restored.intersection(offsets)
+            self.in_flight += [(self.tracker, source, offset) for offset in offsets if offset not in skipped]
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        source, offset = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+        reader, source, offset = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
         self.answered[source].add(offset)
-        self.tracker.finish(source, [offset])
+        reader.finish(source, [offset])
 
     @rule(succeeds=st.booleans())
     def commit(self, succeeds: bool) -> None:
-        offsets = self.tracker.take_committable()
+        progress = self.tracker.take_committable()
         if succeeds:
-            self.committed.update(offsets)
+            self._commit(progress)
         else:
-            self.tracker.put_back(offsets)
+            self.tracker.put_back(progress)
 
-    @rule(source=st.sampled_from([A, B]))
-    def lose_and_read_again(self, source: TopicPartition) -> None:
-        self.tracker.forget({source})
-        self.next[source] = self.committed[source]
+    def _commit(self, progress: dict[TopicPartition, Progress]) -> None:
+        for source, (offset, finished) in progress.items():
+            self.committed[source] = offset, commit_metadata.encode(offset, finished)
+
+    @initialize()
+    def begin(self) -> None:
+        self._assign({A, B})
+
+    @rule(sources=st.sets(st.sampled_from([A, B]), min_size=1))
+    def lose_and_read_again(self, sources: set[TopicPartition]) -> None:
+        self.tracker.forget(sources)
+        self._assign(sources)
+
+    @rule()
+    def restart(self) -> None:
+        """Killed: another process reads on. Answers of the first may still reach the broker."""
+        self.tracker = OffsetTracker()
+        self._assign({A, B})
+
+    def _assign(self, sources: set[TopicPartition]) -> None:
+        if not hasattr(self, "committed_before"):
+            self.committed_before: dict[TopicPartition, tuple[int, str]] = {}
+        for source in sources:
+            offset, metadata = self.committed_before[source] = self.committed[source]
+            self.tracker.restore({source: Progress(offset, commit_metadata.decode(offset, metadata))})
+            self.next[source] = offset
 
     @invariant()
     def everything_committed_was_answered(self) -> None:
-        for source, committed in self.committed.items():
-            assert self.answered[source].issuperset(range(committed))
+        """So no record is lost, be it before the offset or beyond it."""
+        for source, (offset, metadata) in self.committed.items():
+            assert self.answered[source].issuperset(range(offset))
+            assert self.answered[source].issuperset(commit_metadata.decode(offset, metadata))
 
     def teardown(self) -> None:
-        """Once everything in flight is answered, everything read is committed."""
-        for source, offset in self.in_flight:
-            self.tracker.finish(source, [offset])
-        self.committed.update(self.tracker.take_committable())
+        """Once everything in flight is answered, everything read is committed, and nothing is left beyond."""
+        for reader, source, offset in self.in_flight:
+            reader.finish(source, [offset])
+        self._commit(self.tracker.take_committable())
         assert self.tracker.num_unfinished == 0
-        assert self.committed == self.next
+        for source, (offset, _) in self.committed.items():
+            assert self.answered[source].issuperset(range(offset, self.next[source]))
+            assert offset == self.next[source] or not list(self.tracker.unfinished(source))
 
 
 TestTwoPartitions = TwoPartitions.TestCase

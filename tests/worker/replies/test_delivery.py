@@ -25,7 +25,7 @@ from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.replies import dead_letters
 from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.delivery import Delivery
@@ -108,12 +108,13 @@ def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
         offsets.start(source, [sequence.request.record.original.offset])
         answer(desk, info, sequence)
 
-    def committable_after(index: int) -> dict[TopicPartition, int]:
+    def committable_after(index: int) -> dict[Any, Progress]:
         desk.acknowledge(index)
         return offsets.take_committable()
 
     assert offsets.take_committable() == {}
-    assert [committable_after(index) for index in (2, 0, 1)] == [{}, {source: 1}, {source: 3}]
+    commits = [{source: Progress(0, frozenset({2}))}, {source: Progress(1, frozenset({2}))}, {source: Progress(3)}]
+    assert [committable_after(index) for index in (2, 0, 1)] == commits
 
 
 def test_a_rejection_is_finished_when_both_its_reply_and_its_dead_letter_are_acknowledged(

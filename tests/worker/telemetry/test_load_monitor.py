@@ -21,6 +21,8 @@ from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.offsets import OffsetTracker
+from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
@@ -36,7 +38,9 @@ class Bench:
         self.cost = LearnedCost(CostTable(SECOND_A_TOKEN))
         self.scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), self.cost)
         self.driver = LaneDriver(self.scheduler, 1)
-        self.metrics = Metrics(self.scheduler, Backpressure(8), TokenBudget(1000, lambda: 0.0))
+        held = Backpressure(8)
+        self.ledger = RecordLedger(held, OffsetTracker(), "bulk")
+        self.metrics = Metrics(self.scheduler, held, TokenBudget(1000, lambda: 0.0), self.ledger)
         self.monitor = LoadMonitor(self.driver, self.cost, self.metrics)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -152,3 +156,8 @@ def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench)
     assert bench.value("penstock_batches_total", trigger="timeout") == 1
     assert bench.value("penstock_partitions_total", partition="dp") == 1
     assert bench.value("penstock_padded_tokens_total") == 8
+
+
+def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
+    bench.ledger.num_skipped = 3
+    assert bench.value("penstock_skipped_records_total") == 3

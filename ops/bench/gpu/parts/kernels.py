@@ -1,0 +1,182 @@
+"""Each kernel alone, in GB/s against the measured copy, over buffers that together exceed the L2 cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.gpu.attention import AttentionTables, Rotations, attend
+from penstock.engine.kernels.activation import bias_activation
+from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.pool import pool
+from penstock.engine.kernels.residual_norm import residual_norm
+from penstock.engine.model.weights import PlainAttention
+from penstock.ops.bench.common.lengths import filling
+from penstock.ops.bench.gpu.batches import pack
+from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.parts.ceilings import copy_bytes_per_s
+from penstock.ops.bench.gpu.timing import num_sets
+from penstock.ops.bench.gpu.torch_ops import flash_varlen, uploaded
+
+TOKENS = (1024, 4096, 16_384)
+ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500))  # tokens, and from which lengths
+HIDDEN, INTERMEDIATE, HEADS, VOCAB = 768, 3072, 12, 30_522
+_EPS = 1e-12
+
+WorkOn = Callable[[int], object]  # one launch on the i-th set of buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel and its counterpart in torch. `num_bytes`: each input read once, each output written once."""
+
+    num_bytes: int
+    ours: WorkOn
+    theirs: WorkOn
+    sets: int
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """About 5 s."""
+    ceiling = copy_bytes_per_s()
+    rows = []
+    for name, make in KERNELS.items():
+        for tokens in TOKENS:
+            where = f"{name}, {tokens} tokens"
+            with bench.guarded(f"kernel {name}", where):
+                launch = make(tokens, bench.seed)
+                us = bench.recorder.kernel_us(launch.ours, launch.sets)
+                rows.append(
+                    {
+                        "kernel": name,
+                        "tokens": tokens,
+                        "bytes": launch.num_bytes,
+                        "us": us,
+                        "share_of_copy": launch.num_bytes / us * 1e6 / ceiling,
+                        "torch_us": bench.recorder.kernel_us(launch.theirs, launch.sets),
+                        "copy_us": bench.recorder.kernel_us(_copy(launch.num_bytes, launch.sets), launch.sets),
+                    }
+                )
+    attention = []
+    for tokens, low, high in ATTENTION:
+        with bench.guarded("kernel attention", f"{tokens} tokens of {low}-{high}"):
+            launch = _attention(tokens, low, high, bench.seed)
+            attention.append(
+                {
+                    "tokens": tokens,
+                    "lengths": f"{low}-{high}",
+                    "sequences": len(filling(tokens, low, high, bench.seed)),
+                    "us": bench.recorder.kernel_us(launch.ours, launch.sets),
+                    "flash_us": bench.recorder.kernel_us(launch.theirs, launch.sets),
+                    "byte_floor_us": launch.num_bytes / ceiling * 1e6,
+                }
+            )
+    return {"copy_bytes_per_s": ceiling, "hidden": HIDDEN, "rows": rows, "attention": attention}
+
+
+def _residual_norm(tokens: int, seed: int) -> Launch:
+    num_bytes = 3 * tokens * HIDDEN * 2
+    sets = num_sets(num_bytes)
+    x, residual, out = (_normal(sets, tokens, HIDDEN) for _ in range(3))
+    bias, weight, shift = (_normal(HIDDEN) for _ in range(3))
+    return Launch(
+        num_bytes,
+        lambda i: residual_norm(out[i], x[i], bias, residual[i], weight, shift, _EPS),
+        lambda i: F.layer_norm(x[i] + residual[i], (HIDDEN,), weight, shift, _EPS),  # the bias is in torch's product
+        sets,
+    )
+
+
+def _embed_norm(tokens: int, seed: int) -> Launch:
+    lengths = filling(tokens, 2, 100, seed)
+    ids = np.random.default_rng(seed).integers(0, VOCAB, tokens)
+    tables = len(np.unique(ids)) + int(lengths.max()) + 1  # rows of the tables that are read
+    num_bytes = (tables + tokens) * HIDDEN * 2 + 2 * 4 * tokens
+    sets = num_sets(num_bytes)
+    words, out = _normal(sets, VOCAB, HIDDEN), _normal(sets, tokens, HIDDEN)
+    positions_table, types = _normal(512, HIDDEN), _normal(2, HIDDEN)
+    weight, shift = _normal(HIDDEN), _normal(HIDDEN)
+    token_ids = _int32(ids).repeat(sets, 1)
+    positions = _int32(np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)).repeat(sets, 1)
+
+    def ours(i: int) -> None:
+        tables = (words[i], positions_table, types)
+        embed_norm(out[i], token_ids[i], positions[i], None, *tables, weight, shift, _EPS)
+
+    def theirs(i: int) -> Tensor:
+        hidden = F.embedding(token_ids[i], words[i]) + F.embedding(positions[i], positions_table) + types[0]
+        return F.layer_norm(hidden, (HIDDEN,), weight, shift, _EPS)
+
+    return Launch(num_bytes, ours, theirs, sets)
+
+
+def _bias_gelu(tokens: int, seed: int) -> Launch:
+    num_bytes = 2 * tokens * INTERMEDIATE * 2
+    sets = num_sets(num_bytes)
+    x, out = _normal(sets, tokens, INTERMEDIATE), _normal(sets, tokens, INTERMEDIATE)
+    bias = _normal(INTERMEDIATE)  # also keeps x, which is changed in place again and again, from fading away
+    return Launch(
+        num_bytes,
+        lambda i: bias_activation(x[i], bias, "gelu"),
+        lambda i: torch.ops.aten.gelu.out(x[i], out=out[i]),
+        sets,
+    )
+
+
+def _mean_pool(tokens: int, seed: int) -> Launch:
+    lengths = filling(tokens, 2, 100, seed)
+    num_bytes = (2 * tokens + 4 * len(lengths)) * HIDDEN
+    sets = num_sets(num_bytes)
+    hidden, out = _normal(sets, tokens, HIDDEN), torch.zeros(sets, len(lengths), HIDDEN, device="cuda")
+    cu_seqlens = _int32(np.concatenate([[0], np.cumsum(lengths)]))
+    owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).cuda()
+    counts = torch.from_numpy(lengths).cuda()[:, None].float()
+    return Launch(
+        num_bytes,
+        lambda i: pool(out[i], hidden[i], cu_seqlens, "mean", False),
+        lambda i: torch.zeros_like(out[i]).index_add_(0, owner, hidden[i].float()) / counts,
+        sets,
+    )
+
+
+def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
+    lengths = filling(tokens, low, high, seed)
+    num_bytes = 4 * tokens * HIDDEN * 2
+    sets = num_sets(num_bytes)
+    qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
+    requests = [np.zeros(length, np.int32) for length in lengths]
+    inputs = uploaded(pack(requests), torch.device("cuda"))
+    tables, rotations = AttentionTables(HEADS, None, None), Rotations(inputs.positions)
+    return Launch(
+        num_bytes,
+        lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables, rotations),
+        lambda i: flash_varlen(qkv[i], inputs.cu_seqlens, inputs.shape.max_seqlen, HEADS),
+        sets,
+    )
+
+
+def _copy(num_bytes: int, sets: int) -> WorkOn:
+    """A copy that moves as many bytes: as a kernel's pass, since the driver's own copies depend on odd sizes."""
+    source, target = (torch.empty(sets, num_bytes // 8, dtype=torch.int32, device="cuda") for _ in range(2))
+    source.random_()
+    return lambda i: torch.neg(source[i], out=target[i])
+
+
+def _normal(*size: int) -> Tensor:
+    return torch.randn(*size, device="cuda", dtype=torch.float16)
+
+
+def _int32(array: Any) -> Tensor:
+    return torch.from_numpy(np.asarray(array, np.int32)).cuda()
+
+
+KERNELS: dict[str, Callable[[int, int], Launch]] = {
+    "bias + residual + LayerNorm": _residual_norm,
+    "embedding + LayerNorm": _embed_norm,
+    "mean pooling": _mean_pool,
+    "bias + GELU": _bias_gelu,
+}

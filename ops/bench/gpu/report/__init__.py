@@ -1,0 +1,1 @@
+"""Tables, plots, measures and the report of kept runs."""

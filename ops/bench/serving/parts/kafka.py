@@ -1,0 +1,121 @@
+"""Critical points through Kafka, with broker, worker process and client, beside critical points in process."""
+
+import dataclasses
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.ops.bench.common.processes import Service, run_once
+from penstock.ops.bench.serving.harness import BenchHarness
+from penstock.ops.bench.serving.parts.critical import critical_point
+from penstock.ops.bench.serving.parts.kafka_client import ClientSpec
+from penstock.ops.bench.serving.parts.saturation import Row, Say
+from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
+from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
+
+_PATIENCE_S = 30.0  # deadline of a call where the system has no objective: longer than the backlog of an overloaded run
+_NUM_LENGTHS = 4096  # requests whose lengths a client is given
+_MOST_SEARCH_S = 600.0
+_FIRST_SHARE = 0.7  # where a search begins, as a share of its bound: the cost, or the rate in process
+_MOCK_FETCH_MAX_WAIT_MS = 5  # the mock answers a fetch only when this time is up
+
+Connection = dict[str, Any]  # settings that the worker and the client share
+
+
+def run(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
+    """Measure the first workload, each system in process and then through Kafka on the same requests."""
+    lengths = plan.lengths[0]
+    slo_s = plan.slo_of(bench, lengths)
+    rows: list[Row] = []
+    with _broker(plan.bootstrap_servers) as (kind, connection), tempfile.TemporaryDirectory() as folder:
+        say(f"through Kafka ({kind}), {lengths} tokens, SLO {slo_s * 1e3:.0f} ms")
+        for system in systems(bench, slo_s):
+            in_process = _in_process(bench, plan, system, lengths, slo_s)
+            rate = in_process["rate_per_s"]
+            through = _through_kafka(bench, plan, system, lengths, slo_s, rate, connection, Path(folder))
+            rows.append({"system": system.name, "in_process": in_process, "through_kafka": through})
+            say(f"  {system.name}: {rate:,.0f} req/s in process, {through['rate_per_s']:,.0f} through Kafka")
+    return {"broker": kind, "lengths": lengths, "slo_s": slo_s, "rows": rows}
+
+
+def systems(bench: BenchHarness, slo_s: float) -> list[System]:
+    """The four systems: one request at a time, first come first served, the DP, and the default."""
+    limits = bench.limits(slo_s)
+    by_name = {system.name: system for system in on_packed(limits)}
+    return [no_batch(limits), tei(limits), by_name["packed, DP"], default(limits)]
+
+
+@contextmanager
+def _broker(bootstrap_servers: str | None) -> Iterator[tuple[str, Connection]]:
+    """The named broker; else a local Kafka if Java is installed, else librdkafka's mock."""
+    if bootstrap_servers is not None:
+        yield f"the broker at {bootstrap_servers}", {"bootstrap_servers": bootstrap_servers}
+    elif kafka_missing() is None:
+        with KafkaBroker() as broker:
+            yield "a Kafka broker of one node", {"bootstrap_servers": broker.bootstrap_servers}
+    else:
+        with MockBroker() as mock:
+            waits = {"fetch_max_wait_ms": _MOCK_FETCH_MAX_WAIT_MS}
+            yield "librdkafka's mock broker", {"bootstrap_servers": mock.bootstrap_servers, **waits}
+
+
+def _in_process(bench: BenchHarness, plan: RunPlan, system: System, lengths: str, slo_s: float) -> Row:
+    allowed = bench.capacity_per_s(system.engine, lengths, system.settings.max_batch_sequences)
+    return critical_point(
+        lambda rate, times: bench.real(system, plan.load(lengths, rate, slo_s, times=times), grace_s=2 * slo_s),
+        _FIRST_SHARE * allowed,
+        slo_s,
+    )
+
+
+def _through_kafka(
+    bench: BenchHarness,
+    plan: RunPlan,
+    system: System,
+    lengths: str,
+    slo_s: float,
+    in_process_per_s: float,
+    connection: Connection,
+    folder: Path,
+) -> Row:
+    """A new worker with a new topic and group, so that no state of the previous system remains."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    spec = ClientSpec(
+        connection={**connection, "model": name},
+        lengths=bench.lengths(lengths, _NUM_LENGTHS).tolist(),
+        vocab_size=bench.packed.info.vocab_size,
+        slo_s=slo_s,
+        timeout_s=_PATIENCE_S if system.settings.slo_s is None else system.settings.slo_s,
+        guess_per_s=_FIRST_SHARE * in_process_per_s,
+        seconds=plan.load(lengths, in_process_per_s, slo_s).seconds,
+    )
+    settings = {**connection, **worker_settings(bench, system), "served_name": name}
+    settings["cost_path"] = str(folder / "costs.sqlite")
+    worker = {"settings": settings, "profile": None}
+    with Service("cpu.worker_process", worker, folder / f"{name}.jsonl"):
+        return run_once(
+            "serving.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
+        )
+
+
+def worker_settings(bench: BenchHarness, system: System) -> dict[str, Any]:
+    """Worker settings of the system. Its objective is the deadline of each request."""
+    chosen, scheduler = bench.settings, system.settings
+    return {
+        "model": chosen.model,
+        "device": chosen.device,
+        "dtype": chosen.dtype,
+        "lanes": scheduler.num_lanes,
+        "trigger": scheduler.trigger,
+        "partition": scheduler.partition,
+        "order": scheduler.order,
+        "admission": scheduler.admission,
+        "max_batch_sequences": scheduler.max_batch_sequences,
+        "max_batch_tokens": scheduler.max_batch_tokens,
+        "max_wait_ms": scheduler.max_wait_s * 1e3,
+        "log_format": "json",
+    }

@@ -1,0 +1,1 @@
+"""Simulated devices, clients and fleets that drive the worker's own scheduler."""

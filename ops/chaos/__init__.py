@@ -1,0 +1,1 @@
+"""Faults against a whole fleet: three brokers, `penstock worker` and its clients, and a check of every record."""

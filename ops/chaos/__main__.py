@@ -1,0 +1,39 @@
+"""`python -m penstock.ops.chaos --seed 1 --minutes 10`: exit code 1 if any promise of delivery was broken."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from penstock.ops.chaos.chaos_run import ChaosSettings, run_chaos
+from penstock.ops.chaos.faults import KINDS
+
+
+def main() -> int:
+    """Run, print the report as JSON, and keep it with `--keep`."""
+    options = argparse.ArgumentParser(prog="python -m penstock.ops.chaos", description=__doc__)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--minutes", type=float, default=10.0)
+    options.add_argument("--processes", type=int, default=2, help="members of the worker")
+    options.add_argument("--rate", type=float, default=200.0, help="plain records a second, beside the calls")
+    options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
+    options.add_argument("--model", type=Path, help="checkpoint that runs on the CPU; default: an echo of the ids")
+    options.add_argument("--keep", action="store_true", help="write the report into ops/bench/results/chaos")
+    given = options.parse_args()
+    settings = ChaosSettings(
+        seed=given.seed,
+        minutes=given.minutes,
+        processes=given.processes,
+        rate=given.rate,
+        kinds=tuple(kind for kind in given.faults.split(",") if kind),
+        model=given.model,
+    )
+    began = time.monotonic()
+    report = run_chaos(settings, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr))
+    print(json.dumps(report, indent=1))
+    return 1 if report["violations"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

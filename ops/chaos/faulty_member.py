@@ -1,0 +1,61 @@
+"""A member as a process, with a `FaultyEngine` and a clock that steps: `python -m …faulty_member FOLDER SEED FD CPUS`.
+
+Besides these two, all of the member is the product's.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
+from penstock.worker import process
+from penstock.worker.batching import watchdog
+from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.settings import NULL_MODEL, ModelSettings
+from penstock.worker.supervision import member
+
+CLOCK = "clock"  # a file in the control folder: seconds by which the time of day is wrong
+HANG_S = 5.0
+_LOOK_EVERY_S = 0.25
+
+
+def _install(control: Path, seed: int) -> None:
+    load, measure = process.load, process._cost
+
+    def load_faulty(settings: ModelSettings) -> FaultyEngine:
+        is_null = settings.model == NULL_MODEL
+        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else load(settings)
+        return FaultyEngine(engine, control, seed + os.getpid())
+
+    def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings) -> object:
+        cost = measure(engine, settings)
+        engine.is_faulty = True
+        return cost
+
+    process.load = load_faulty
+    process._cost = measure_then_fail  # type: ignore[assignment]  # called with a FaultyEngine only
+    watchdog.HANG_S = HANG_S
+
+
+def _step_clock(control: Path) -> None:
+    """Make the time of day of this process follow the file CLOCK. Timers use another clock, as on a real machine."""
+    true_time, offset_s = time.time, 0.0
+    time.time = lambda: true_time() + offset_s
+
+    def follow() -> None:
+        nonlocal offset_s
+        while True:
+            path = control / CLOCK
+            offset_s = float(path.read_text() or 0) if path.exists() else 0.0
+            time.sleep(_LOOK_EVERY_S)
+
+    threading.Thread(target=follow, name="clock", daemon=True).start()
+
+
+if __name__ == "__main__":
+    folder, number = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
+    _install(folder, number)
+    _step_clock(folder)
+    sys.exit(member.main())

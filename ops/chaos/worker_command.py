@@ -1,0 +1,99 @@
+"""`penstock worker` as a user starts it, kept running as systemd would keep it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_RESTART_S = 1.0
+_LOOK_EVERY_S = 0.2
+
+
+class WorkerCommand:
+    """One supervisor and its members. All of it runs on the caller's event loop; `run` starts it again when it ends."""
+
+    def __init__(self, folder: Path, seed: int, options: Sequence[str]) -> None:
+        """`folder` is the members' control folder and gets the log."""
+        self.log_path = folder / "worker.log"
+        self.exits: list[int] = []  # of supervisors that were not asked to end
+        self._command = (sys.executable, "-m", "penstock.ops.chaos.faulty_worker", str(folder), str(seed), *options)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the supervisor; None while there is none."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    @property
+    def members(self) -> list[int]:
+        """Process ids of the members that run."""
+        pid = self.pid
+        try:
+            return [] if pid is None else [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    async def run(self) -> None:
+        """Start the command, and start it again whenever it ends, until cancelled."""
+        while True:
+            self._start()
+            while self.pid is not None:  # noqa: ASYNC110 — a process has no event to wait for
+                await asyncio.sleep(_LOOK_EVERY_S)
+            self.exits.append(self._reap())
+            await asyncio.sleep(_RESTART_S)
+
+    async def stop(self, timeout_s: float) -> int:
+        """End it with SIGTERM. Returns its exit code; -9 if it took longer than `timeout_s`. After `run`."""
+        if self._process is None:
+            return 0
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, timeout_s)
+        for pid in (*self.members, self.pid):
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        return self._reap()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def limit_files(self, num_bytes: int) -> None:
+        """Let members write no file beyond this size, as on a full disk. -1: any size."""
+        for pid in self.members:
+            with contextlib.suppress(ProcessLookupError):
+                _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, most))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events called so that were logged so far."""
+        return [event for event in self.all_events(f'"event": "{name}"') if event["event"] == name]
+
+    def all_events(self, part: str = "") -> list[dict[str, Any]]:
+        """The events whose lines hold `part`."""
+        lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        return [json.loads(line) for line in lines if part in line and line.startswith("{") and line.endswith("}")]
+
+    def _start(self) -> None:
+        """Start the command. Its log passes a pipe, because `limit_files` counts for files of the members alone."""
+        with self.log_path.open("ab") as log:
+            self._log = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, process_group=0)
+        assert self._log.stdin is not None
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=self._log.stdin, stderr=self._log.stdin, process_group=0
+        )
+        self._log.stdin.close()  # members hold it as long as they live
+
+    def _reap(self) -> int:
+        code = 0 if self._process is None else self._process.wait()
+        self._process = None
+        return code

@@ -1,0 +1,97 @@
+"""Bounds on what a fetch unpacks to, and the unpacking beside the event loop.
+
+aiokafka (0.14) decompresses inside `getmany`, on the event loop and without a bound: 260 KB of gzip are 256 MiB there.
+Here each answer to a fetch is unpacked before aiokafka parses it.
+"""
+
+import asyncio
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import FetchResult
+from aiokafka.protocol.fetch import FetchRequest
+
+from penstock.producer.transport.batches import Bounds, is_packed, unpack
+
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each
+_FETCH_BYTES = 48 * 1024 * 1024  # unpacked and not polled; the rest of an answer is fetched again
+_FETCH_ITEMS = MAX_BATCH_ITEMS
+# Partitions that bring so little, and unpack to so little, are unpacked on the event loop: a thread costs more.
+_SMALL_PACKED_BYTES = 16 * 1024
+_SMALL = Bounds(batch_bytes=128 * 1024, batch_items=4096, total_bytes=128 * 1024, total_items=4096)
+_HELD_POLL_S = 0.01
+
+log = structlog.get_logger("penstock.fetch")
+
+
+class BoundedConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no type information
+    """A consumer that reads compressed batches within bounds. Gets its topics or partitions after `start`."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._fetcher._client = _UnpackingClient(self._fetcher)
+
+
+class _UnpackingClient:
+    """aiokafka's client as its fetcher sees it, with other answers to fetches."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._client = fetcher._client
+        self._fetched = fetcher._records
+        self._unpacking = asyncio.Lock()  # one answer at a time: several brokers share the bounds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def send(self, node_id: int, request: Any, **options: Any) -> Any:
+        response = await self._client.send(node_id, request, **options)
+        if isinstance(request, FetchRequest) and any(is_packed(data) for *_, data in _partitions(response)):
+            async with self._unpacking:
+                while self._num_held_bytes() >= _FETCH_BYTES:  # noqa: ASYNC110  # aiokafka has no event for it
+                    await asyncio.sleep(_HELD_POLL_S)
+                await _Unpacking(self._num_held_bytes()).unpack(response)
+        return response
+
+    def _num_held_bytes(self) -> int:
+        """Bytes of batches that no poll has taken, as they are after unpacking."""
+        results = [result for result in self._fetched.values() if isinstance(result, FetchResult)]
+        return sum([result._partition_records._records.size_in_bytes() for result in results if result.has_more()])
+
+
+def _partitions(response: Any) -> list[tuple[Any, ...]]:
+    """What a fetch brought of each partition: its number first, its batches last."""
+    return [partition for _, partitions in response.topics for partition in partitions]
+
+
+class _Unpacking:
+    """Unpacks one answer, partition by partition, until it has brought enough."""
+
+    def __init__(self, num_held_bytes: int) -> None:
+        self._bytes_left = _FETCH_BYTES - num_held_bytes
+        self._items_left = _FETCH_ITEMS
+
+    async def unpack(self, response: Any) -> None:
+        """Replace the answer's batches. Batches that are left out are fetched again."""
+        topics = []
+        for topic, partitions in response.topics:
+            unpacked = []
+            for *head, data in partitions:
+                is_done = not is_packed(data)
+                unpacked.append((*head, data if is_done else await self._unpack(f"{topic}-{head[0]}", data)))
+            topics.append((topic, unpacked))
+        response.topics = topics
+
+    async def _unpack(self, partition: str, data: bytes) -> bytes:
+        if min(self._bytes_left, self._items_left) <= 0:
+            return b""
+        result = unpack(data, _SMALL) if len(data) <= _SMALL_PACKED_BYTES else None
+        if result is None or result.faults or not result.is_whole:
+            bounds = Bounds(MAX_BATCH_BYTES, MAX_BATCH_ITEMS, self._bytes_left, self._items_left)
+            result = await asyncio.to_thread(unpack, data, bounds)
+        self._bytes_left -= result.num_bytes
+        self._items_left -= result.num_items
+        for fault in result.faults:
+            log.warning("batch_unreadable", partition=partition, reason=fault)
+        return result.data

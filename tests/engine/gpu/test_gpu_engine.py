@@ -1,0 +1,371 @@
+"""Errors of the GPU engine, and the order of its streams, with a fake of CUDA. No GPU needed."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.engine import EngineLanes
+from penstock.engine.errors import DeviceFailed
+from penstock.engine.gpu import engine as engine_module
+from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.encoder import GpuEncoder
+from penstock.engine.gpu.engine import GpuEngine
+from penstock.engine.gpu.products import MAX_ROWS, Products
+from penstock.engine.kernels import launch as launching
+from penstock.engine.model.heads import Head
+from penstock.engine.model.pooling import EmbeddingTail
+from penstock.engine.model.weights import PlainAttention
+from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.scheduler import LaneDriver, PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.requests.request import PendingRequest, PendingSequence, Results, SliceTimes
+from tests.engine.gpu.fake_cuda import FakeCuda, FakeEvent, FakeStream
+from tests.engine.helpers import pack, random_sequences
+
+TAGS = TaskOptions("token_classify")
+INFO = ModelInfo("tagger", "r1", "float16", "GPU", 200, 130, frozenset({"token_classify"}), 4, ("a", "b", "c", "d"))
+
+# As they are worded: cuBLAS by torch, pinned memory by torch, a module's load by CuPy, a launch of ours.
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY at a launch of (1, 1) blocks of (128,) threads."),
+)
+BATCHES_OWN = (
+    RuntimeError("CUDA_ERROR_INVALID_VALUE at a launch of (12, 70000) blocks of (256,) threads."),
+    RuntimeError("CUDA error: invalid configuration argument"),
+    RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+)
+LASTING = RuntimeError(
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported late"
+)
+
+
+class SmallEncoder:
+    """Each token's state is its id, four times over; batches beyond `most_tokens` raise `error`."""
+
+    device = torch.device("cpu")
+    is_capture_due = False
+
+    def __init__(self) -> None:
+        self.most_tokens = 1 << 20
+        self.error: Exception | None = None
+        self.lengths: list[int] = []  # tokens of each batch
+        self.longest: list[int] = []  # and of its longest sequence
+
+    def upload(self, batch: PackedBatch) -> Tensor:
+        self.lengths.append(len(batch.token_ids))
+        self.longest.append(batch.max_seqlen)
+        if self.error is not None and len(batch.token_ids) > self.most_tokens:
+            raise self.error
+        return torch.from_numpy(batch.token_ids)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.float()[:, None].expand(-1, 4)
+
+    def trim(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+@pytest.fixture
+def encoder() -> SmallEncoder:
+    return SmallEncoder()
+
+
+@pytest.fixture
+def engine(cuda: FakeCuda, encoder: SmallEncoder) -> GpuEngine:
+    head = Head((), "raw", INFO.labels, "tokens")
+    tail = EmbeddingTail(pooling="cls", dense=(), normalize=False)
+    return GpuEngine(INFO, Path(), cast(GpuEncoder, encoder), tail, {"token_classify": head})
+
+
+BATCH = pack(random_sequences((3, 5)), TAGS)
+
+
+@pytest.mark.parametrize("max_tokens", [64, 128, 256, 512])
+def test_warming_up_meets_every_kernel_that_a_batch_may_need(
+    cuda: FakeCuda, encoder: SmallEncoder, max_tokens: int
+) -> None:
+    def kernel(longest: int, rows: int) -> AttentionKernel:
+        return choose_kernel(PlainAttention(), 64, longest, rows, shared_bytes=227 << 10)
+
+    head, tail = Head((), "raw", INFO.labels, "tokens"), EmbeddingTail(pooling="cls", dense=(), normalize=False)
+    info = replace(INFO, max_tokens=max_tokens)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, encoder), tail, {"token_classify": head})
+    engine.warm_up()
+    met = {kernel(longest, rows) for longest, rows in zip(encoder.longest, encoder.lengths, strict=True)}
+    assert met == {kernel(longest, rows) for longest in range(1, max_tokens + 1) for rows in range(longest, 16_384, 97)}
+    assert max(encoder.longest) <= max_tokens
+    assert {rows <= MAX_ROWS for rows in encoder.lengths} == {True, False}
+    products = Products(torch.empty(0), wide_groups=132)
+    for is_plain, width in ((False, 3072), (True, 2304)):
+        assert any(products.is_wide(rows, width, 768, is_plain=is_plain) for rows in encoder.lengths)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
+def test_memory_that_ran_out_in_any_words_is_one_error_and_the_engine_lives(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 4, error
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.run(BATCH)
+    assert cuda.num_emptied == 1
+    assert len(engine.run(pack(random_sequences((3,)), TAGS)).rows) == 1
+
+
+def test_memory_that_ran_out_is_that_also_where_torch_can_give_none_back(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine
+) -> None:
+    cuda.refused = RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+    encoder.most_tokens, encoder.error = 4, OUT_OF_MEMORY[1]
+    with pytest.raises(torch.OutOfMemoryError, match="ALLOC_FAILED"):
+        engine.run(BATCH)
+
+
+@pytest.mark.parametrize("error", BATCHES_OWN, ids=str)
+def test_an_error_after_which_the_device_answers_is_the_batchs_own(
+    encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 4, error
+    with pytest.raises(RuntimeError) as raised:
+        engine.run(BATCH)
+    assert raised.value is error
+    assert len(engine.run(pack(random_sequences((3,)), TAGS)).rows) == 1
+
+
+@pytest.mark.parametrize("error", [*BATCHES_OWN, LASTING], ids=str)
+def test_a_device_that_does_not_answer_has_failed_for_good(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error, cuda.broken = 4, error, LASTING
+    with pytest.raises(DeviceFailed, match=r"illegal memory access was encountered$"):
+        engine.run(BATCH)
+    cuda.broken = encoder.error = None
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        engine.run(BATCH)
+    assert encoder.lengths == [8]
+
+
+def test_an_error_that_shows_only_when_the_batch_ends_is_judged_alike(cuda: FakeCuda, engine: GpuEngine) -> None:
+    running = engine.start(BATCH)
+    cast(FakeEvent, running._ended).error = LASTING
+    cuda.broken = LASTING
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        running.result()
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY[:2], ids=str)
+async def test_a_batch_that_ran_out_of_memory_is_halved_until_it_fits(
+    encoder: SmallEncoder, engine: GpuEngine, error: RuntimeError
+) -> None:
+    encoder.most_tokens, encoder.error = 20, error
+    found: dict[int, Any] = {}
+    over = asyncio.Event()
+
+    def on_batch_done(stats: BatchStats, results: Results) -> None:
+        found.update({sequence.index: result for sequence, result in results})
+        if len(found) == 8:
+            over.set()
+
+    def on_failure(*failure: object) -> None:
+        failures.append(failure)
+        over.set()
+
+    failures: list[object] = []
+    cost, lanes = PackedCost(0.0, 0.0, 0.0, 0.0), EngineLanes(engine)
+    dispatcher = Dispatcher(
+        lanes,
+        LaneDriver(Scheduler(SchedulerSettings(10.0, 8, 1000, None), cost), 1),
+        cost,
+        clock=lambda: 100.0,
+        batch_done=on_batch_done,
+        rejected=on_failure,
+        unhealthy=on_failure,
+    )
+    sequences = random_sequences((7,) * 8)
+    dispatcher.add(one_request(sequences))
+    await asyncio.wait_for(over.wait(), 10)
+    dispatcher.close()
+    await lanes.close()
+    assert failures == []
+    for index, ids in enumerate(sequences):
+        np.testing.assert_array_equal(found[index], np.tile(ids[:, None], 4))
+    assert sorted(encoder.lengths) == [14, 14, 14, 14, 28, 28, 56]  # and no probe of the engine's health
+
+
+def one_request(sequences: Sequence[Int32Array]) -> list[PendingSequence]:
+    nothing: Any = None  # what the dispatcher does not look at
+    message = Request("tiny", "embed", tokens=join_tokens(sequences))
+    request = PendingRequest(nothing, nothing, message, None, False, SliceTimes(0.0, 0.0))
+    return [PendingSequence(request, index, ids, None, TAGS, ids.tobytes()) for index, ids in enumerate(sequences)]
+
+
+def test_rows_are_those_of_their_sequences(engine: GpuEngine) -> None:
+    for row, ids in zip(engine.run(BATCH).rows, np.split(BATCH.token_ids, [3]), strict=True):
+        np.testing.assert_array_equal(row, np.tile(ids[:, None], 4))
+
+
+def test_batches_wait_for_the_weights_that_were_prepared_on_another_stream(cuda: FakeCuda, engine: GpuEngine) -> None:
+    assert cast(FakeStream, engine._stream).waited_for == [cuda.default_stream]
+
+
+async def test_an_idle_lane_lets_its_engine_give_memory_back_again_and_again(
+    encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_TRIM_AFTER_S", 0.001)
+    engine.run(BATCH)  # from which on the time counts
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr(encoder, "trim", trimmed.release)
+    lanes = EngineLanes(engine)
+    for _ in range(3):
+        assert await asyncio.to_thread(trimmed.acquire, timeout=10)
+    assert len((await lanes.submit(BATCH)).rows) == 2
+    await lanes.close()
+
+
+def test_an_idle_engine_waits_before_it_gives_memory_back(
+    encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(encoder, "trim", lambda: trims.append(now[0]))
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine.run(BATCH)
+    assert engine.idle() == 30.0
+    now[0] += 20.0
+    assert engine.idle() == 10.0
+    assert trims == []
+    now[0] += 10.0
+    assert engine.idle() == 30.0
+    assert trims == [130.0]
+
+
+def test_an_idle_engine_captures_one_graph_at_a_time(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[FakeStream] = []
+
+    def capture_next() -> bool:
+        streams.append(cuda.stream)
+        encoder.is_capture_due = len(streams) < 2
+        return True
+
+    monkeypatch.setattr(encoder, "capture_next", capture_next, raising=False)
+    encoder.is_capture_due = True
+    engine.start(BATCH).result()
+    assert streams == []  # not on the way of a batch
+    assert [engine.idle(), engine.idle()] == [0.0, 0.0]
+    assert (engine.idle() or 0.0) > 0.0
+    assert streams == [cast(FakeStream, engine._stream)] * 2
+
+
+def test_pinned_memory_is_reused_and_not_before_its_rows_were_copied_out(cuda: FakeCuda, engine: GpuEngine) -> None:
+    batches = [pack(random_sequences((3, 5), seed), TAGS) for seed in range(6)]
+    expected = [engine.run(batch).rows for batch in batches]
+    pinned = cuda.num_pinned
+    first, second = engine.start(batches[0]), engine.start(batches[1])
+    rows = [first.result().rows]
+    third = engine.start(batches[2])
+    rows += [second.result().rows, third.result().rows]
+    rows += [engine.run(batch).rows for batch in batches[3:]]
+    assert cuda.num_pinned == pinned + 1  # of the second batch underway
+    for got, want in zip(rows, expected, strict=True):
+        for row, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(row, other)
+
+
+def test_a_thread_that_waits_sleeps_unless_the_batch_is_brief(engine: GpuEngine) -> None:
+    for num_tokens, sleeps in ((8, False), (512, False), (513, True)):
+        running = engine.start(pack(random_sequences((num_tokens,)), TAGS))
+        assert cast(FakeEvent, running._ended).is_blocking is sleeps
+
+
+def test_idle_work_is_on_the_engines_stream_and_no_error_of_it_reaches_the_lane(
+    cuda: FakeCuda, encoder: SmallEncoder, engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[FakeStream] = []
+
+    def trim() -> None:
+        streams.append(cuda.stream)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(encoder, "trim", trim)
+    monkeypatch.setattr(engine, "_trim_at", 0.0)
+    engine.idle()
+    assert streams == [cast(FakeStream, engine._stream)]
+    assert streams[0].num_synchronized == 1
+    assert cuda.stream is cuda.default_stream
+
+
+class Driver:
+    """Refuses every launch with one code."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def cuLaunchKernelEx(self, *arguments: Any) -> int:
+        return self._code
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:
+        names = {1: b"CUDA_ERROR_INVALID_VALUE", 2: b"CUDA_ERROR_OUT_OF_MEMORY"}
+        if code in names:
+            name._obj.value = names[code]
+        return 0 if code in names else 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(1, "CUDA_ERROR_INVALID_VALUE at"), (2, "CUDA_ERROR_OUT_OF_MEMORY at"), (999, "CUDA error 999 at")],
+)
+def test_a_refused_launch_gives_the_drivers_name_for_it(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+    monkeypatch.setattr(launching, "driver", lambda: Driver(code))
+    with pytest.raises(RuntimeError, match=said):
+        launching.launch(0, (1,), (32,), (np.int32(1),), 0, 0, (9, 0))
+
+
+@pytest.mark.parametrize(
+    "asked", [TaskOptions("embed"), TaskOptions("embed", dimensions=3), TaskOptions("embed", normalize=False)]
+)
+def test_vectors_are_cut_between_the_pooling_kernel_and_normalisation(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, asked: TaskOptions
+) -> None:
+    hidden = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+    class OneBatch(SmallEncoder):
+        def upload(self, batch: PackedBatch) -> Any:
+            return SimpleNamespace(cu_seqlens=torch.from_numpy(batch.cu_seqlens))
+
+        def forward(self, inputs: Any) -> Tensor:
+            return hidden
+
+    def pool_first(out: Tensor, hidden: Tensor, cu_seqlens: Tensor, pooling: str, normalize: bool) -> None:
+        rows = hidden[cu_seqlens[:-1].long()]
+        out.copy_(torch.nn.functional.normalize(rows, dim=1) if normalize else rows)
+
+    monkeypatch.setattr(engine_module, "pool", pool_first)
+    info = replace(INFO, tasks=frozenset({"embed"}), labels=(), dim=2, dimensions=(2, 3, 4))
+    tail = EmbeddingTail(pooling="cls", dense=(), normalize=True, dimensions=2)
+    engine = GpuEngine(info, Path(), cast(GpuEncoder, OneBatch()), tail, {})
+    rows = engine.run(pack(random_sequences((3, 5)), asked)).rows
+    expected = hidden[[0, 3], : asked.dimensions or 2]
+    if asked.normalize is None:
+        expected = torch.nn.functional.normalize(expected, dim=1)
+    np.testing.assert_allclose(np.stack(rows), expected.numpy(), atol=1e-6)

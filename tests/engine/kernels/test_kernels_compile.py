@@ -1,0 +1,123 @@
+"""Every kernel compiles for every device and type we support, within its registers. No GPU is needed."""
+
+import re
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.kernels import activation, pool, short_product
+from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
+from tests.engine.kernels.nvrtc import compile_entries, compile_ptx
+
+pytestmark = pytest.mark.slow
+
+SOURCES = sorted(
+    Path(file.name).stem for file in resources.files("penstock.engine.kernels").iterdir() if file.name.endswith(".cu")
+)
+DTYPES = (torch.float16, torch.bfloat16)
+ARCHITECTURES = ("80", "89", "90")
+HOPPER = {"wide_product"}  # sources for sm_90a alone
+READ_WEIGHTS_FIRST = (
+    "residual_norm",
+    "embed_norm",
+    "split_norm",
+    "short_product",
+)  # entries that may read before they wait: no kernel writes weights
+HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("source", "arch"),
+    [(source, arch) for source in SOURCES for arch in (("90a",) if source in HOPPER else ARCHITECTURES)],
+)
+def test_compiles_without_spills(
+    source: str, dtype: torch.dtype, arch: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    entries = compile_entries(source_text(source, dtype), arch, OPTIONS, tmp_path)
+    assert entries
+    for entry in entries:
+        record_property(entry.name, entry.registers)
+        print(f"sm_{arch} {dtype} {entry.name}: {entry.registers} registers")
+    assert {entry.name: entry.spill_bytes for entry in entries if entry.spill_bytes} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "launched"),
+    [
+        ("residual_norm", {f"residual_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
+        ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
+        ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
+        ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
+        ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
+        ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+    ],
+)
+def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:
+    entries = compile_entries(source_text(source, torch.float16), "90", OPTIONS, tmp_path)
+    assert launched <= {entry.name for entry in entries}
+
+
+def test_what_pooling_takes_of_shared_memory_for_itself(tmp_path: Path) -> None:
+    entries = compile_entries(source_text("pool", torch.float16), "90", OPTIONS, tmp_path)
+    assert {entry.shared_bytes for entry in entries} == {128}  # at a hidden size of 8,192 it is what is over 48 KiB
+
+
+def test_rows_fit_their_threads() -> None:
+    for hidden in range(8, 8193, 8):
+        geometry = row_geometry(5, hidden, 132)
+        warps, vectors = (int(part[1:]) for part in geometry.entry.split("_"))
+        assert 8 * 32 * warps * (vectors - 1) < hidden <= 8 * 32 * warps * vectors
+        assert geometry.grid[0] * geometry.block[0] // (32 * warps) >= 5
+
+
+def test_grids_fill_the_device_with_as_many_blocks_as_the_kernels_are_compiled_for() -> None:
+    text = (resources.files("penstock.engine.kernels") / "common.cuh").read_text("utf-8")
+    compiled_for = {f"w{w}_v{v}": int(blocks) for w, v, blocks in re.findall(r"ENTRY\((\d), (\d), (\d)\)", text)}
+    launched = {}
+    for hidden in HIDDEN_SIZES:
+        geometry = row_geometry(1_000_000, hidden, 132)
+        launched[geometry.entry] = geometry.grid[0] / 132
+    assert launched == compiled_for
+
+
+def test_blocks_walk_over_the_rows_that_do_not_fit_at_once() -> None:
+    few, many = (row_geometry(rows, 768, 132) for rows in (1000, 1_000_000))
+    assert few.grid == (250,)
+    assert many == row_geometry(20_000, 768, 132)
+    assert many.grid == (132 * 3,)
+
+
+@pytest.mark.parametrize("hidden", [0, 4, 12, 8200])
+def test_hidden_sizes_without_a_kernel_are_refused(hidden: int) -> None:
+    with pytest.raises(ValueError, match=f"hidden size {hidden}"):
+        row_geometry(5, hidden, 132)
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", 0))
+    monkeypatch.setitem(sys.modules, "cupy", None)  # what an import of a missing package finds
+    with pytest.raises(UnsupportedDevice, match=r"pip install 'penstock\[gpu\]'"):
+        kernel("residual_norm", "residual_norm_w1_v3", on_device)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kernel_waits_for_the_one_before(source: str) -> None:
+    """All are launched early (launch.py): one that did not wait would read what is still being written."""
+    arch = "90a" if source in HOPPER else "90"
+    ptx = compile_ptx(source_text(source, torch.float16), arch, OPTIONS).decode()
+    entries = {part.split("(")[0].strip(): part for part in ptx.split(".entry ")[1:]}
+    assert entries
+    for name, text in entries.items():
+        begin, waits, _ = text.partition("griddepcontrol.wait")
+        assert waits, name
+        assert not re.search(r"\b(st\.global|atom|red)\b", begin), name
+        if not name.startswith(READ_WEIGHTS_FIRST):
+            assert not re.search(r"\b(ld\.(volatile\.)?global|cp\.async)\b", begin), name

@@ -1,0 +1,132 @@
+"""Batches that unpack to far more than they are: worker and client skip them, and others are answered meanwhile."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from structlog.testing import capture_logs
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+from penstock.producer.transport.bounded_fetch import MAX_BATCH_BYTES
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, REPLY_TOPIC
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.topics import dead_letter_topic, request_topic
+
+MIB = 1024 * 1024
+BOMBS = {"gzip": 256 * MIB, "snappy": 18 * MIB, "lz4": 128 * MIB, "zstd": 256 * MIB}  # each below 1 MiB in its batch
+COPIES = 2
+GROWTH = 160 * MIB  # of the worker's memory at its peak; one bomb of gzip alone cost 520 MiB
+DELAY_S = 2.0  # of requests on other partitions, on a loaded machine of two cores
+
+
+async def send_bombs(kafka: KafkaBroker, topic: str, partition: int) -> None:
+    """Send every bomb, from a thread, as the compression would stop this event loop."""
+    await asyncio.to_thread(asyncio.run, _send_bombs(kafka, topic, partition))
+
+
+async def _send_bombs(kafka: KafkaBroker, topic: str, partition: int) -> None:
+    for codec, size in BOMBS.items():
+        producer = AIOKafkaProducer(
+            bootstrap_servers=kafka.bootstrap_servers, compression_type=codec, max_request_size=2 * size
+        )
+        async with producer:
+            for _ in range(COPIES):
+                await producer.send_and_wait(topic, bytes(size), partition=partition)
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanwhile(
+    kafka: KafkaBroker,
+    unique: Callable[[str], str],
+    start_worker: Callable[..., Any],
+    committed: Callable[[KafkaBroker, str], Any],
+) -> None:
+    model, replies = unique("bombs"), unique("penstock.replies.")
+    topic = request_topic(model)
+    worker = start_worker(kafka, served_name=model, partitions=4)
+    await worker.ready()
+    value = encode_request(Request(model, "embed", join_tokens([[1, 2]])))
+    sent_at: dict[bytes, float] = {}
+    delays: list[float] = []
+    is_over = asyncio.Event()
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    consumer = AIOKafkaConsumer(replies, bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest")
+
+    async def ask(partition: int) -> None:
+        name = b"%d" % len(sent_at)
+        sent_at[name] = time.monotonic()
+        headers = [(REPLY_TOPIC, replies.encode()), (CORRELATION_ID, name)]
+        await producer.send_and_wait(topic, value, partition=partition, headers=headers)
+
+    async def ask_neighbours() -> None:
+        while not is_over.is_set():
+            await ask(1 + len(sent_at) % 3)
+            await asyncio.sleep(0.02)
+
+    async with producer:
+        await producer.partitions_for(replies)  # creates it
+        async with consumer:
+            await ask(1)
+            await consumer.getone()
+            before = peak_bytes(worker.process.pid)
+            sent_at.clear()
+            asking = asyncio.create_task(ask_neighbours())
+
+            async def take_replies() -> None:
+                while not is_over.is_set() or len(delays) < len(sent_at):
+                    name = dict((await consumer.getone()).headers)[CORRELATION_ID]
+                    delays.append(time.monotonic() - sent_at[name])
+
+            taking = asyncio.create_task(take_replies())
+            await send_bombs(kafka, topic, 0)
+            num_bombs = COPIES * len(BOMBS)
+            async with asyncio.timeout(40):
+                while (await committed(kafka, f"penstock.{model}")).get(TopicPartition(topic, 0), 0) < num_bombs:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            await ask(0)
+            is_over.set()
+            await asking
+            async with asyncio.timeout(20):
+                await taking
+    grown = peak_bytes(worker.process.pid) - before
+    print(f"grown by {grown / MIB:.0f} MiB; {len(delays)} answers, the slowest after {max(delays):.3f} s")
+    assert grown < GROWTH
+    assert max(delays) < DELAY_S
+    assert [event["reason"] for event in worker.events("batch_unreadable")] == [
+        f"it unpacks to more than {MAX_BATCH_BYTES:,} bytes"
+    ] * num_bombs
+    letters = AIOKafkaConsumer(
+        dead_letter_topic(topic), bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
+    )
+    async with letters, asyncio.timeout(20):
+        kept = [dict((await letters.getone()).headers) for _ in range(num_bombs)]
+    assert {letter["penstock-source"] for letter in kept} == {f"{topic}-0-{n}".encode() for n in range(num_bombs)}
+    assert all(b"unpacks to more than" in letter["penstock-error-message"] for letter in kept)
+
+
+async def test_a_client_skips_bombs_on_its_reply_partition(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Callable[..., Any]
+) -> None:
+    model, replies = unique("bombs"), unique("penstock.replies.")
+    worker = start_worker(kafka, served_name=model, partitions=4)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        await producer.partitions_for(replies)
+    settings = {"bootstrap_servers": kafka.bootstrap_servers, "model": model, "reply_topic": replies}
+    async with Client(**settings, timeout_s=30) as client:  # type: ignore[arg-type]
+        await worker.ready()
+        with capture_logs() as logs:
+            await send_bombs(kafka, replies, client._exchange._inbox.partition)
+            answer = await client.request(Request(model, "embed", join_tokens([[7, 8]])))
+        assert answer.vectors is not None
+        assert answer.vectors[0].tolist() == [2, 7, 8, 15]
+    assert [log["event"] for log in logs] == ["batch_unreadable"] * COPIES * len(BOMBS)

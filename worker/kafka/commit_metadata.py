@@ -1,0 +1,37 @@
+"""Finished offsets beyond the committed one, as the text that Kafka stores beside it: a commit's metadata.
+
+The text is a version and a bitmap in base64. Bit i stands for the committed offset plus i.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Collection
+
+_VERSION = "penstock1:"
+_MAX_CHARS = 4096  # offset.metadata.max.bytes of a broker, by default
+_MAX_BITS = (_MAX_CHARS - len(_VERSION)) // 4 * 3 * 8  # 24,504: three times the records that a worker holds by default
+
+
+def encode(offset: int, finished: Collection[int]) -> str:
+    """Metadata of the commit of `offset`. Offsets too far beyond it are left out: they are computed again."""
+    bits = [one - offset for one in finished if 0 <= one - offset < _MAX_BITS]
+    if not bits:
+        return ""
+    bitmap = bytearray(max(bits) // 8 + 1)
+    for bit in bits:
+        bitmap[bit >> 3] |= 1 << (bit & 7)
+    return _VERSION + b64encode(bitmap).decode()
+
+
+def decode(offset: int, metadata: str) -> frozenset[int]:
+    """Finished offsets from `offset` on. Raises ValueError for metadata that `encode` has not written."""
+    if not metadata:
+        return frozenset()
+    if not metadata.startswith(_VERSION) or len(metadata) > _MAX_CHARS:
+        raise ValueError("another program's commit metadata, or another version's")
+    try:
+        bitmap = b64decode(metadata.removeprefix(_VERSION), validate=True)
+    except ValueError as error:
+        raise ValueError(f"commit metadata with a damaged bitmap: {error}") from error
+    return frozenset(
+        [offset + 8 * place + bit for place, byte in enumerate(bitmap) if byte for bit in range(8) if byte >> bit & 1]
+    )

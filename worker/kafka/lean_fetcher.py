@@ -1,0 +1,97 @@
+"""What to fetch next: online records before bulk, at a cost that suits fetches of one or two records.
+
+Online and bulk records share one consumer, so that one member has both partitions of a number. A broker answers a fetch
+in the order of its partitions, up to the fetch size: a bulk backlog takes only the bytes that online records leave.
+Bulk is not starved: while online records wait in the worker, their topic is paused.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.consumer import consumer
+from aiokafka.consumer.fetcher import Fetcher
+
+from penstock.producer.wire.topics import bulk_topic
+from penstock.worker.kafka.fetch_messages import FetchMessage
+
+_BULK = bulk_topic("")
+_NO_LEADER = -1
+
+# Requests by broker, partitions without a position by broker, seconds until the next look, whether a leader is unknown,
+# futures of resumes.
+_Actions = tuple[list[tuple[int, FetchMessage]], dict[int, list[TopicPartition]], float, bool, list[Any]]
+
+
+def install() -> None:
+    """Replace the fetcher of every aiokafka consumer in this process; aiokafka (0.14) has no public way to do so."""
+    consumer.Fetcher = LeanFetcher
+
+
+class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type information
+    """aiokafka's fetcher with another choice of what to do next. It is asked twice for each fetch."""
+
+    _split_of: Any = None  # the assignment of which `_split` is
+    _split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # its online and its bulk partitions, with their states
+
+    def _get_actions_per_node(self, assignment: Any) -> _Actions:
+        """Fetch from each broker of which nothing is on its way or waits to be handed out."""
+        held = self._held()
+        timeout_s = min(map(max, held.values())) if held else self._fetcher_timeout
+        busy = held.keys() | self._in_flight
+        brokers = {broker.nodeId for broker in self._client.cluster.brokers()}
+        if brokers <= busy:
+            return [], {}, timeout_s, False, []
+        return self._actions(assignment, busy, timeout_s)
+
+    def _held(self) -> dict[int, list[float]]:
+        """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""
+        held: dict[int, list[float]] = defaultdict(list)
+        for source, fetched in self._records.items():
+            if wait_s := fetched.calculate_backoff():
+                held[self._client.cluster.leader_for_partition(source)].append(wait_s)
+        return held
+
+    def _actions(self, assignment: Any, busy: Collection[int], timeout_s: float) -> _Actions:
+        fetchable: dict[int, dict[str, list[tuple[int, int, int]]]] = defaultdict(lambda: defaultdict(list))
+        unset: dict[int, list[TopicPartition]] = defaultdict(list)
+        resumed: dict[str, Any] = {}  # of one partition, since a topic is resumed as a whole
+        is_leader_unknown = False
+        leader_of, waiting = self._client.cluster.leader_for_partition, self._records
+        for source, state in self._in_order(assignment):
+            node = leader_of(source)
+            if node in busy or source in waiting:
+                continue
+            if node is None or node == _NO_LEADER:
+                is_leader_unknown = True
+            elif not state.has_valid_position:
+                unset[node].append(source)
+            elif state.paused:
+                resumed[source.topic] = state.resume_fut
+            else:
+                asked = source.partition, state.position, self._max_partition_fetch_bytes
+                fetchable[node][source.topic].append(asked)
+        requests = [(node, self._request(topics)) for node, topics in fetchable.items() if node not in unset]
+        return requests, unset, timeout_s, is_leader_unknown, list(resumed.values())
+
+    def _in_order(self, assignment: Any) -> Iterator[tuple[TopicPartition, Any]]:
+        """Partitions with their states: online before bulk, each from a random start, so that none is always last."""
+        if self._split_of is not assignment:
+            states = [(source, assignment.state_value(source)) for source in assignment.tps]
+            self._split_of = assignment
+            self._split = [[one for one in states if _is_bulk(one[0]) is bulk] for bulk in (False, True)]
+        for part in self._split:
+            start = random.randrange(len(part)) if part else 0
+            yield from part[start:]
+            yield from part[:start]
+
+    def _request(self, topics: dict[str, list[tuple[int, int, int]]]) -> FetchMessage:
+        bounds = self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes
+        return FetchMessage(*bounds, self._isolation_level, list(topics.items()), rack_id=self._client_rack or "")
+
+
+def _is_bulk(source: TopicPartition) -> bool:
+    topic: str = source.topic
+    return topic.endswith(_BULK)
