@@ -74,9 +74,7 @@ class _Run:
         info = self._engine.info
         self._worker = WorkerCommand(folder, settings.seed, self._options(folder))
         self._faults = Faults(cluster, self._worker, folder, self._requests[0], _GROUP, settings.outage_s)
-        self._traffic = Traffic(
-            self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed
-        )
+        self._traffic = Traffic(self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed)
         self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
         self._judge = Judge(poison(info), lambda sequences: direct(self._engine, sequences))
 
@@ -186,9 +184,7 @@ class _Run:
         nexts = [fault.started for fault in injected[1:]] + [time.time()]
         recoveries: dict[str, list[float]] = {}
         for fault, until in zip(injected, nexts, strict=True):
-            recoveries.setdefault(fault.kind, []).append(
-                round(judge.recovery_s(fault.started, until, _STRANGE_S), 1)
-            )
+            recoveries.setdefault(fault.kind, []).append(round(judge.recovery_s(fault.started, until, _STRANGE_S), 1))
         answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
         return {
             "settings": {name: getattr(self._settings, name) for name in ("seed", "minutes", "processes", "rate")}

@@ -54,7 +54,12 @@ class Desk:
                 ids, lens = struct.pack("<I", token), struct.pack("<I", 1)
                 value = msgpack.packb({"v": 1, "model": self.model, "task": "embed", "ids": ids, "lens": lens})
                 address = [("kafka_correlationId", b"%d" % token), ("kafka_replyTopic", self.replies.encode())]
-                sent = {"partition": PARTITION, "key": b"my key", "headers": [*address, *headers], "timestamp_ms": SENT_MS}
+                sent = {
+                    "partition": PARTITION,
+                    "key": b"my key",
+                    "headers": [*address, *headers],
+                    "timestamp_ms": SENT_MS,
+                }
                 await producer.send_and_wait(topic or self.topic, value, **sent)
 
     async def read(self, topic: str, count: int) -> list[Any]:
