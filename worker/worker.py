@@ -18,9 +18,10 @@ from penstock.producer.wire.topics import bulk_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.delivery_stages import delivery_stages
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
+from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -102,9 +103,8 @@ class Worker:
             lanes, driver, cost, batch_done=self._on_batch_done, rejected=self._reject, unhealthy=self._stop.fail
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
-        self._outbox = Outbox(self._cluster, client_id="penstock-worker")
+        self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
-        self._committer = Committer(offsets, self.consumer)
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
@@ -220,7 +220,8 @@ class Worker:
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
         await self._drain(until)
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
-        await self._committer.commit_last(handed_over=self._stop.failure is None)
+        self._quarantine.hand_over()
+        await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()
 
@@ -237,7 +238,8 @@ class Worker:
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain(drain_until)
-        await self._committer.commit_last(handed_over=self._stop.failure is None)
+        self._quarantine.hand_over()
+        await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()

@@ -1,7 +1,7 @@
 """The commit stage: each partition's contiguous acknowledged prefix, regularly and before partitions are given up.
 
-What is acknowledged beyond the prefix travels in the commit's metadata: the partition's next owner answers it no more. So
-does the owner's mark, by which the next one knows that this one died (`custody.py`).
+What is acknowledged beyond the prefix travels in the commit's metadata: the partition's next owner answers it no more.
+So does the owner's mark, by which the next one knows that this one died (`custody.py`).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.custody import Custody, Marks
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 
 _COMMIT_S = 0.5
@@ -21,7 +21,7 @@ _CLEAN = Custody()
 log = structlog.get_logger("penstock.commits")
 
 
-class Committer:
+class Committer(Marks):
     """Commits what the offset tracker offers, one commit at a time."""
 
     def __init__(self, offsets: OffsetTracker, consumer: Consumer) -> None:
@@ -38,45 +38,38 @@ class Committer:
             await asyncio.sleep(_COMMIT_S)
             await asyncio.shield(self._commit())  # cancelled in mid-commit, its offsets would be offered to no other
 
-    async def commit_last(self, *, handed_over: bool = True) -> None:
-        """Commit what is finished now, or log that `LAST_COMMIT_S` did not suffice.
-
-        With `handed_over`, the marks are removed. Otherwise the next owners take this one for dead.
-        """
-        if handed_over:
-            self._offsets.put_back(self._marked)
-            self._marked.clear()
-            self._custody.clear()
+    async def commit_last(self) -> None:
+        """Commit what is finished now, or log that `LAST_COMMIT_S` did not suffice."""
         try:
             await asyncio.wait_for(self._commit(), LAST_COMMIT_S)
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
 
+    def hand_over(self) -> None:
+        self._offsets.put_back(self._marked)
+        self._marked.clear()
+        self._custody.clear()
+
     def is_marked(self, source: Source) -> bool:
-        """Whether records of a partition may run: its mark is committed."""
         return source in self._marked
 
     def custody(self, source: Source) -> Custody:
-        """The mark of a partition."""
         return self._custody.get(source, _CLEAN)
 
     @property
     def has_doubts(self) -> bool:
-        """Whether some partition was taken over from an owner that died."""
         return bool(self._custody)
 
-    async def mark(self, sources: Mapping[Source, Custody]) -> bool:
-        """Commit these marks. Their records may run when it returns true; else try again."""
-        self._custody |= {source: custody for source, custody in sources.items() if custody != _CLEAN}
-        self._marked |= sources.keys()
-        self._offsets.put_back(sources)
+    async def mark(self, marks: Mapping[Source, Custody]) -> bool:
+        self._custody |= {source: custody for source, custody in marks.items() if custody != _CLEAN}
+        self._marked |= marks.keys()
+        self._offsets.put_back(marks)
         is_committed = await self._commit()
         if not is_committed:
-            self._marked -= sources.keys()
+            self._marked -= marks.keys()
         return is_committed
 
     def unname(self, sources: Collection[Source]) -> None:
-        """The records that the marks name have ended. The next commit says so."""
         for source in sources:
             if source in self._custody:
                 self._custody[source] = self._custody[source]._replace(running=(0, 0), alone=False)

@@ -69,6 +69,7 @@ class Consumer:
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self.owner: PartitionOwner | None = None  # set before `start`
+        self.isolation_level = "read_uncommitted"  # of requests
         self.topics = topics
         self._cluster = cluster
         self._group_id = group_id
@@ -261,6 +262,7 @@ class Consumer:
             enable_auto_commit=False,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             auto_offset_reset="earliest",
+            isolation_level=self.isolation_level,
             # A rebalance waits for the drain. A member that takes longer loses its partitions, not its answers.
             rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
             max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
@@ -309,6 +311,14 @@ class Consumer:
             self._owner.acquired(committed)
             self._joined.resume(*[source for source in sources if source.topic not in self._paused])
             self.assigned.set()
+
+    async def committed(self, source: TopicPartition) -> Progress | None:
+        """What is committed of a partition. Waits for a broker."""
+        return (await self._committed({source})).get(source)
+
+    def rejoin(self) -> None:
+        """Give all partitions back, and get new ones: another worker commits one of them."""
+        self._joined._coordinator.request_rejoin()
 
     async def _committed(self, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
         """What is committed of these partitions. Waits for a broker or a permission that is away."""

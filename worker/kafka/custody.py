@@ -1,11 +1,12 @@
 """Whether the owner of a partition handed it over or died, and what it ran then: kept in the metadata of its commits.
 
-An owner marks a partition before the first of its records runs, and removes the mark when it hands the partition over. An
-owner that finds a mark follows one that died: by a signal, with its machine, or with its device.
+An owner marks a partition before the first of its records runs, and removes the mark when it hands the partition over.
+An owner that finds a mark follows one that died: by a signal, with its machine, or with its device.
 """
 
 import re
-from typing import NamedTuple, Self
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol, Self
 
 MAX_CHARS = 64  # of the text
 _MAX_IN_DOUBT = 8192  # records that an owner has in memory, by default
@@ -49,3 +50,47 @@ class Custody(NamedTuple):
             raise ValueError("commit metadata with a damaged mark of its owner")
         deaths, until, first, end, alone = map(int, matched.groups())
         return cls(deaths, until, (first, end), bool(alone))
+
+
+class Marks(Protocol):
+    """The marks of this worker's partitions. A source is a topic and a partition."""
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether some partition was taken over from an owner that died."""
+
+    def is_marked(self, source: tuple[str, int]) -> bool:
+        """Whether a partition's mark is committed, so that its records may run."""
+
+    def custody(self, source: tuple[str, int]) -> Custody:
+        """The mark of a partition."""
+
+    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
+        """Commit these marks. Their records may run when it returns true; else try again."""
+
+    def unname(self, sources: Collection[tuple[str, int]]) -> None:
+        """The records that the marks name have ended. The next commit says so."""
+
+    def hand_over(self) -> None:
+        """The next commit removes all marks: this owner does not die of the records that it leaves."""
+
+
+class NoMarks(Marks):
+    """Of a committer that keeps none: no record is ever in doubt."""
+
+    @property
+    def has_doubts(self) -> bool:
+        return False
+
+    def is_marked(self, source: tuple[str, int]) -> bool:
+        return True
+
+    def custody(self, source: tuple[str, int]) -> Custody:
+        return Custody()
+
+    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
+        return True
+
+    def unname(self, sources: Collection[tuple[str, int]]) -> None: ...
+
+    def hand_over(self) -> None: ...
