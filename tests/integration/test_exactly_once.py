@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
@@ -267,3 +268,48 @@ async def test_a_bulk_job_reads_what_is_committed(kafka: KafkaBroker, unique: Un
         async with client:
             vectors = await asyncio.gather(*[client.embed(ids=[[n + 1, 5]]) for n in range(300)])
         assert [vector[0, 1] for vector in vectors] == list(range(1, 301))
+
+
+async def test_once_ends_behind_an_upstream_transaction(kafka: KafkaBroker, unique: Unique, start: StartWorker) -> None:
+    """The topic ends with the transaction's marker, which is no record."""
+    async with pipeline(kafka, unique, "marker") as line:
+        await line.producer.partitions_for(line.topic)
+        upstream = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"))
+        async with upstream:
+            line.producer = upstream
+            await upstream.begin_transaction()
+            await line.send(20)
+            await upstream.commit_transaction()
+            assert await start(line, once=True).exit_code(60) == 0
+            await line.assert_exactly_once()
+
+
+async def test_a_timeout_beyond_the_brokers_bound_is_named(unique: Unique, start: StartWorker) -> None:
+    with KafkaBroker(num_partitions=PARTITIONS, config={"transaction.max.timeout.ms": "5000"}) as broker:
+        async with pipeline(broker, unique, "bound") as line:
+            worker = start(line)
+            assert await worker.exit_code(60) != 0
+            assert "transaction.max.timeout.ms" in worker.tail()
+
+
+async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_are_sent(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    async with pipeline(kafka, unique, "large") as line:
+        line.reply_topic = unique("penstock.replies.")
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        await admin.start()
+        await admin.create_topics([NewTopic(line.reply_topic, 1, 1, topic_configs={"max.message.bytes": "3000"})])
+        await admin.close()
+        worker = start(line)
+        await worker.ready()
+        await line.send(50)  # too large together, and not one by one
+        ids, lens = struct.pack("<400I", *range(1, 401)), struct.pack("<400I", *[1] * 400)
+        value = msgpack.packb({"v": 1, "model": line.model, "task": "embed", "ids": ids, "lens": lens})
+        headers = [("kafka_correlationId", b"50"), ("kafka_replyTopic", line.reply_topic.encode())]
+        await line.producer.send_and_wait(line.topic, value, partition=0, headers=headers)
+        line.num_sent += 1
+        await line.send(50)
+        await line.assert_exactly_once()
+        letters = await line.answers("read_committed", f"{line.topic}.dead-letter", until=1)
+        assert letters == {50: 1}

@@ -113,8 +113,11 @@ class Consumer:
         The fetch sizes bound the number of records: aiokafka fetches nothing more from a broker while part of its last
         answer is left.
 
-        Raises KafkaRefused if this member may not join the group. A member that has joined waits for the ACL to return.
+        Raises KafkaRefused if this member may not join the group, or not open transactions. A member that has joined
+        waits for the ACL of the group to return.
         """
+        if self._opening is not None and self._opening.done() and not self._opening.cancelled():
+            self._opening.result()
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
@@ -273,7 +276,7 @@ class Consumer:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         self.assigned.clear()
-        if self._opening is not None:
+        if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self._next.clear()

@@ -1,5 +1,7 @@
 """The answers of a transaction as batches for the partitions of their topics."""
 
+import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.window import Outgoing
 
 _BATCH_RECORDS = 10_000
+_MISSING_S = 30.0  # aiokafka waits for a topic that does not exist, and the partition's other answers wait with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Batches:
     def __init__(self, carrier: AIOKafkaProducer) -> None:
         """`carrier` is connected, and asked for the partitions of topics."""
         self._carrier = carrier
+        self._missing: dict[str, float] = {}  # topics that could not be used, until this moment in monotonic seconds
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
         self._last: list[Batch] = []
 
@@ -57,9 +61,15 @@ class Batches:
         return self._last
 
     async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
+        if self._missing.get(topic, -math.inf) > time.monotonic():
+            missing = UnknownTopicOrPartitionError(f"{topic} could not be used less than {_MISSING_S:g} s ago")
+            raise DestinationRefused([one.answer for one in outgoing], missing)
         try:
             partitions = await partitions_of(self._carrier, topic)
         except BAD_DESTINATION as error:
+            now = time.monotonic()
+            self._missing = {name: until for name, until in self._missing.items() if until > now}
+            self._missing[topic] = now + _MISSING_S
             raise DestinationRefused([one.answer for one in outgoing], error) from error
         spread: dict[int, deque[Answer]] = {}
         for _, partition, answer in outgoing:

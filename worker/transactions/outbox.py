@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InvalidTransactionTimeout, KafkaError, TransactionalIdAuthorizationFailed
 
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
@@ -23,6 +23,11 @@ from penstock.worker.transactions.producer import TransactionalProducer
 # Shared by the partitions: a broker answers one request of a connection after another, and a worker may have a hundred
 # partitions. Each has up to two connections to each broker.
 _CARRIERS = 4
+
+_REQUEST_MS = 10_000  # also how long aiokafka looks for a topic that does not exist
+_RETRY_S = 1.0
+_WAIT_S = 10.0
+_HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
 
 log = structlog.get_logger("penstock.transactions")
 
@@ -102,12 +107,32 @@ class TransactionalOutbox(NoMarks):
         opening = {}
         for source in sources:
             self._partitions[source] = opening[source] = self._make_partition(TopicPartition(*source))
+        acquiring = asyncio.gather(*[self._acquire(source, one) for source, one in opening.items()])
         try:
-            await asyncio.gather(*[transactions.acquire() for transactions in opening.values()])
-        except KafkaError as error:
-            needs = "It needs the ACLs WRITE and DESCRIBE on it, and transaction_timeout_ms within the broker's bound."
-            log.error("transactions_refused", prefix=f"{self._group_id}-", error=repr(error), needs=needs)
-            raise
+            while not (await asyncio.wait((acquiring,), timeout=_WAIT_S))[0]:
+                log.warning("transactions_waiting", prefix=f"{self._group_id}-", hint=_HINT)
+            acquiring.result()
+        finally:
+            acquiring.cancel()
+            await asyncio.wait((acquiring,))
+
+    async def _acquire(self, source: Source, transactions: PartitionTransactions) -> None:
+        """Raises KafkaRefused where a retry does not help."""
+        transactional_id = self._transactional_id(source)
+        while True:
+            try:
+                await transactions.acquire()
+                return
+            except TransactionalIdAuthorizationFailed as error:
+                reason = f"Kafka denies the transactional id {transactional_id}. It needs the ACLs WRITE and DESCRIBE."
+                raise KafkaRefused(reason) from error
+            except InvalidTransactionTimeout as error:
+                raise KafkaRefused(
+                    "transaction_timeout_ms is above the broker's transaction.max.timeout.ms."
+                ) from error
+            except KafkaError as error:
+                log.warning("transactions_not_opened", id=transactional_id, error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
     def acquired(self, committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
@@ -135,9 +160,12 @@ class TransactionalOutbox(NoMarks):
             await transactions.close()
             self._consumer.rejoin()
 
+    def _transactional_id(self, source: Source) -> str:
+        return f"{self._group_id}-{source[0]}-{source[1]}"
+
     def _make_partition(self, source: TopicPartition) -> PartitionTransactions:
         carrier = self._carriers[source.partition % _CARRIERS]
-        transactional_id = f"{self._group_id}-{source.topic}-{source.partition}"
+        transactional_id = self._transactional_id(source)
         return PartitionTransactions(
             source,
             self._offsets,
@@ -152,6 +180,7 @@ class TransactionalOutbox(NoMarks):
         return AIOKafkaProducer(
             **self._cluster.arguments,
             client_id="penstock-worker",
+            request_timeout_ms=_REQUEST_MS,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )

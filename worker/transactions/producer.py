@@ -83,7 +83,10 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
                     raise fenced[0] if fenced else BatchRefused(failed)
                 await self.commit_transaction()
         except Exception as error:
-            raise self._cause() or error from error
+            failure = self._cause() or error
+        else:
+            return
+        raise failure
 
     def _cause(self) -> BaseException | None:
         """Why the transaction failed, which the call that fails first does not always say."""
