@@ -25,6 +25,7 @@ from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
+SLICE_RECORDS = 256  # online records that are processed at once
 MakeRecord = Callable[..., Any]
 Polled = dict[TopicPartition, list[Any]]
 Step = Callable[[], Awaitable[Polled]]
@@ -75,6 +76,13 @@ class FakeConsumer:
     async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
         self.commits.append(offsets)
 
+    @property
+    def progress(self) -> list[dict[TopicPartition, tuple[int, str]]]:
+        """The commits that moved an offset. A commit before the first record of a partition marks its owner."""
+        return [
+            commit for commit in self.commits if any(offset > self.committed_offset for offset, _ in commit.values())
+        ]
+
     async def committed(self, _: TopicPartition) -> int:
         return self.committed_offset
 
@@ -111,7 +119,7 @@ class FakeOutbox:
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
     fake = FakeConsumer()
-    monkeypatch.setattr(consumer, "AIOKafkaConsumer", lambda **_: fake)
+    monkeypatch.setattr(consumer, "BoundedConsumer", lambda **_: fake)
     monkeypatch.setattr(consumer, "_RETRY_S", 0.0)
     return fake
 
@@ -192,13 +200,14 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
     rebalances: list[asyncio.Task[None]] = []
 
     async def revoked_at_once() -> Polled:
-        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs before the poll's caller
-        return {A: [request(make_record, A, 7)]}
+        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
+        return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
 
     kafka.script = [revoked_at_once, polled()]
     assert await worker.run() == 0
     await asyncio.gather(*rebalances)
-    assert (outbox.sent, kafka.commits, held(worker)) == ([], [], 0)
+    assert len(outbox.sent) == SLICE_RECORDS
+    assert (kafka.progress, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
 
 
 async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_with_the_next(
@@ -213,7 +222,7 @@ async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_w
     kafka.script = [unreadable, polled(request(make_record, A, 7)), of_b]
     assert await worker.run() == 0
     assert outbox.sent == [("penstock.replies", b"1-2")]
-    assert (kafka.commits, held(worker)) == ([{B: (3, "")}], 0)
+    assert (kafka.progress, held(worker)) == ([{B: (3, "")}], 0)
 
 
 async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
@@ -245,4 +254,4 @@ async def test_a_stage_that_raises_ends_the_worker_at_once(
     kafka.script = [polled(request(make_record, A, 0))]
     with pytest.raises(ValueError, match="stage"):
         await asyncio.wait_for(worker.run(), 10)  # less than the 20 s of a drain
-    assert kafka.commits == []
+    assert kafka.progress == []
