@@ -54,10 +54,10 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
         await consumer.seek_to_beginning()
         async with asyncio.timeout(20):
             letter = await consumer.getone()
-        headers = dict(letter.headers)
+        reasons = dict(letter.headers)
         assert msgpack.unpackb(letter.value)["ids"] == struct.pack("<I", KILLER)
-        assert (headers["penstock-error-code"], headers["penstock-error-attempts"]) == (b"backend", b"3")
-        assert headers["__dlq.errors.delivery.count"] == b"3"
+        assert (reasons["penstock-error-code"], reasons["penstock-error-attempts"]) == (b"backend", b"3")
+        assert reasons["__dlq.errors.delivery.count"] == b"3"
         workers[-1].process.terminate()
         assert await workers[-1].exit_code() == 0
         ends = await consumer.end_offsets([TopicPartition(topic, p) for p in range(4)])
