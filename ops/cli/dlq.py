@@ -52,7 +52,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters.
 
 
 class DlqSettings(KafkaSettings):
-    """Settings of `penstock dlq`."""
+    """Which letters' topics, and where."""
 
     model: Annotated[str | None, AfterValidator(lambda name: check_served_name(name and served_name_of(name)))] = Field(
         None, description="The model's served name, or its checkpoint's path or id, whose last part is the name."
