@@ -33,6 +33,7 @@ from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
+from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import Rejection, Results
@@ -98,18 +99,13 @@ class Worker:
         scheduler = Scheduler(scheduler_settings(settings), cost)
         driver = LaneDriver(scheduler, lanes.num_lanes)
         self._dispatcher = Dispatcher(
-            lanes,
-            driver,
-            cost,
-            clock=time.monotonic,
-            batch_done=self._on_batch_done,
-            rejected=self._reject,
-            unhealthy=self._stop.fail,
+            lanes, driver, cost, batch_done=self._on_batch_done, rejected=self._reject, unhealthy=self._stop.fail
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         told = self._ledger.acknowledge, scheduler.replied
         self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
+        self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._process = LongSlices(self._process_slice)
@@ -166,7 +162,8 @@ class Worker:
 
     async def _process_fetched(self, *, bulk: bool) -> None:
         while self._fetched.can_take(bulk=bulk) and not self._stop.is_set():
-            await self._process(self._fetched.take_slice(bulk=bulk))
+            await self._quarantine.gate()
+            await self._quarantine.run(self._fetched.take_slice(bulk=bulk), self._process)
             for _ in range(_TURNS if self._fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
@@ -222,6 +219,7 @@ class Worker:
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
         await self._drain(until)
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()
@@ -239,6 +237,7 @@ class Worker:
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain(drain_until)
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:

@@ -15,6 +15,8 @@ REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "penstock-deadline-ms"
 CLASS = "penstock-class"
 TRACEPARENT = "traceparent"
+REPLAY_OF = "penstock-replay-of"
+REPLAYS = "penstock-replays"
 
 # Headers of a dead letter, beside those of its original.
 ERROR_CODE = "penstock-error-code"
@@ -31,6 +33,10 @@ DLQ_OFFSET = "__dlq.errors.offset"
 DLQ_GROUP = "__dlq.errors.group"
 DLQ_DELIVERY_COUNT = "__dlq.errors.delivery.count"
 DLQ_MESSAGE = "__dlq.errors.message"
+_OF_DEAD_LETTER = re.compile(
+    r"penstock-(error-(code|message|type|attempts|worker)|source(-timestamp-ms)?"
+    r"|(value|headers|key)-left-out-(bytes|sha256))|__dlq\.errors\..*"
+)
 
 _IS_BULK = {None: False, b"online": False, b"bulk": True}
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
@@ -46,6 +52,7 @@ class ReplyAddress:
     partition: int | None  # None: chosen by the reply's key
     correlation_id: bytes | None
     traceparent: bytes | None  # copied unchanged
+    replay_of: bytes | None = None  # the record that this one repeats: its replies have that record's key
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The reply record's headers."""
@@ -87,7 +94,8 @@ def parse_address(headers: Mapping[str, bytes]) -> ReplyAddress:
     partition = None if raw_partition is None else int.from_bytes(raw_partition, "big", signed=True)
     if partition is not None and partition < 0:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must not be negative. Given: {partition}")
-    return ReplyAddress(_topic_name(raw_topic), partition, headers.get(CORRELATION_ID), headers.get(TRACEPARENT))
+    carried = headers.get(CORRELATION_ID), headers.get(TRACEPARENT), headers.get(REPLAY_OF)
+    return ReplyAddress(_topic_name(raw_topic), partition, *carried)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,6 +103,50 @@ def _topic_name(raw: bytes) -> str:
     if not _TOPIC_NAME.fullmatch(raw):
         raise InvalidRequest(f"`{REPLY_TOPIC}` is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
     return raw.decode()
+
+
+def position(topic: str, partition: int, offset: int) -> bytes:
+    """A record's position, as `penstock-source` and `penstock-replay-of` name it."""
+    return f"{topic}-{partition}-{offset}".encode()
+
+
+def original_headers(headers: Headers) -> list[tuple[str, bytes]]:
+    """The headers of a dead letter that its original had."""
+    return [(name, value) for name, value in headers if _OF_DEAD_LETTER.fullmatch(name) is None]
+
+
+def replay_headers(
+    headers: Headers,
+    source: bytes,
+    *,
+    deadline_ms: int | None,
+    reply_topic: str | None,
+    reply_partition: int | None,
+) -> list[tuple[str, bytes]]:
+    """Headers with which a record is sent again. `source`: where it was read.
+
+    The deadline is replaced or dropped, and so is the reply address if `reply_topic` is given. The first position of
+    the record is kept through repeated replays, which are counted.
+    """
+    given = dict(headers)
+    replaced = {DEADLINE_MS, REPLAY_OF, REPLAYS}
+    if reply_topic is not None:
+        replaced |= {REPLY_TOPIC, REPLY_PARTITION}
+    again = [(name, value) for name, value in headers if name not in replaced]
+    again += [(REPLAY_OF, given.get(REPLAY_OF) or source), (REPLAYS, b"%d" % (num_replays(headers) + 1))]
+    if deadline_ms is not None:
+        again.append((DEADLINE_MS, b"%d" % deadline_ms))
+    if reply_topic is not None:
+        again.append((REPLY_TOPIC, reply_topic.encode()))
+        if reply_partition is not None:
+            again.append((REPLY_PARTITION, struct.pack(">i", reply_partition)))
+    return again
+
+
+def num_replays(headers: Headers) -> int:
+    """How often a record was sent again, by its own account."""
+    raw = dict(headers).get(REPLAYS) or b""
+    return int(raw) if raw.isdigit() and len(raw) < 10 else 0
 
 
 def parse_deadline_ms(headers: Mapping[str, bytes]) -> int | None:

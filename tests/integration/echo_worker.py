@@ -5,6 +5,7 @@ Run as a program by the tests; settings come from the environment.
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from penstock.worker.kafka import reply_destinations
 from penstock.worker.resolved_settings import ResolvedSettings
 
 POISON = 30_000  # the token on which the engine fails
+KILLER = 30_001  # the token on which the process dies
 BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch takes
 BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
 HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
@@ -41,6 +43,8 @@ class EchoEngine(NullEngine):
         self.broken = self.serves = False
 
     def run(self, batch: PackedBatch) -> BatchOutput:
+        if KILLER in batch.token_ids:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if HANGS and len(batch.token_ids) > 1 and self.serves:
             threading.Event().wait()
         if BATCH_S and len(batch.token_ids) > 1:

@@ -173,7 +173,7 @@ class World:
         for number in arguments[:1] or self.group:
             self.members[number] = self.members[number].clone()
         getattr(self, f"_{name}")(*arguments)
-        for (_, partition), (offset, beyond) in self.committed.items():
+        for (_, partition), (offset, beyond, _) in self.committed.items():
             passed = {(partition, before) for before in (*range(offset), *beyond)}
             if not passed <= self.answered:
                 raise Violation(f"{sorted(passed)} are committed; answered: {sorted(self.answered)}")
@@ -183,7 +183,7 @@ class World:
         wanted = {(p, offset) for p, count in enumerate(self.num_records) for offset in range(count)}
         if self.answered != wanted:
             raise Violation(f"never answered: {sorted(wanted - self.answered)}")
-        if self.committed != {(TOPIC, p): (count, frozenset()) for p, count in enumerate(self.num_records)}:
+        if self.committed != {(TOPIC, p): Progress(count) for p, count in enumerate(self.num_records)}:
             raise Violation(f"not all committed: {self.committed}")
         if any(member.ledger.num_unfinished for member in self.members):
             raise Violation("a member still counts unfinished records")

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
@@ -35,7 +36,7 @@ class Dispatcher:
         driver: LaneDriver,
         cost: CostFunction,
         *,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
         batch_done: Callable[[BatchStats, Results], None],
         rejected: Callable[[Sequence[Rejection]], None],
         unhealthy: Callable[[BaseException], None],

@@ -1,14 +1,19 @@
 """Finished offsets beyond the committed one, as the text that Kafka stores beside it: a commit's metadata.
 
-The text is a version and a bitmap in base64. Bit i stands for the committed offset plus i.
+The text is a version and a bitmap in base64. Bit i stands for the committed offset plus i. The mark of the partition's
+owner may follow (`custody.py`).
 """
 
 from base64 import b64decode, b64encode
 from collections.abc import Collection
 
+from penstock.worker.kafka import custody
+
 _VERSION = "penstock1:"
 _MAX_CHARS = 4096  # offset.metadata.max.bytes of a broker, by default
-_MAX_BITS = (_MAX_CHARS - len(_VERSION)) // 4 * 3 * 8  # 24,504: three times the records that a worker holds by default
+_MAX_BITS = (
+    (_MAX_CHARS - custody.MAX_CHARS - len(_VERSION)) // 4 * 3 * 8
+)  # 24,120: three times the records that a worker holds by default
 
 
 def encode(offset: int, finished: Collection[int]) -> str:

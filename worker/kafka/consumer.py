@@ -26,6 +26,7 @@ from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.worker.kafka import commit_metadata, lean_fetcher, lenient_batches
+from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
 from penstock.worker.requests.record import KafkaRecord
@@ -198,9 +199,9 @@ class Consumer:
 
     async def _commit(self, offsets: Mapping[Source, Progress]) -> None:
         commits = {}
-        for source, (offset, beyond) in offsets.items():
+        for source, (offset, beyond, custody) in offsets.items():
             metadata = commit_metadata.encode(offset, beyond) if self._has_metadata else ""
-            commits[TopicPartition(*source)] = offset, metadata
+            commits[TopicPartition(*source)] = offset, metadata + ("" if custody is None else custody.text())
         try:
             await self._joined.commit(commits)
         except OffsetMetadataTooLargeError:
@@ -304,6 +305,9 @@ class Consumer:
         """Read on where the partitions' last owners have committed."""
         await self._owner.acquire(sources)
         committed = await self._committed(sources)
+        if any(progress.custody is not None for progress in committed.values()):
+            ends = await self._end_offsets()
+            committed = {source: _taken_over(source, one, ends.get(source, 0)) for source, one in committed.items()}
         with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
             for source, progress in committed.items():
                 self._joined.seek(source, progress.offset)
@@ -357,14 +361,29 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
 
 
 def _progress(source: TopicPartition, offset: int, metadata: str) -> Progress:
+    beyond, mark, custody = metadata.partition(";")
     try:
-        progress = Progress(offset, commit_metadata.decode(offset, metadata))
+        progress = Progress(
+            offset, commit_metadata.decode(offset, beyond), Custody.parse(mark + custody) if mark else None
+        )
     except ValueError as error:
         log.warning("commit_metadata_ignored", partition=_name(source), offset=offset, reason=str(error))
         return Progress(offset)
     if progress.beyond:
         log.info("answered_by_last_owner", partition=_name(source), offset=offset, records=len(progress.beyond))
     return progress
+
+
+def _taken_over(source: TopicPartition, progress: Progress, end: int) -> Progress:
+    if progress.custody is None:
+        return progress
+    custody = progress.custody.taken_over(progress.offset, end)
+    in_doubt = max(0, custody.until - progress.offset)
+    if in_doubt:
+        log.warning(
+            "owner_died", partition=_name(source), offset=progress.offset, records=in_doubt, deaths=custody.deaths
+        )
+    return progress._replace(custody=custody)
 
 
 def _names(sources: set[TopicPartition]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from penstock.worker.kafka.custody import Custody
+
 Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartition
 
 
@@ -13,6 +15,7 @@ class Progress(NamedTuple):
 
     offset: int  # the next one to read: all before it are finished
     beyond: frozenset[int] = frozenset()  # offsets from there on that are finished too
+    custody: Custody | None = None  # of an owner that has not handed the partition over
 
 
 class PartitionOwner(Protocol):

@@ -26,6 +26,7 @@ from penstock.producer.wire.headers import (
     SOURCE,
     SOURCE_TIMESTAMP_MS,
     Headers,
+    position,
 )
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import Answer, Outlet
@@ -167,7 +168,7 @@ def _reasons(record: PendingRecord, fault: Fault) -> Headers:
         (ERROR_MESSAGE, message),
         (ERROR_TYPE, fault.type.encode()),
         (ERROR_ATTEMPTS, b"%d" % attempts),
-        (SOURCE, f"{original.topic}-{original.partition}-{original.offset}".encode()),
+        (SOURCE, position(original.topic, original.partition, original.offset)),
         (SOURCE_TIMESTAMP_MS, b"%d" % original.timestamp),
         (DLQ_TOPIC, original.topic.encode()),
         (DLQ_PARTITION, b"%d" % original.partition),
@@ -193,7 +194,10 @@ def _letters(record: KafkaRecord, reasons: Headers) -> Iterator[_Letter]:
     yield _Letter(reply_key(record), value, [*reasons, *notes], left_out="key, value and headers")
 
 
-def reply_key(record: KafkaRecord) -> bytes:
-    """The key of every answer to one record: a hash of its position, so that clients can drop duplicates."""
-    source = f"{record.topic}-{record.partition}-{record.offset}"
-    return hashlib.blake2b(source.encode(), digest_size=16).digest()
+def reply_key(record: KafkaRecord, replay_of: bytes | None = None) -> bytes:
+    """The key of every answer to one record: a hash of its position, so that readers can drop duplicates.
+
+    The answers to a replayed record have the key of the record that it repeats.
+    """
+    source = replay_of or position(record.topic, record.partition, record.offset)
+    return hashlib.blake2b(source, digest_size=16).digest()

@@ -103,7 +103,7 @@ class Delivery:
         value: bytes,
         done: Callable[[Sequence[_Reply], KafkaError | None], None],
     ) -> _Reply:
-        key, made_at = reply_key(record.original), time.monotonic()
+        key, made_at = reply_key(record.original, address.replay_of), time.monotonic()
         return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:

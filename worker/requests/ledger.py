@@ -20,6 +20,7 @@ _ADMITTED = (RecordState.ADMITTED,)
 _QUEUED = (RecordState.QUEUED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 _ANSWERED = (RecordState.ANSWERED,)
+_ENDED = (RecordState.ACKNOWLEDGED, RecordState.RELEASED)
 
 
 class RecordLedger:
@@ -40,6 +41,7 @@ class RecordLedger:
         self.num_skipped = 0  # records that the last owner of their partition had answered
         self._all_finished = asyncio.Event()
         self._all_finished.set()
+        self._step = asyncio.Event()
 
     @property
     def num_unfinished(self) -> int:
@@ -97,13 +99,13 @@ class RecordLedger:
         self._add_sequences(records, -1)
 
     def give_up(self, records: Collection[PendingRecord]) -> None:
-        """Queued records of partitions that are being revoked. The next owner reads them again."""
-        _advance(records, _QUEUED, RecordState.RELEASED)
+        """Admitted records of partitions that are being revoked. The next owner reads them again."""
+        _advance(records, _UNANSWERED, RecordState.RELEASED)
         self._add_sequences(records, -1)
         self._add(records, -1)
         for record in records:
             self._offsets.give_up(record.source, 1)
-        self._note_if_finished()
+        self._note_step()
 
     def acknowledge(self, records: Collection[PendingRecord]) -> None:
         """The broker has all that these records are owed: their offsets are finished."""
@@ -114,12 +116,23 @@ class RecordLedger:
             offsets.setdefault(record.source, []).append(record.original.offset)
         for source, finished in offsets.items():
             self._offsets.finish(source, finished)
-        self._note_if_finished()
+        self._note_step()
 
     def forget(self, sources: set[Source]) -> None:
         """These partitions were revoked: their offsets are no longer this worker's to commit."""
         self._offsets.forget(sources)
-        self._note_if_finished()
+        self._note_step()
+
+    async def wait_for_step(self) -> None:
+        """Wait until records are acknowledged or given up."""
+        if self._step.is_set():
+            self._step = asyncio.Event()
+        await self._step.wait()
+
+    async def wait_until_ended(self, records: Collection[PendingRecord]) -> None:
+        """Wait until these are acknowledged or given up."""
+        while any(record.state not in _ENDED for record in records):
+            await self.wait_for_step()
 
     async def wait_until_finished(self, timeout_s: float) -> bool:
         """Wait until every admitted record is acknowledged; false after `timeout_s`."""
@@ -137,7 +150,8 @@ class RecordLedger:
             num_sequences = sum([record.num_sequences for record in chosen])
             self._backpressure.add_sequences(sign * num_sequences, bulk=bulk)
 
-    def _note_if_finished(self) -> None:
+    def _note_step(self) -> None:
+        self._step.set()
         if self._offsets.num_unfinished == 0:
             self._all_finished.set()
 

@@ -41,6 +41,7 @@ class PendingRecord:
     state: RecordState = RecordState.RECEIVED
     num_sequences: int = 0  # queued; 0 before
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
+    is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
 
     @property

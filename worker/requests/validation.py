@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
+from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
 from penstock.producer.prompts import Prompts
 from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_request
@@ -68,6 +68,8 @@ class RequestValidator:
                 if deadline is not None and deadline < now:
                     rejections.append(Rejection(record, address, deadline_error(Cause.ARRIVED_LATE, now - deadline)))
                     continue
+                if record.is_condemned:
+                    raise BackendError(f"The record ended {record.num_attempts} workers, and is not run again.")
                 message = self._message(record.original.value)
                 requests.append(PendingRequest(record, address, message, deadline, bulk, times))
             except PenstockError as error:

@@ -12,6 +12,7 @@ from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.custody import NoMarks
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.resolved_settings import ResolvedSettings
@@ -31,7 +32,7 @@ _HINT = "The broker's transaction coordinator is not there. See transaction.stat
 log = structlog.get_logger("penstock.transactions")
 
 
-class TransactionalOutbox:
+class TransactionalOutbox(NoMarks):
     """In the place of the outbox and of the committer. Called on the worker's event loop only."""
 
     def __init__(

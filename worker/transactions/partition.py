@@ -133,7 +133,7 @@ class PartitionTransactions:
         batches = await self._batches.make(self._producer, self._window.of(offsets))
         self._in_doubt = offsets, end.offset
         try:
-            metadata = commit_metadata.encode(*end)
+            metadata = commit_metadata.encode(end.offset, end.beyond)
             await self._producer.commit(batches, self._source, end.offset, metadata, self._group_id)
         except Exception as error:  # of a cancelled attempt, `close` aborts the transaction
             producer, self._producer = self._producer, None

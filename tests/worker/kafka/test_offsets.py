@@ -210,7 +210,7 @@ class TwoPartitions(RuleBasedStateMachine):
             self.tracker.put_back(progress)
 
     def _commit(self, progress: dict[TopicPartition, Progress]) -> None:
-        for source, (offset, finished) in progress.items():
+        for source, (offset, finished, _) in progress.items():
             self.committed[source] = offset, commit_metadata.encode(offset, finished)
 
     @initialize()

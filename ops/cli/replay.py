@@ -1,0 +1,86 @@
+"""`penstock replay`: send a range of records of a topic again."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated
+
+import typer
+
+from penstock.ops.cli.options import takes
+from penstock.ops.cli.replayer import (
+    AsJson,
+    DeadlineS,
+    Execute,
+    MaxReplays,
+    Replayer,
+    ReplayOptions,
+    ReplyPartition,
+    ReplyTopicName,
+)
+from penstock.ops.cli.screen import EXIT_USAGE, fail, narrate_logs
+from penstock.ops.cli.topic_reader import open_reader
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.outbox import Outbox
+from penstock.producer.wire.topics import bulk_topic
+
+Topic = Annotated[str, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
+Partition = Annotated[int, typer.Option("--partition", min=0, help="Partition to read.")]
+First = Annotated[int, typer.Option("--from", min=0, help="First offset.")]
+Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset. Default: the partition's present end.")]
+ToBulk = Annotated[bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic.")]
+
+
+@takes(KafkaSettings)
+def replay(
+    settings: KafkaSettings,
+    topic: Topic,
+    partition: Partition,
+    first: First,
+    last: Last = None,
+    to_bulk: ToBulk = False,
+    execute: Execute = False,
+    deadline_s: DeadlineS = None,
+    reply_topic: ReplyTopicName = None,
+    reply_partition: ReplyPartition = None,
+    max_replays: MaxReplays = 3,
+    as_json: AsJson = False,
+) -> int:
+    """Send a range of records of a request topic again, from offset --from to --to. Without --execute: only count them.
+
+    $ penstock replay --topic penstock.requests.intents --partition 3 --from 1200 --to 1300 --to-bulk --execute
+
+    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
+    readers can drop duplicates. `penstock dlq replay` sends dead letters again.
+
+    Exit code 1: the broker refused some. 2: there is no such partition.
+    """
+    narrate_logs(settings.bootstrap_servers)
+    options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
+    target = bulk_topic(topic) if to_bulk else topic
+    return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options))
+
+
+async def _replay(
+    cluster: KafkaCluster,
+    source: tuple[str, int],
+    first: int,
+    last: int | None,
+    target: str,
+    options: ReplayOptions,
+) -> int:
+    async with open_reader(cluster) as reader:
+        num_partitions = await reader.num_partitions(source[0]) or 0
+        if source[1] >= num_partitions:
+            fail(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
+            return EXIT_USAGE
+        outbox = Outbox(cluster, client_id="penstock-replay")
+        await outbox.start()
+        try:
+            replayer = Replayer(options, outbox)
+            async with aclosing(reader.records(*source, first, last)) as records:
+                async for record in records:
+                    await replayer.offer((*source, record.offset), record, record.headers, target)
+            return await replayer.finish()
+        finally:
+            await outbox.stop()

@@ -1,0 +1,74 @@
+"""Reads ranges of topics once, up to their present ends, a fetch at a time: for commands that look at records."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.connection import BACKOFF_MS, connect
+from penstock.worker.kafka import lenient_batches
+
+_POLL_MS = 500
+_FETCH_BYTES = 4 * 1024 * 1024
+
+
+class TopicReader:
+    """Made by `open_reader`. It belongs to no group and commits nothing."""
+
+    def __init__(self, cluster: KafkaCluster, consumer: AIOKafkaConsumer) -> None:
+        self._cluster = cluster
+        self._consumer = consumer
+
+    async def num_partitions(self, topic: str) -> int | None:
+        """Number of partitions of a topic; None if there is no such topic. Creates none."""
+        admin = AIOKafkaAdminClient(**self._cluster.arguments)
+        try:
+            await admin.start()
+            found = {one["topic"]: one["partitions"] for one in await admin.describe_topics()}
+        finally:
+            await admin.close()
+        return len(found[topic]) if topic in found else None
+
+    async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
+        """The records of a partition from offset `first` to `last`, both included, or to its present end."""
+        source = TopicPartition(topic, partition)
+        self._consumer.assign([source])
+        begin = (await self._consumer.beginning_offsets([source]))[source]
+        end = (await self._consumer.end_offsets([source]))[source]
+        if last is not None:
+            end = min(end, last + 1)
+        self._consumer.seek(source, max(first, begin))
+        while await self._consumer.position(source) < end:
+            polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
+            for record in polled.get(source, ()):
+                if record.offset >= end:
+                    return
+                if record.offset >= first:  # a compressed batch begins before it
+                    yield record
+
+
+@asynccontextmanager
+async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
+    """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+    lenient_batches.install()  # a record that this command cannot read must not end it
+
+    def make() -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            **cluster.arguments,
+            client_id="penstock-reader",
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=_FETCH_BYTES,
+            retry_backoff_ms=BACKOFF_MS,
+        )
+
+    consumer = await connect(cluster, make)
+    try:
+        yield TopicReader(cluster, consumer)
+    finally:
+        await consumer.stop()

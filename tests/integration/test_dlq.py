@@ -1,0 +1,168 @@
+"""Dead letters and replays through the command line, on a real broker."""
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from typer.testing import CliRunner
+
+from penstock.ops.cli.main import app
+from penstock.ops.kafka import KafkaBroker
+from tests.integration.echo_worker import POISON
+
+Start = Callable[..., Any]
+PARTITION = 2
+SENT_MS = int(time.time() * 1000) - 5000
+
+
+@dataclass
+class Desk:
+    """A model's topics, and the commands."""
+
+    broker: KafkaBroker
+    model: str
+    replies: str
+
+    @property
+    def topic(self) -> str:
+        return f"penstock.requests.{self.model}"
+
+    async def penstock(self, *args: str, code: int = 0) -> tuple[list[Any], str]:
+        """JSON lines of stdout, and all that was printed."""
+        command = [*args, "--bootstrap-servers", self.broker.bootstrap_servers]
+        env = {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
+        done = await asyncio.to_thread(CliRunner().invoke, app, command, prog_name="penstock", env=env)
+        assert done.exit_code == code, done.output
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{") and line.endswith("}")]
+        return lines, done.output
+
+    async def dlq(self, command: str, *args: str, code: int = 0) -> tuple[list[Any], str]:
+        return await self.penstock("dlq", command, "--model", self.model, *args, code=code)
+
+    async def send(self, *tokens: int, topic: str = "", headers: tuple[tuple[str, bytes], ...] = ()) -> None:
+        """One request for each token; its correlation id is the token."""
+        async with AIOKafkaProducer(bootstrap_servers=self.broker.bootstrap_servers) as producer:
+            await producer.partitions_for(self.replies)
+            for token in tokens:
+                ids, lens = struct.pack("<I", token), struct.pack("<I", 1)
+                value = msgpack.packb({"v": 1, "model": self.model, "task": "embed", "ids": ids, "lens": lens})
+                address = [("kafka_correlationId", b"%d" % token), ("kafka_replyTopic", self.replies.encode())]
+                sent = {
+                    "partition": PARTITION,
+                    "key": b"my key",
+                    "headers": [*address, *headers],
+                    "timestamp_ms": SENT_MS,
+                }
+                await producer.send_and_wait(topic or self.topic, value, **sent)
+
+    async def read(self, topic: str, count: int) -> list[Any]:
+        """The first records of a topic, by partition and offset."""
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.broker.bootstrap_servers, auto_offset_reset="earliest")
+        async with consumer, asyncio.timeout(30):
+            consumer.assign([TopicPartition(topic, p) for p in range(8 if topic.endswith("letter") else 4)])
+            found = [await consumer.getone() for _ in range(count)]
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+@pytest.fixture
+async def desk(kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start) -> Desk:
+    desk = Desk(kafka, unique("letters"), unique("penstock.replies."))
+    await start_worker(kafka, served_name=desk.model).ready()
+    return desk
+
+
+async def test_letters_are_listed_shown_and_replayed_until_they_would_loop(
+    desk: Desk, count_records: Callable[..., Any]
+) -> None:
+    letters_topic = f"{desk.topic}.dead-letter"
+    await desk.send(5, POISON, POISON + 600)
+    await desk.send(POISON, topic=f"{desk.topic}.bulk", headers=(("penstock-deadline-ms", b"9999999999999"),))
+    first_replies = await desk.read(desk.replies, 4)
+    await desk.read(letters_topic, 2)
+    await desk.read(f"{desk.topic}.bulk.dead-letter", 1)
+
+    listed, _ = await desk.dlq("ls", "--json")
+    found = {(one["code"], one["source"]): one for one in listed}
+    poison = found["backend", f"{desk.topic}-{PARTITION}-1"]
+    assert set(found) == {
+        ("backend", f"{desk.topic}-{PARTITION}-1"),
+        ("bad_token_id", f"{desk.topic}-{PARTITION}-2"),
+        ("backend", f"{desk.topic}.bulk-{PARTITION}-0"),
+    }
+    assert (poison["type"], poison["sent_ms"], poison["replays"]) == ("builtins.ValueError", SENT_MS, 0)
+    assert poison["attempts"] >= 1
+    assert poison["group"] == f"penstock.{desk.model}"
+    assert poison["worker"].startswith("penstock-worker-000-")
+
+    _, table = await desk.dlq("ls", "--reason", "backend", "--letters", "online")
+    assert "1 dead letter: backend 1." in table
+    assert f"{poison['id']} " in table
+    _, table = await desk.dlq("ls", "--limit", "1")
+    assert "1 of them are listed" in table
+
+    _, shown = await desk.dlq("show", poison["id"])
+    details = json.loads(shown)
+    assert details["headers"][0] == ["kafka_correlationId", str(POISON)]
+    assert not [name for name, _ in details["headers"] if "error" in name or name.startswith("__dlq")]
+    assert details["request"] == {"model": desk.model, "task": "embed", "sequences": 1}
+    assert "no such dead letter" in (await desk.dlq("show", "7:12345", code=1))[1]
+    assert "An id is" in (await desk.dlq("show", "seven", code=2))[1]
+
+    before = await count_records(desk.broker, desk.topic)
+    planned, said = await desk.dlq("replay", "--reason", "backend", "--json")
+    assert sorted(one["to"] for one in planned) == [desk.topic, f"{desk.topic}.bulk"]
+    assert "dry run" in said
+    assert await count_records(desk.broker, desk.topic) == before
+
+    _, said = await desk.dlq("replay", "--id", poison["id"], "--execute")
+    assert f"Sent 1 record to {desk.topic}." in said
+    again = (await desk.read(desk.topic, before + 1))[-1]
+    headers = dict(again.headers)
+    assert (again.key, again.partition) == (b"my key", PARTITION)
+    assert headers["penstock-replay-of"] == b"%s-2-1" % desk.topic.encode()
+    assert headers["penstock-replays"] == b"1"
+    assert not [name for name in headers if "error" in name or name.startswith("penstock-source")]
+    replies = await desk.read(desk.replies, 5)
+    assert {record.key for record in replies} == {record.key for record in first_replies}
+
+    await desk.read(letters_topic, 3)
+    skipped, said = await desk.dlq("replay", "--max-replays", "1", "--letters", "online", "--json")
+    assert [one for one in skipped if one.get("skipped") == "sent again 1 times already"]
+    second = next(one for one in (await desk.dlq("ls", "--json"))[0] if one["replays"] == 1)
+    _, said = await desk.dlq("replay", "--id", second["id"], "--execute", "--deadline-s", "60")
+    assert f"Sent 1 record to {desk.topic}." in said
+    headers = dict((await desk.read(desk.topic, before + 2))[-1].headers)
+    assert headers["penstock-replay-of"] == b"%s-2-1" % desk.topic.encode()
+    assert headers["penstock-replays"] == b"2"
+    assert int(headers["penstock-deadline-ms"]) > 1_700_000_000_000
+
+
+async def test_a_range_of_requests_is_replayed_to_the_bulk_topic_with_the_same_reply_keys(
+    desk: Desk, unique: Callable[[str], str], count_records: Callable[..., Any]
+) -> None:
+    await desk.send(1, 2, 3, 4, headers=(("penstock-deadline-ms", b"9999999999999"), ("x", b"mine")))
+    keys = {dict(record.headers)["kafka_correlationId"]: record.key for record in await desk.read(desk.replies, 4)}
+    options = ["replay", "--topic", desk.topic, "--partition", "2", "--from", "1", "--to", "2", "--to-bulk"]
+    _, said = await desk.penstock(*options)
+    assert f"Would send 2 records to {desk.topic}.bulk." in said
+    elsewhere = unique("penstock.replies.")
+    await desk.penstock(*options, "--execute", "--to-reply-topic", elsewhere, "--to-reply-partition", "1")
+    again = await desk.read(elsewhere, 2)
+    assert {dict(record.headers)["kafka_correlationId"]: record.key for record in again} == {
+        b"2": keys[b"2"],
+        b"3": keys[b"3"],
+    }
+    assert {record.partition for record in again} == {1}
+    sent = await desk.read(f"{desk.topic}.bulk", 2)
+    assert [dict(record.headers)["x"] for record in sent] == [b"mine"] * 2
+    assert not any("penstock-deadline-ms" in dict(record.headers) for record in sent)
+    assert await count_records(desk.broker, desk.topic) == 4
+    _, said = await desk.penstock("replay", "--topic", unique("none"), "--partition", "0", "--from", "0", code=2)
+    assert "has 0 partitions" in said

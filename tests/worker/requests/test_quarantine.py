@@ -1,0 +1,196 @@
+"""Which records run together, under which marks, and which no more: real bookkeeping, and commits kept in memory."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.worker.kafka.backpressure import Backpressure
+from penstock.worker.kafka.commits import Committer
+from penstock.worker.kafka.custody import MAX_CHARS, Custody
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.requests import quarantine as quarantine_module
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.quarantine import Quarantine
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.stop_signal import StopSignal
+
+A, B = ("penstock.requests.tiny", 0), ("penstock.requests.tiny", 1)
+MakeRecord = Callable[..., Any]
+
+
+class Died(Exception):
+    """Stands for the end of the process."""
+
+
+class Broker:
+    """What is committed, as the next owner finds it."""
+
+    def __init__(self) -> None:
+        self.stored: dict[Source, Progress] = {}
+        self.refusals = 0  # commits that fail from now on
+        self.num_commits = 0
+        self.owner: Any = None  # set by the committer
+
+    async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
+        if self.refusals:
+            self.refusals -= 1
+            return False
+        self.num_commits += 1
+        self.stored |= offsets
+        return True
+
+
+class Owner:
+    """A worker's bookkeeping, from the assignment of both partitions to its death."""
+
+    def __init__(self, broker: Broker, ends: Mapping[Source, int], killers: set[tuple[Source, int]]) -> None:
+        self.offsets = OffsetTracker()
+        self.backpressure = Backpressure(100)
+        self.ledger = RecordLedger(self.backpressure, self.offsets, "penstock.requests.tiny.bulk")
+        self.committer = Committer(self.offsets, broker)  # type: ignore[arg-type]  # it uses only `commit` of a Consumer
+        self.stop = StopSignal()
+        self.is_assigned = True
+        self.quarantine = Quarantine(self.committer, self.ledger, self.stop, lambda: self.is_assigned)
+        self.runs: list[list[tuple[int, int]]] = []  # partitions and offsets of each group
+        self.condemned: list[tuple[int, int]] = []
+        self._killers = killers
+        found = {
+            source: one._replace(custody=one.custody and one.custody.taken_over(one.offset, ends[source]))
+            for source, one in broker.stored.items()
+        }
+        self.committer.acquired(found)
+
+    def admit(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> list[PendingRecord]:
+        records: list[PendingRecord] = []
+        for source, offset in positions:
+            records += self.ledger.receive([make_record(partition=source[1], offset=offset)])
+        return list(self.ledger.admit(records))
+
+    async def run(self, records: Sequence[PendingRecord]) -> None:
+        await self.quarantine.run(records, self._process)
+
+    async def _process(self, records: Sequence[PendingRecord]) -> None:
+        self.runs.append([(record.source[1], record.original.offset) for record in records])
+        self.condemned += [(r.source[1], r.original.offset) for r in records if r.is_condemned]
+        if any((r.source, r.original.offset) in self._killers and not r.is_condemned for r in records):
+            raise Died
+        self.ledger.answer(records)
+        self.ledger.acknowledge(records)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    killers, ends = {(A, 2)}, {A: 5, B: 3}
+    everything = [*((A, offset) for offset in range(5)), *((B, offset) for offset in range(3))]
+    runs = []
+    for death in range(3):
+        owner = Owner(broker, ends, killers)
+        with pytest.raises(Died):
+            await owner.run(owner.admit(make_record, *everything))
+        runs.append(owner.runs)
+        assert (len(runs), owner.condemned) == (death + 1, [])
+    all_of_a, all_of_b = [(0, offset) for offset in range(5)], [(1, offset) for offset in range(3)]
+    assert runs[0] == [all_of_a + all_of_b]  # nothing was in doubt
+    assert runs[1] == [all_of_a + all_of_b]  # its marks named them
+    assert runs[2] == [[(0, 0)], [(0, 1)], [(0, 2)]]
+    last = Owner(broker, ends, killers)
+    left = [(source, offset) for source, offset in everything if offset >= broker.stored[source].offset]
+    await last.run(last.admit(make_record, *left))
+    assert last.condemned == [(0, 2)]
+    assert sorted(position for run in last.runs for position in run)[-1] == (1, 2)
+    last.quarantine.hand_over()
+    await last.committer.commit_last()
+    assert {source: (one.offset, one.custody) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
+
+
+async def test_a_partition_that_was_handed_over_raises_no_doubt(broker: Broker, make_record: MakeRecord) -> None:
+    first = Owner(broker, {}, set())
+    first.admit(make_record, (A, 0))  # and never answered
+    await first.quarantine.run(first.admit(make_record, (A, 1)), first._process)
+    assert broker.stored[A].custody == Custody()
+    first.quarantine.hand_over()
+    await first.committer.commit_last()
+    second = Owner(broker, {A: 2}, set())
+    assert not second.committer.has_doubts
+
+
+async def test_an_owner_whose_engine_failed_leaves_its_marks(broker: Broker, make_record: MakeRecord) -> None:
+    first = Owner(broker, {}, {(A, 0)})
+    with pytest.raises(Died):
+        await first.run(first.admit(make_record, (A, 0)))
+    first.stop.fail(Died())
+    first.quarantine.hand_over()
+    await first.committer.commit_last()
+    second = Owner(broker, {A: 1}, set())
+    assert second.committer.custody(A).deaths == 1
+
+
+async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_record: MakeRecord) -> None:
+    broker.stored[A] = Progress(0, custody=Custody())
+    owner = Owner(broker, {A: 2}, set())
+    assert owner.committer.has_doubts
+    await owner.run(owner.admit(make_record, (A, 0), (A, 1)))
+    await owner.committer.commit_last()
+    assert not owner.committer.has_doubts
+    assert broker.stored[A] == Progress(2, custody=Custody())
+    num_commits = broker.num_commits
+    await owner.run(owner.admit(make_record, (A, 2)))
+    assert broker.num_commits == num_commits
+
+
+async def test_a_suspect_waits_until_nothing_else_runs_and_nothing_begins_beside_it(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    broker.stored[A] = Progress(0, custody=Custody(1, 1, (0, 1)))
+    owner = Owner(broker, {A: 1}, set())
+    other = owner.admit(make_record, (B, 0))
+    running = asyncio.create_task(owner.run(owner.admit(make_record, (A, 0))))
+    gate = None
+    for _ in range(10):
+        await asyncio.sleep(0)
+        gate = gate or asyncio.create_task(owner.quarantine.gate())
+    assert owner.runs == []
+    assert gate is not None
+    assert not gate.done()
+    owner.ledger.answer(other)
+    owner.ledger.acknowledge(other)
+    await asyncio.wait_for(asyncio.gather(running, gate), 10)
+    assert owner.runs == [[(0, 0)]]
+
+
+async def test_records_whose_marks_cannot_be_committed_do_not_run(
+    broker: Broker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine_module, "_RETRY_S", 0.0)
+    owner = Owner(broker, {}, set())
+    broker.refusals = 1
+    await owner.run(owner.admit(make_record, (A, 0)))
+    assert owner.runs == [[(0, 0)]]  # at the second attempt
+    broker.refusals, owner.is_assigned = 1, False
+    await owner.run(owner.admit(make_record, (B, 0)))
+    assert len(owner.runs) == 1
+    assert (owner.ledger.num_unfinished, owner.backpressure.num_records) == (0, 0)
+
+
+@given(st.integers(0, 999), st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62), st.booleans())
+def test_a_mark_comes_back_from_its_text(deaths: int, until: int, first: int, end: int, alone: bool) -> None:
+    custody = Custody(deaths, until, (first, end), alone)
+    text = custody.text()
+    assert Custody.parse(text) == custody
+    assert len(text) <= MAX_CHARS
+
+
+@pytest.mark.parametrize("text", ["", ";", ";1,2,3", ";1,2,3,4,5", ";1,2,3,4,1x", ";-1,2,3,4,1"])
+def test_a_damaged_mark_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="damaged mark"):
+        Custody.parse(text)

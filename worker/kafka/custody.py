@@ -1,0 +1,96 @@
+"""Whether the owner of a partition handed it over or died, and what it ran then: kept in the metadata of its commits.
+
+An owner marks a partition before the first of its records runs, and removes the mark when it hands the partition over.
+An owner that finds a mark follows one that died: by a signal, with its machine, or with its device.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol, Self
+
+MAX_CHARS = 64  # of the text
+_MAX_IN_DOUBT = 8192  # records that an owner has in memory, by default
+_TEXT = re.compile(r";(\d{1,3}),(\d{1,19}),(\d{1,19}),(\d{1,19}),([01])")
+
+
+class Custody(NamedTuple):
+    """The mark of one partition. A range of offsets is its first one and the one after its last."""
+
+    deaths: int = 0  # of owners, since the records below `until` were first read
+    until: int = 0  # records below it may have run in an owner that died: they are in doubt
+    running: tuple[int, int] = (0, 0)  # records in doubt that run now
+    alone: bool = False  # nothing else runs in their owner
+    # Not in the text, but of the owner before:
+    suspects: tuple[int, int] = (0, 0)  # records in doubt that ran when it died
+    condemned: int = -1  # the record that ran alone when it died
+
+    def taken_over(self, offset: int, end: int) -> Self:
+        """The mark of an owner that died, as its successor takes it. `end`: of the partition now."""
+        suspects, condemned = (self.running, -1) if not self.alone else ((0, 0), self.running[0])
+        deaths, until = min(self.deaths + 1, 999), min(end, offset + _MAX_IN_DOUBT)
+        return type(self)(deaths, until, suspects=suspects, condemned=condemned)
+
+    def is_in_doubt(self, offset: int) -> bool:
+        """Whether a record may have run in an owner that died."""
+        return offset < self.until
+
+    def is_suspect(self, offset: int) -> bool:
+        """Whether a record ran when the last owner died, together with few others."""
+        return self.suspects[0] <= offset < self.suspects[1]
+
+    def text(self) -> str:
+        """For the metadata of a commit."""
+        return f";{self.deaths},{self.until},{self.running[0]},{self.running[1]},{int(self.alone)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `text` has written. Raises ValueError."""
+        matched = _TEXT.fullmatch(text)
+        if matched is None:
+            raise ValueError("commit metadata with a damaged mark of its owner")
+        deaths, until, first, end, alone = map(int, matched.groups())
+        return cls(deaths, until, (first, end), bool(alone))
+
+
+class Marks(Protocol):
+    """The marks of this worker's partitions. A source is a topic and a partition."""
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether some partition was taken over from an owner that died."""
+
+    def is_marked(self, source: tuple[str, int]) -> bool:
+        """Whether a partition's mark is committed, so that its records may run."""
+
+    def custody(self, source: tuple[str, int]) -> Custody:
+        """The mark of a partition."""
+
+    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
+        """Commit these marks. Their records may run when it returns true; else try again."""
+
+    def unname(self, sources: Collection[tuple[str, int]]) -> None:
+        """The records that the marks name have ended. The next commit says so."""
+
+    def hand_over(self) -> None:
+        """The next commit removes all marks: this owner does not die of the records that it leaves."""
+
+
+class NoMarks(Marks):
+    """Of a committer that keeps none: no record is ever in doubt."""
+
+    @property
+    def has_doubts(self) -> bool:
+        return False
+
+    def is_marked(self, source: tuple[str, int]) -> bool:
+        return True
+
+    def custody(self, source: tuple[str, int]) -> Custody:
+        return Custody()
+
+    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
+        return True
+
+    def unname(self, sources: Collection[tuple[str, int]]) -> None: ...
+
+    def hand_over(self) -> None: ...

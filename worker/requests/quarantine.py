@@ -1,0 +1,126 @@
+"""Records that may have ended a worker: they run in marked slices, then one at a time alone, and then not at all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from penstock.worker.kafka.custody import Custody, Marks
+from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.stop_signal import StopSignal
+
+_RETRY_S = 0.1
+
+log = structlog.get_logger("penstock.quarantine")
+
+Process = Callable[[Sequence[PendingRecord]], Awaitable[None]]
+
+
+class Quarantine:
+    """Finds the record that ends workers, in at most three deaths. Called on the worker's event loop, for each slice.
+
+    1. Records of a partition run once its mark is committed. The owner that finds the mark of one that died takes the
+       partition's unanswered records to be in doubt.
+    2. A slice with records in doubt runs once the marks of their partitions name them, and ends before the next begins.
+       If its owner dies, the records that were named are suspects.
+    3. A suspect runs alone, once its partition's mark says so. If its owner dies, it is not run again: it is answered
+       with an error, and kept as a dead letter.
+
+    Marks are commits, so every member of the group sees them, on any machine, and a member that has lost its partition
+    can write none.
+    """
+
+    def __init__(self, marks: Marks, ledger: RecordLedger, stop: StopSignal, is_assigned: Callable[[], bool]) -> None:
+        self._marks = marks
+        self._ledger = ledger
+        self._stop = stop
+        self._is_assigned = is_assigned
+        self._alone = asyncio.Lock()  # held while a suspect runs
+        self._num_waiting = 0  # admitted records whose slices have not begun
+
+    def hand_over(self) -> None:
+        """The worker gives its partitions up. Their marks stay if it ends because its engine failed."""
+        if self._stop.failure is None:
+            self._marks.hand_over()
+
+    async def gate(self) -> None:
+        """Wait while a suspect runs alone. Called before a slice is admitted."""
+        if self._alone.locked():
+            async with self._alone:
+                pass
+
+    async def run(self, records: Sequence[PendingRecord], process: Process) -> None:
+        """Process a slice of admitted records as far as they are trusted."""
+        sources = {record.source for record in records}
+        if all(map(self._marks.is_marked, sources)) and not self._marks.has_doubts:
+            await process(records)
+            return
+        self._num_waiting += len(records)
+        for group in self._groups(records):
+            if self._is_suspect(group[0]):
+                async with self._alone:
+                    await self._stop.unless_stopped(self._until_others_end())
+                    await self._run(group, process, alone=True)
+            else:
+                await self._run(group, process, alone=False)
+
+    def _groups(self, records: Sequence[PendingRecord]) -> list[list[PendingRecord]]:
+        """Each suspect by itself, and the others together as far as they follow one another."""
+        groups: list[list[PendingRecord]] = []
+        for record in records:
+            if not groups or self._is_suspect(record) or self._is_suspect(groups[-1][0]):
+                groups.append([])
+            groups[-1].append(record)
+        return groups
+
+    def _is_suspect(self, record: PendingRecord) -> bool:
+        return self._marks.custody(record.source).is_suspect(record.original.offset)
+
+    async def _until_others_end(self) -> None:
+        while self._ledger.num_unfinished > self._num_waiting:
+            await self._ledger.wait_for_step()
+
+    async def _run(self, group: Sequence[PendingRecord], process: Process, *, alone: bool) -> None:
+        doubted = [r for r in group if self._marks.custody(r.source).is_in_doubt(r.original.offset)]
+        self._condemn(doubted)
+        may_run = await self._mark(self._new_marks(group, doubted, alone=alone))
+        self._num_waiting -= len(group)
+        if not may_run:
+            self._ledger.give_up(group)
+            return
+        await process(group)
+        if doubted:
+            await self._stop.unless_stopped(self._ledger.wait_until_ended(doubted))
+            self._marks.unname({record.source for record in doubted})
+
+    def _new_marks(
+        self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
+    ) -> dict[Source, Custody]:
+        """The marks that must be committed before a group runs: new ones, and those that name its records in doubt."""
+        sources = {record.source for record in group}
+        marks = {one: self._marks.custody(one) for one in sources if not self._marks.is_marked(one)}
+        for record in doubted:
+            custody, offset = marks.get(record.source) or self._marks.custody(record.source), record.original.offset
+            first = min(custody.running[0], offset) if custody.running[1] else offset
+            marks[record.source] = custody._replace(running=(first, offset + 1), alone=alone)
+        return marks
+
+    def _condemn(self, doubted: Sequence[PendingRecord]) -> None:
+        for record in doubted:
+            custody = self._marks.custody(record.source)
+            if custody.condemned == record.original.offset:
+                record.num_attempts, record.is_condemned = custody.deaths, True
+                position = {"topic": record.source[0], "partition": record.source[1], "offset": custody.condemned}
+                log.error("record_quarantined", deaths=custody.deaths, **position)
+
+    async def _mark(self, marks: dict[Source, Custody]) -> bool:
+        """Commit marks, if any. False if the partitions are lost, or the worker stops."""
+        while not self._stop.is_set():
+            if not marks or await self._marks.mark(marks):
+                return True
+            if not self._is_assigned():
+                break
+            await asyncio.sleep(_RETRY_S)
+        return False
