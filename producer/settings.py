@@ -96,6 +96,12 @@ class KafkaSettings(Settings):
     def uses_tls(self) -> bool:
         return self.security_protocol.endswith("SSL")
 
+    @property
+    def tls_files(self) -> list[Path]:
+        """The files that `tls_context` reads."""
+        files = (self.ssl_ca_location, self.ssl_certificate_location, self.ssl_key_location)
+        return [file for file in files if file is not None]
+
     def tls_context(self) -> ssl.SSLContext:
         """Read the files of the `ssl_…` settings. Raises ValueError that names the setting at fault."""
         password = self.ssl_key_password
@@ -144,6 +150,11 @@ class ClientSettings(KafkaSettings):
     topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
     reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(
         REPLY_TOPIC, description="Topic on which replies are read."
+    )
+    isolation_level: Literal["read_uncommitted", "read_committed"] = Field(
+        "read_uncommitted",
+        description="Replies that are read. read_committed: of workers with delivery exactly_once, only those whose "
+        "transactions are committed.",
     )
     timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds; sent with the request.")
     max_in_flight: int = Field(512, ge=1, description="Most request records in flight at once; further records wait.")

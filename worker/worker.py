@@ -18,9 +18,10 @@ from penstock.producer.wire.topics import bulk_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.delivery_stages import delivery_stages
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
+from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -107,14 +108,13 @@ class Worker:
             unhealthy=self._stop.fail,
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
-        self._outbox = Outbox(self._cluster, client_id="penstock-worker")
+        self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
-        self._committer = Committer(offsets, self.consumer)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
-        self.on_loop_error = self._stop.on_loop_error  # for the event loop's exception handler
+        self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
 
     def stop(self) -> None:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
@@ -159,10 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        with self._stop.interrupts():
-            await self._fetched.fill(self.consumer)
-        is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetched.can_take(bulk=True):
+        await self._stop.cut_short(self._fetched.fill(self.consumer))
+        if self._fetched.can_take(bulk=True) and (self._processing_bulk is None or self._processing_bulk.done()):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
         await self._process_fetched(bulk=False)
 
@@ -187,8 +185,9 @@ class Worker:
         hits, misses = await look_up(self._cache, sequences)
         times.tokenize_ms = round((prepared - now) * 1e3, 3)
         times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
-        self.metrics.sequences.labels("cache").inc(len(hits))
-        self._settle(hits, None)
+        if hits:
+            self.metrics.from_cache.inc(len(hits))
+            self._settle(hits, None)
         self._dispatcher.add(misses)
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:

@@ -72,6 +72,7 @@ class Exchange:
             settings.reply_topic,
             client_id=client_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
+            isolation_level=settings.isolation_level,
         )
         self._ids = _correlation_ids()
         self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`
@@ -193,12 +194,13 @@ class Exchange:
         return answer
 
     async def _sweep(self) -> None:
-        """Fail expired requests, until cancelled."""
+        """Fail expired requests, and learn of added partitions, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = monotonic()
             self._inbox.expire(now, _late)
             self._permits.refuse(now, _late)
+            self._partitioner.resize(self._outbox.known_partitions(self._topic))
 
 
 def _late() -> PenstockError:

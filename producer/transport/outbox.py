@@ -15,12 +15,13 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
+from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 
 # Errors of the record or of its destination, which are final. All others are retried without limit.
@@ -58,6 +59,7 @@ class Outbox:
         self._cluster = cluster
         self._client_id = client_id
         self._producer = ReplaceableProducer(cluster, lambda: self._make_producer())
+        self._topics = TopicDirectory()
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
         self._waiting: dict[Destination, deque[OutRecord]] = {}
         self._senders: dict[Destination, asyncio.Task[None]] = {}
@@ -88,7 +90,12 @@ class Outbox:
         producer = self._producer.current
         if producer is None:
             raise RuntimeError("Outbox.partitions before start. This is a bug.")
-        return len(await producer.partitions_for(topic))
+        return len(await self._topics.partitions(producer, topic))
+
+    def known_partitions(self, topic: str) -> int:
+        """Number of partitions of a topic as of the last refresh of metadata, 30 s ago at most; 0 if not known."""
+        producer = self._producer.current
+        return 0 if producer is None else len(producer.client.cluster.partitions_for_topic(topic) or ())
 
     async def flush(self) -> None:
         """Wait until all records, also those put meanwhile, are acknowledged or refused."""
@@ -134,12 +141,10 @@ class Outbox:
         try:
             if producer is None:
                 raise RuntimeError("Outbox.put before start. This is a bug.")
-            partitions = await self._partitions_of(producer, topic)
             if partition is None:
-                self._spread(topic, len(partitions), waiting)
-            elif partition not in partitions:
-                raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+                self._spread(topic, len(await self._topics.partitions(producer, topic)), waiting)
             else:
+                await self._topics.check_partition(producer, topic, partition)
                 await self._send_batch(producer, topic, partition, waiting)
         except BAD_DESTINATION as error:
             _complete(waiting, len(waiting), error)
@@ -150,16 +155,6 @@ class Outbox:
             await self._producer.replace(producer)
         except Exception as error:
             _fail(waiting, len(waiting), error)
-
-    @staticmethod
-    async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
-        """A topic's partitions. aiokafka also reports a topic as unknown when no broker answers, which is retriable."""
-        try:
-            return set(await producer.partitions_for(topic))
-        except UnknownTopicOrPartitionError as error:
-            if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
-                raise
-            raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
 
     def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
         by_partition: dict[int, list[OutRecord]] = {}
@@ -176,7 +171,7 @@ class Outbox:
         destination = (topic, partition)
         at_most = self._at_most.get(destination, _BATCH_RECORDS)
         batch = producer.create_batch()
-        size = _fill(batch, waiting, at_most)
+        size = fill(batch, waiting, at_most)
         try:
             if size:
                 await self._producer.send(producer, batch, topic, partition)
@@ -199,7 +194,7 @@ class Outbox:
         _complete(waiting, size, None)
 
 
-def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
     """Put the first records into a batch and return their number. They stay in `waiting` until acknowledged.
 
     A record that aiokafka cannot encode is completed with an error when it is first in the queue.
