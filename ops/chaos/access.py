@@ -37,7 +37,8 @@ def privileges(group: str, requests: Sequence[str], letters: Sequence[str], repl
     read = [("TOPIC", "READ", topic) for topic in requests]
     write = [("TOPIC", "WRITE", topic) for topic in (*letters, *replies)]
     create = [("TOPIC", "CREATE", topic) for topic in (*requests, *letters)]
-    return [("GROUP", "READ", group), *read, *write, *create]
+    transactions = ("TRANSACTIONAL_ID", "WRITE", f"{group}-")  # all ids that begin so
+    return [("GROUP", "READ", group), transactions, *read, *write, *create]
 
 
 def allow(servers: str, given: Sequence[Privilege]) -> None:
@@ -46,7 +47,7 @@ def allow(servers: str, given: Sequence[Privilege]) -> None:
         AclBinding(
             ResourceType[kind],
             name,
-            ResourcePatternType.LITERAL,
+            _pattern(kind),
             f"User:{USER}",
             "*",
             AclOperation[operation],
@@ -65,7 +66,7 @@ def revoke(servers: str, privilege: Privilege) -> None:
     match = AclBindingFilter(
         ResourceType[kind],
         name,
-        ResourcePatternType.LITERAL,
+        _pattern(kind),
         f"User:{USER}",
         "*",
         AclOperation[operation],
@@ -74,3 +75,7 @@ def revoke(servers: str, privilege: Privilege) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     for done in admin.delete_acls([match]).values():
         done.result(_ANSWER_S)
+
+
+def _pattern(kind: str) -> ResourcePatternType:
+    return ResourcePatternType.PREFIXED if kind == "TRANSACTIONAL_ID" else ResourcePatternType.LITERAL

@@ -77,7 +77,13 @@ class _Run:
         self._worker = WorkerCommand(folder, settings.seed, options)
         self._privileges = access.privileges(_GROUP, self._requests, self._letters, [REPLIES, RAW_REPLIES])
         self._faults = Faults(cluster, self._worker, folder, self._privileges, settings.outage_s)
-        self._traffic = Traffic(self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed)
+        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        self._traffic = Traffic(
+            *(self._servers, _NAME, self._requests[0], self._isolation),
+            vocab_size=info.vocab_size,
+            rate=settings.rate,
+            seed=settings.seed,
+        )
         self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
         self._judge = Judge(poison(info), lambda sequences: direct(self._engine, sequences))
 
@@ -93,11 +99,10 @@ class _Run:
             "cache-path": folder / "cache.sqlite",
             "cache-max-bytes": 1 << 20,
             "cost-path": folder / "costs.sqlite",
+            "delivery": settings.delivery,
             "log-format": "json",
             **access.OPTIONS,
         }
-        if settings.delivery != "at_least_once":
-            values["delivery"] = settings.delivery
         if settings.model is not None:
             values |= {"dtype": "float32", "device": "cpu"}
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
@@ -175,10 +180,9 @@ class _Run:
         judge.check_sent(sent.acknowledged)
         judge.check_results(sent.results)
         judge.complain("wrong_error_of_a_call", sent.wrong_errors)
-        isolation = "read_committed" if self._settings.delivery == "exactly_once" else "read_uncommitted"
-        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], isolation):
+        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], self._isolation):
             judge.reply(record, is_copy=COPIED in dict(record.headers))
-        async for record in read_topics(self._servers, self._letters, isolation):
+        async for record in read_topics(self._servers, self._letters, self._isolation):
             judge.letter(record)
         judge.check_outcomes(may_repeat=self._settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
