@@ -63,9 +63,8 @@ class Worker:
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = engine.info
+        info = self._info = engine.info
         self._settings = settings
-        self._info = info
         self._cost = cost
         self._cache = cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
@@ -109,7 +108,8 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
+        told = self._ledger.acknowledge, scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
