@@ -19,6 +19,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--processes", type=int, default=2, help="members of the worker")
     options.add_argument("--rate", type=float, default=200.0, help="plain records a second, beside the calls")
+    options.add_argument("--callers", type=int, default=8, help="calls of clients at the same time")
     options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
     options.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="at_least_once")
     options.add_argument("--model", type=Path, help="checkpoint that runs on the CPU; default: an echo of the ids")
@@ -29,6 +30,7 @@ def main() -> int:
         minutes=given.minutes,
         processes=given.processes,
         rate=given.rate,
+        callers=given.callers,
         kinds=tuple(kind for kind in given.faults.split(",") if kind),
         delivery=given.delivery,
         model=given.model,

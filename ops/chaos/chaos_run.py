@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.types import Engine, Float32Array
+from penstock.ops.chaos import access
 from penstock.ops.chaos.commit_watch import CommitWatch, committed_offsets, end_offsets
 from penstock.ops.chaos.faults import COPIED, KINDS, Faults
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
@@ -53,10 +54,10 @@ class ChaosSettings:
 
 def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> dict[str, Any]:
     """Run, and return the report; `report["violations"]` is empty if all promises were kept. Blocks."""
-    config = {"num.network.threads": "2", "num.io.threads": "4"}
+    config = {"num.network.threads": "2", "num.io.threads": "4", **access.BROKER_CONFIG}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
-        BrokerCluster(num_partitions=settings.partitions, config=config) as cluster,
+        BrokerCluster(num_partitions=settings.partitions, config=config, listeners=access.LISTENERS) as cluster,
     ):
         return asyncio.run(_Run(settings, cluster, Path(folder), say).run())
 
@@ -72,28 +73,36 @@ class _Run:
         self._letters = [*map(dead_letter_topic, self._requests)]
         self._engine = EchoEngine(_NAME) if settings.model is None else load_engine(str(settings.model), device="cpu")
         info = self._engine.info
-        self._worker = WorkerCommand(folder, settings.seed, self._options(folder))
-        self._faults = Faults(cluster, self._worker, folder, self._requests[0], _GROUP, settings.outage_s)
-        self._traffic = Traffic(self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed)
+        options = self._options(folder, cluster.address("CLEAR"))
+        self._worker = WorkerCommand(folder, settings.seed, options)
+        self._privileges = access.privileges(_GROUP, self._requests, self._letters, [REPLIES, RAW_REPLIES])
+        self._faults = Faults(cluster, self._worker, folder, self._privileges, settings.outage_s)
+        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        self._traffic = Traffic(
+            *(self._servers, _NAME, self._requests[0], self._isolation),
+            vocab_size=info.vocab_size,
+            rate=settings.rate,
+            seed=settings.seed,
+        )
         self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
         self._judge = Judge(poison(info), lambda sequences: direct(self._engine, sequences))
 
-    def _options(self, folder: Path) -> list[str]:
+    def _options(self, folder: Path, servers: str) -> list[str]:
         settings = self._settings
         values = {
             "model": "null" if settings.model is None else settings.model,
             "served-name": _NAME,
-            "bootstrap-servers": self._servers,
+            "bootstrap-servers": servers,
             "processes": settings.processes,
             "partitions": settings.partitions,
             "drain-s": _DRAIN_S,
             "cache-path": folder / "cache.sqlite",
             "cache-max-bytes": 1 << 20,
             "cost-path": folder / "costs.sqlite",
+            "delivery": settings.delivery,
             "log-format": "json",
+            **access.OPTIONS,
         }
-        if settings.delivery != "at_least_once":
-            values["delivery"] = settings.delivery
         if settings.model is not None:
             values |= {"dtype": "float32", "device": "cpu"}
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
@@ -101,6 +110,7 @@ class _Run:
     async def run(self) -> dict[str, Any]:
         started = time.monotonic()
         await self._create_topics()
+        await asyncio.to_thread(access.allow, self._servers, self._privileges)
         keeping = asyncio.create_task(self._worker.run())
         watching = asyncio.create_task(self._watch.run())
         load = asyncio.create_task(self._traffic.run(self._settings.callers))
@@ -170,10 +180,9 @@ class _Run:
         judge.check_sent(sent.acknowledged)
         judge.check_results(sent.results)
         judge.complain("wrong_error_of_a_call", sent.wrong_errors)
-        isolation = "read_committed" if self._settings.delivery == "exactly_once" else "read_uncommitted"
-        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], isolation):
+        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], self._isolation):
             judge.reply(record, is_copy=COPIED in dict(record.headers))
-        async for record in read_topics(self._servers, self._letters, isolation):
+        async for record in read_topics(self._servers, self._letters, self._isolation):
             judge.letter(record)
         judge.check_outcomes(may_repeat=self._settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)

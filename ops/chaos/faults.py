@@ -15,13 +15,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import KafkaError
+from confluent_kafka import KafkaException
 
+from penstock.ops.chaos.access import Privilege, allow, revoke
 from penstock.ops.chaos.faulty_engine import HANG
 from penstock.ops.chaos.faulty_member import CLOCK
 from penstock.ops.chaos.traffic import REPLIES
 from penstock.ops.chaos.worker_command import WorkerCommand
 from penstock.ops.kafka import BrokerCluster
-from penstock.producer.wire.topics import bulk_topic
+from penstock.producer.wire.topics import dead_letter_topic
 
 COPIED = "chaos-copy"  # header of replies that a fault has written again
 _STORM_JOINS, _NUM_COPIES = 4, 200
@@ -41,15 +43,21 @@ class Faults:
     """Injects one fault at a time into a cluster and a worker."""
 
     def __init__(
-        self, cluster: BrokerCluster, worker: WorkerCommand, folder: Path, topic: str, group: str, outage_s: float
+        self,
+        cluster: BrokerCluster,
+        worker: WorkerCommand,
+        folder: Path,
+        privileges: Sequence[Privilege],
+        outage_s: float,
     ) -> None:
-        """`outage_s`: how long brokers and the like are away."""
+        """`privileges`: those of the worker. `outage_s`: how long brokers and the like are away."""
         self.injected: list[Injected] = []
         self._cluster = cluster
         self._worker = worker
         self._folder = folder
-        self._topics = (topic, bulk_topic(topic))
-        self._group = group
+        self._privileges = privileges
+        self._topics = [name for kind, operation, name in privileges if (kind, operation) == ("TOPIC", "READ")]
+        (self._group,) = [name for kind, _, name in privileges if kind == "GROUP"]
         self._outage_s = outage_s
 
     async def inject(self, kind: str, rng: random.Random) -> None:
@@ -57,7 +65,7 @@ class Faults:
         started, error = time.time(), ""
         try:
             await getattr(self, f"_{kind}")(rng)
-        except (KafkaError, OSError, sqlite3.Error) as failure:
+        except (KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
             error = repr(failure)
         self.injected.append(Injected(kind, started, time.time(), error))
 
@@ -138,6 +146,15 @@ class Faults:
             await admin.create_partitions({topic: NewPartitions(len(found["partitions"]) + 1)})
         finally:
             await admin.close()
+
+    async def _access_revoked(self, rng: random.Random) -> None:
+        """The worker may not read, or write its dead letters. Without its reply topics it would answer by letters."""
+        choices = [one for one in self._privileges if one[1] == "READ" or one[2].endswith(dead_letter_topic(""))]
+        privilege = rng.choice([one for one in choices if one[1] != "CREATE"])
+        servers = self._cluster.bootstrap_servers
+        await asyncio.to_thread(revoke, servers, privilege)
+        await asyncio.sleep(self._outage_s / 2)
+        await asyncio.to_thread(allow, servers, [privilege])
 
     async def _engine_hung(self, rng: random.Random) -> None:
         """The next batch of some member never ends; the member notices it and leaves its work to others."""
@@ -231,4 +248,5 @@ KINDS = (
     "cache_damaged",
     "clock_stepped",
     "replies_copied",
+    "access_revoked",
 )

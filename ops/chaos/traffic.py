@@ -44,13 +44,16 @@ class Sent:
 class Traffic:
     """Sends requests until `is_over`. One event loop; `seed` decides every request, but not when it is sent."""
 
-    def __init__(self, servers: str, model: str, topic: str, vocab_size: int, rate: float, seed: int) -> None:
-        """`rate`: raw records a second. The calls go beside them, each after the answer of the one before."""
+    def __init__(
+        self, servers: str, model: str, topic: str, isolation: str, vocab_size: int, rate: float, seed: int
+    ) -> None:
+        """`isolation`: how clients read. `rate`: raw records a second; the calls go beside them, one after another."""
         self.sent = Sent()
         self.is_over = False
         self._servers = servers
         self._model = model
         self._topic = topic
+        self._isolation = isolation
         self._poison = vocab_size - 1
         self._rate = rate
         self._random = random.Random(seed)
@@ -60,7 +63,13 @@ class Traffic:
     async def run(self, num_callers: int) -> None:
         """Send until `is_over`, and return when every call has ended and every record is acknowledged or failed."""
         clients = [
-            Client(bootstrap_servers=self._servers, model=self._model, batch_calls=share, timeout_s=_CALL_S)
+            Client(
+                bootstrap_servers=self._servers,
+                model=self._model,
+                batch_calls=share,
+                timeout_s=_CALL_S,
+                isolation_level=self._isolation,
+            )
             for share in (True, False)
         ]
         async with clients[0], clients[1], asyncio.TaskGroup() as group:
