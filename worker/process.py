@@ -8,11 +8,9 @@ import os
 import signal
 import sys
 import time
-from wsgiref.simple_server import WSGIServer
 
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry, start_http_server
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
@@ -25,10 +23,11 @@ from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs
+from penstock.worker.telemetry.status_server import serve_status
 from penstock.worker.worker import LEAVE_S, Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
-_SWITCH_INTERVAL_S = 0.0005  # engine lanes and the event loop exchange the interpreter lock at each tensor call
+_SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at each tensor call, batch and result
 
 _CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
 EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
@@ -150,11 +149,13 @@ async def _run_worker(
         worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
         port = None
         if settings.metrics_port is not None:
-            server = serve_metrics(settings.metrics_host, settings.metrics_port, worker.metrics.registry)
+            server = serve_status(
+                settings.metrics_host, settings.metrics_port, worker.metrics.registry, lambda: _not_ready(worker)
+            )
             stack.callback(server.shutdown)
             port = server.server_port
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(worker.on_loop_error)
+        loop.set_exception_handler(worker.stop_signal.on_loop_error)
         within_s = settings.drain_s + EXIT_S
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, _stop, loop, worker, within_s, supervisor is None)
@@ -210,14 +211,13 @@ async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
             supervisor.report()
 
 
-def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
-    """Serve a registry on a thread. Raises OSError that names the options if the port is taken or the host not ours."""
-    try:
-        server, _ = start_http_server(port, host, registry=registry)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, f"--metrics-host {host} --metrics-port {port}") from error
-    log.info("metrics_served", host=host, port=server.server_port)
-    return server
+def _not_ready(worker: Worker) -> str:
+    """Why a worker does not serve; empty if it does. Its engine is warm since before it was made."""
+    if worker.stop_signal.failure is not None:
+        return f"failed: {worker.stop_signal.failure!r}"
+    if worker.stop_signal.is_set():
+        return "draining"
+    return "" if worker.consumer.member_id else "not in the consumer group"
 
 
 def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:

@@ -225,7 +225,7 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port that serves Prometheus metrics. Default: none."
+        None, ge=0, le=65535, description="Port that serves Prometheus metrics, /ready and /live. Default: none."
     )
     metrics_host: str = Field(
         "127.0.0.1",

@@ -114,7 +114,7 @@ class Worker:
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
-        self.on_loop_error = self._stop.on_loop_error  # for the event loop's exception handler
+        self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
 
     def stop(self) -> None:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""
@@ -159,10 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        with self._stop.interrupts():
-            await self._fetched.fill(self.consumer)
-        is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetched.can_take(bulk=True):
+        await self._stop.cut_short(self._fetched.fill(self.consumer))
+        if self._fetched.can_take(bulk=True) and (self._processing_bulk is None or self._processing_bulk.done()):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
         await self._process_fetched(bulk=False)
 
@@ -187,8 +185,9 @@ class Worker:
         hits, misses = await look_up(self._cache, sequences)
         times.tokenize_ms = round((prepared - now) * 1e3, 3)
         times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
-        self.metrics.sequences.labels("cache").inc(len(hits))
-        self._settle(hits, None)
+        if hits:
+            self.metrics.from_cache.inc(len(hits))
+            self._settle(hits, None)
         self._dispatcher.add(misses)
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:

@@ -1,21 +1,18 @@
 """`penstock check`: problems of a set-up, on one screen."""
 
 import asyncio
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.cli import probes
+from penstock.ops.cli.member_memory import MemberMemory
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.probes import CheckSettings, Finding
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, narrate_logs
+from penstock.worker.supervision.machine import this_machine
 
-_PROBES: tuple[Callable[[CheckSettings], Finding], ...] = (
-    *(probes.model, probes.head, probes.cache, probes.metrics),
-    *(probes.processor, probes.gpu, probes.members, probes.local_kafka),
-)
 _STYLES = {"OK": "green", "problem": "bold red", "not checked": "dim"}
 
 
@@ -28,7 +25,19 @@ def check(settings: CheckSettings) -> int:
     Exit code 0: no problem found. 1: at least one problem.
     """
     narrate_logs(settings.bootstrap_servers)
-    findings = [*asyncio.run(probes.kafka(settings)), *(probe(settings) for probe in _PROBES)]
+    machine = this_machine()
+    memory = MemberMemory(machine)
+    findings = [
+        *asyncio.run(probes.kafka(settings)),
+        probes.model(settings, memory),
+        probes.head(settings),
+        probes.cache(settings),
+        probes.metrics(settings),
+        probes.processor(settings),
+        probes.gpu(settings),
+        probes.members(settings, machine, memory),
+        probes.local_kafka(settings),
+    ]
     problems = sum(finding.state == "problem" for finding in findings)
     _show(findings, problems)
     return EXIT_PROBLEM if problems else EXIT_OK

@@ -13,13 +13,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import Field
 
+from penstock.ops.cli.member_memory import MemberMemory
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
 from penstock.worker.supervision.mps import MpsUnavailable, mps_program
-from penstock.worker.supervision.placement import CannotPlace
+from penstock.worker.supervision.placement import CannotPlace, Machine
 
 KAFKA_TIMEOUT_S = 5.0
 
@@ -116,8 +117,8 @@ def _reply_topic(topics: Mapping[str, int]) -> Finding:
     return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")
 
 
-def model(settings: CheckSettings) -> Finding:
-    """Load the model as a worker does."""
+def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
+    """Load the model as a worker does, and measure its memory."""
     if settings.model is None:
         return Finding("Model", "not checked", "No model was given.", "Give --model.")
     if settings.model == NULL_MODEL:
@@ -127,11 +128,13 @@ def model(settings: CheckSettings) -> Finding:
 
     has_head = settings.head is not None and _read_error(settings.head) is None  # `head` reports an unreadable file
     try:
-        info = load(settings if has_head else settings.model_copy(update={"head": None})).info
+        engine = load(settings if has_head else settings.model_copy(update={"head": None}))
     except UnsupportedDevice as error:
         return Finding("Model", "problem", str(error), "Give another --device or --dtype; auto takes what there is.")
     except EngineError as error:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
+    info = engine.info
+    memory.measure(info.device)
     labels = f", {len(info.labels)} labels" if info.labels else ""
     return Finding(
         "Model",
@@ -141,9 +144,8 @@ def model(settings: CheckSettings) -> Finding:
     )
 
 
-def members(settings: CheckSettings) -> Finding:
-    """Show where `penstock worker` would run members of the consumer group on this machine."""
-    machine = this_machine()
+def members(settings: CheckSettings, machine: Machine, memory: MemberMemory) -> Finding:
+    """Show where `penstock worker` would run members of the consumer group on this machine. Called after `model`."""
     try:
         placements = placements_for(settings, machine)
         if settings.mps == "on":
@@ -153,7 +155,7 @@ def members(settings: CheckSettings) -> Finding:
         return Finding("Members", "problem", str(error), remedy)
     except MpsUnavailable as error:
         return Finding("Members", "problem", str(error))
-    lines = []
+    lines, shortages = [], []
     for device, placed in groupby(sorted(placements, key=lambda at: at.gpu or 0), key=lambda at: at.device):
         here = list(placed)
         gpu = here[0].gpu
@@ -161,10 +163,15 @@ def members(settings: CheckSettings) -> Finding:
         num_cores = len({cpu for at in here for cpu in at.cpus})
         each = f"{num_cores} core{'s' if num_cores > 1 else ''}{' among them' if len(here) > 1 else ''}"
         lines.append(f"{len(here)} on {name}, with {each}")
+        shortages.append(memory.shortage(here) if len(here) > 1 else "")
     why = "as --processes says" if settings.processes else "by --processes auto"
-    if len(placements) > 1:
-        why += "; fewer if memory does not hold all, which the first one's start shows"
-    return Finding("Members", "OK", "; ".join(lines) + f" ({why})")
+    if None in shortages:
+        why += "; fewer if memory does not hold all, which --model shows"
+    found, short = "; ".join(lines) + f" ({why})", [shortage for shortage in shortages if shortage]
+    if short:
+        remedy = "The worker starts as many as fit. Give so many --processes."
+        return Finding("Members", "problem", f"{found}. {'; '.join(short)}", remedy)
+    return Finding("Members", "OK", found)
 
 
 def head(settings: CheckSettings) -> Finding:

@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -112,6 +114,19 @@ def scrape(port: int) -> str:
         return str(answer.read().decode())
 
 
+async def not_ready(port: int) -> str:
+    """The reason that `/ready` gives; empty for a worker that is ready."""
+
+    def ask() -> str:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10).close()
+        except urllib.error.HTTPError as answer:
+            return str(json.load(answer)["reason"])
+        return ""
+
+    return await asyncio.to_thread(ask)
+
+
 async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     kafka: KafkaBroker, unique: Unique, start: Start
 ) -> None:
@@ -123,8 +138,10 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
     pids = await members(worker, 3)
     async with calls(kafka, model) as more:
         await more(100)
+        assert await not_ready(port) == ""
         os.kill(pids[1], signal.SIGKILL)
         event = await exited(worker, pids[1])
+        assert await not_ready(port) in ("worker 1 is restarting", "worker 1 is starting")
         assert (event["worker"], event["signal"], event["restart_in_s"]) == (1, "SIGKILL", 1.0)
         await worker.event("member_evicted")  # the others do not wait for it
         await worker.until(
@@ -133,6 +150,7 @@ async def test_a_killed_member_is_started_again_and_no_request_is_lost(
             60,
         )
         await more(100)
+    assert await not_ready(port) == ""
     exposition = await asyncio.to_thread(scrape, port)
     assert 'penstock_worker_restarts_total{reason="signal",worker="1"} 1.0' in exposition
     assert 'penstock_members{state="serving"} 3.0' in exposition

@@ -1,6 +1,8 @@
 """SIGTERM ends a worker within `drain_s` and 5 s, whatever the broker does meanwhile."""
 
 import asyncio
+import http.client
+import json
 import os
 import signal
 import time
@@ -57,3 +59,30 @@ async def test_sigterm_in_mid_run_ends_the_worker_within_the_bound(
         "drain_incomplete",
         "stopped",
     ]
+
+
+async def test_a_worker_is_ready_from_its_join_to_its_drain(
+    broker: KafkaBroker, start_worker: Callable[..., Any]
+) -> None:
+    slow = {"echo_batch_s": 0.5, "max_batch_sequences": 1, "lanes": 1}
+    worker = start_worker(broker, served_name="m", drain_s=3.0, metrics_port=0, **slow)
+    await worker.ready()
+    [served] = [event for event in worker.events() if event["event"] == "metrics_served"]
+
+    def ready() -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=10)
+        connection.request("GET", "/ready")
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
+
+    assert await asyncio.to_thread(ready) == (200, {"ready": True})
+    async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
+        calls = [asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n, 2]])))) for n in range(1, 7)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        worker.process.terminate()
+        async with asyncio.timeout(2):
+            while (answer := await asyncio.to_thread(ready))[0] == 200:
+                pass
+        assert answer == (503, {"ready": False, "reason": "draining"})
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert await worker.exit_code() == 0

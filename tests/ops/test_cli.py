@@ -359,6 +359,16 @@ class TestCheck:
             assert code == 1
             assert f"problem Members --mps on: {found}" in text
 
+    def test_members_that_memory_does_not_hold(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save_encoder(tmp_path / "tiny", "bert")
+        args = ["check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path / "tiny"), "--device", "cpu"]
+        _, text = penstock(*args, "--processes", "2")
+        assert re.search(r"OK Members 2 on the CPU, .* \(as --processes says\)", text)
+        code, text = penstock(*args, "--processes", "100000")
+        assert code == 1
+        assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
+        assert "Give so many --processes" in text
+
     def test_a_topic_with_fewer_partitions_than_members(self) -> None:
         with MockBroker() as broker:  # its topics have four partitions
             args = ["--bootstrap-servers", broker.bootstrap_servers]

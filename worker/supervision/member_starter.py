@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
+from pydantic import SecretStr
 
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.placement import Placement
@@ -75,7 +77,7 @@ class MemberStarter:
             log.info("member_loaded", **member.names, seconds=member.uptime_s)
             if is_first:
                 self.taken_bytes = await _taken_bytes(member, free)
-                self.member_bytes = self.taken_bytes + _growth_bytes(placement)
+                self.member_bytes = self.taken_bytes + growth_bytes(placement)
                 await self._measured(member)
         return member
 
@@ -86,7 +88,16 @@ class MemberStarter:
         return code
 
 
-def _growth_bytes(placement: Placement) -> int:
+def member_settings(settings: WorkerSettings) -> dict[str, Any]:
+    """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
+    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
+    # `model_dump` hides secrets, as logs should.
+    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
+    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
+
+
+def growth_bytes(placement: Placement) -> int:
+    """Memory that a member may take beyond what it has taken at its start."""
     return _HOST_GROWTH_BYTES if placement.uuid is None else _GPU_GROWTH_BYTES
 
 

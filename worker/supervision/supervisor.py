@@ -6,27 +6,30 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from pydantic import SecretStr
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka.group import evict
-from penstock.worker.process import EXIT_S, serve_metrics
+from penstock.worker.process import EXIT_S
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.supervision.control import EXIT_CANNOT_START, PING_EVERY_S
+from penstock.worker.supervision.control import EXIT_CANNOT_START
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
-from penstock.worker.supervision.member_starter import MemberStarter, free_bytes
+from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
 from penstock.worker.supervision.mps import mps_daemon
+from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
-from penstock.worker.supervision.slot import STATES, Slot, SlotEnd, exit_text
+from penstock.worker.supervision.roll import Roll
+from penstock.worker.supervision.slot import Slot, SlotEnd
+from penstock.worker.supervision.slot_states import not_serving, ports, states
 from penstock.worker.telemetry.logs import configure_logs
+from penstock.worker.telemetry.status_server import serve_status
 
-_JOIN_S = 60.0  # a roll waits so long for a new member to join, after the old one has drained
+_JOIN_S = 60.0  # for a new member to join, after the old one has drained
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -61,13 +64,14 @@ class Supervisor:
         self._ping_s = bounds.ping_s
         stop_s = settings.drain_s + EXIT_S
         self._starter = MemberStarter(
-            _member_settings(settings), load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
+            member_settings(settings), load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
         )
-        self._metrics = MemberMetrics(self._ports, self._states)
+        self._metrics = MemberMetrics(
+            lambda: ports(self._all_slots()), lambda: states(self._all_slots(), self._given_up)
+        )
         self._slots: dict[asyncio.Task[SlotEnd], Slot] = {}
         self._ended: asyncio.Queue[asyncio.Task[SlotEnd]] = asyncio.Queue()  # of slots that stay empty
-        self._rolling: asyncio.Task[None] | None = None
-        self._roll_again = False  # a roll was asked for during a roll
+        self._roll = Roll(self._starter, self._all_slots, join_s=_JOIN_S + settings.drain_s)
         self._adding = asyncio.Lock()
         self._given_up: Counter[str] = Counter()  # device -> members that were given up
         self._tasks: set[asyncio.Task[None]] = set()  # which end by themselves; held, so that they are not collected
@@ -82,7 +86,7 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             port = self._settings.metrics_port
             if port is not None:
-                server = serve_metrics(self._settings.metrics_host, port, self._metrics.registry)
+                server = serve_status(self._settings.metrics_host, port, self._metrics.registry, self._not_ready)
                 stack.callback(server.shutdown)
             if self._settings.mps == "on":
                 self._starter.environment = stack.enter_context(mps_daemon())
@@ -92,10 +96,11 @@ class Supervisor:
             log.info("supervisor_starting", members=len(placements), devices=list(devices))
             for placement in placements:
                 self._fill(placement)
-            watching = asyncio.create_task(self._watch())
+            watching = asyncio.create_task(kill_silent(self._starter.running, self._ping_s))
             while self._slots:
                 ended = await self._ended.get()
                 self._on_end(self._slots.pop(ended), ended.result())
+            self._roll.cancel()
             for task in (watching, *self._tasks):
                 task.cancel()
             await self._end_rest()
@@ -204,46 +209,8 @@ class Supervisor:
         """Roll on SIGHUP. A terminal that is closed sends it too: then stop."""
         if self._had_terminal and not sys.stderr.isatty():
             self._stop(signal.SIGHUP)
-        elif self._rolling is None or self._rolling.done():
-            self._rolling = self._run(self._roll_while_asked())
         else:
-            self._roll_again = True
-            log.info("roll_queued")
-
-    async def _roll_while_asked(self) -> None:
-        """Roll, and once more if that was asked for meanwhile: what changed may have come after the first loads."""
-        self._roll_again = True
-        while self._roll_again:
-            self._roll_again = False
-            await self._roll()
-
-    async def _roll(self) -> None:
-        """Replace the members one at a time. A new one loads before the old one leaves: the group is never short."""
-        log.info("roll_started", members=len(self._slots))
-        for slot in list(self._slots.values()):
-            old = slot.member
-            if slot.state != "serving" or old is None:
-                continue  # it is being started anyway
-            try:
-                async with self._starter.turn(slot.placement):
-                    new = await self._starter.start(slot.placement)
-            except OSError as error:
-                _log_roll_failed(old, repr(error), "The old member stays.")
-                return
-            if slot.member is not old or slot.state != "serving":
-                new.terminate()  # the old one ended meanwhile, and is replaced already
-                await self._starter.ended(new)
-            elif new.report.phase == "loading":
-                code = await self._starter.ended(new)
-                reason = new.report.failure or f"the new member ended with {exit_text(code)}"
-                _log_roll_failed(old, reason, "The old member stays.")
-                return
-            else:
-                slot.replace(new)
-                if not await new.joined(_JOIN_S + self._settings.drain_s) and not slot.is_dropped:
-                    _log_roll_failed(new, "the new member did not join the group", "The members after it stay.")
-                    return
-        log.info("roll_finished")
+            self._roll.ask()
 
     async def _add(self) -> None:
         """Start one member more, where the fewest are, if memory holds it."""
@@ -269,38 +236,12 @@ class Supervisor:
         counts = Counter(slot.placement.device for slot in slots)
         max(slots, key=lambda slot: (counts[slot.placement.device], slot.placement.worker)).drop()
 
-    async def _watch(self) -> None:
-        """Kill members whose event loop stands still.
+    def _all_slots(self) -> list[Slot]:
+        """The slots now. Called from other threads."""
+        return list(self._slots.values())
 
-        Silence counts in ticks of this loop, so that a suspended machine or supervisor accuses no member.
-        """
-        while True:
-            await asyncio.sleep(PING_EVERY_S)
-            for member in [member for member in self._starter.running if member.report.phase != "loading"]:
-                member.ticks_since_ping += 1
-                silent_s = member.ticks_since_ping * PING_EVERY_S
-                if silent_s > self._ping_s and not member.is_silent:
-                    log.error("member_unresponsive", **member.names, silent_s=silent_s)
-                    self._run(member.abort())
-
-    def _ports(self) -> Mapping[int, int]:
-        """The metrics ports of the members. Called from other threads."""
-        members = [slot.member for slot in list(self._slots.values()) if slot.member is not None]
-        return {m.placement.worker: m.report.metrics_port for m in members if m.report.metrics_port and m.is_running}
-
-    def _states(self) -> Mapping[str, int]:
-        """How many members are in each state. Called from other threads."""
-        counts = Counter(slot.state for slot in list(self._slots.values()))
-        return dict.fromkeys(STATES, 0) | counts | {"given_up": self._given_up.total()}
-
-
-def _log_roll_failed(member: MemberProcess, reason: str, note: str) -> None:
-    log.error("roll_failed", **member.names, reason=reason, note=note)
-
-
-def _member_settings(settings: WorkerSettings) -> dict[str, Any]:
-    """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
-    own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
-    # `model_dump` hides secrets, as logs should.
-    secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
-    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
+    def _not_ready(self) -> str:
+        """Why members that should serve do not; empty if all do. Called from other threads."""
+        if self._failure or self._stop_signal is not None:
+            return self._failure or "draining"
+        return not_serving(self._all_slots(), self._given_up)

@@ -40,7 +40,7 @@ def num_open_files() -> int:
 
 
 async def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/no/such/python")
+    monkeypatch.setattr("penstock.worker.supervision.member_process.MEMBER", ("/no/such/python",))
     before = num_open_files()
     with pytest.raises(FileNotFoundError):
         await start(Placement(0, None, None, (0,)))

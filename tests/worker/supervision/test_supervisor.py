@@ -55,6 +55,9 @@ class Running:
         (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
         return {sample.labels["state"]: int(sample.value) for sample in family.samples if sample.value}
 
+    def not_ready(self) -> str:
+        return self._supervisor._not_ready()
+
     async def exit_code(self) -> int:
         async with asyncio.timeout(10):
             return await self._running
@@ -111,6 +114,23 @@ async def test_members_drain_and_end_on_sigterm(processes: FakeProcesses) -> Non
     assert all(member.is_stopping for member in processes.members)
 
 
+async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> None:
+    processes.script = scripted(works, does_not_join)
+    async with supervisor(2) as running:
+        await running.event("member_loaded", 2)
+        assert running.not_ready() == "worker 1 is starting"
+        processes.members[1].joins = True
+        processes.members[1].join()
+        await processes.until(2)
+        assert running.not_ready() == ""
+        os.kill(os.getpid(), signal.SIGTTOU)
+        await asyncio.sleep(0.01)
+        assert running.not_ready() == ""  # one fewer was asked for
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running.event("supervisor_stopping")
+        assert running.not_ready() == "draining"
+
+
 async def test_a_member_that_ends_is_started_again(processes: FakeProcesses) -> None:
     async with supervisor(2) as running:
         first, _ = await processes.until(2)
@@ -141,6 +161,7 @@ async def test_a_machine_that_refuses_every_process_ends_all(processes: FakeProc
     processes.script = refuses
     async with supervisor(2) as running:
         assert await running.exit_code() == 3
+        assert "Resource temporarily unavailable" in running.not_ready()
         assert "Resource temporarily unavailable" in running.named("could_not_start")[0]["reason"]
 
 
@@ -153,6 +174,7 @@ async def test_members_of_a_gpu_that_is_given_up_stay_in_the_metrics(processes: 
         for _ in range(20):
             await asyncio.sleep(0)
         assert running.states() == {"serving": 2, "given_up": 2}
+        assert running.not_ready() == "gpu 1 is given up"
     assert await running.exit_code() == 1
 
 

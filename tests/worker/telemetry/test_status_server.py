@@ -1,0 +1,78 @@
+"""The HTTP port: metrics, and probes with a reason; on this machine only, unless the settings say otherwise."""
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.telemetry import status_server
+from penstock.worker.telemetry.status_server import NotReady, serve_status
+
+
+@asynccontextmanager
+async def serving(not_ready: NotReady = str, host: str = "127.0.0.1") -> AsyncIterator[tuple[str, int]]:
+    registry = CollectorRegistry()
+    Counter("penstock_things", "Things.", registry=registry).inc()
+    server = serve_status(host, 0, registry, not_ready)
+    try:
+        yield str(server.server_address[0]), server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("given", "address"), [(None, "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "::1")])
+async def test_it_is_served_on_this_machine_unless_told_otherwise(given: str | None, address: str) -> None:
+    options = {"model": "null"} | ({} if given is None else {"metrics_host": given})
+    async with serving(host=WorkerSettings.model_validate(options).metrics_host) as (served_at, _):
+        assert served_at == address
+
+
+async def test_readiness_has_a_status_and_a_reason() -> None:
+    reason = "worker 1 is starting"
+    async with serving(lambda: reason) as (_, port):
+        status, body = await asyncio.to_thread(get, port, "/ready")
+        assert (status, json.loads(body)) == (503, {"ready": False, "reason": "worker 1 is starting"})
+        reason = ""
+        status, body = await asyncio.to_thread(get, port, "/ready")
+        assert (status, json.loads(body)) == (200, {"ready": True})
+
+
+async def test_metrics_are_served_beside_the_probes() -> None:
+    async with serving() as (_, port):
+        for path in ("/metrics", "/"):
+            status, body = await asyncio.to_thread(get, port, path)
+            assert (status, "penstock_things_total 1.0" in body) == (200, True)
+
+
+async def test_a_worker_is_live_while_its_event_loop_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "_LIVE_S", 0.05)
+    async with serving() as (_, port):
+        status, body = await asyncio.to_thread(get, port, "/live")
+        assert (status, json.loads(body)) == (200, {"live": True})
+        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/live")
+        time.sleep(0.2)  # the event loop stands still  # noqa: ASYNC251
+        status, body = await asking
+        assert (status, json.loads(body)["live"]) == (503, False)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with serving() as (_, port):
+        with pytest.raises(OSError, match=f"--metrics-host 127.0.0.1 --metrics-port {port}"):
+            serve_status("127.0.0.1", port, CollectorRegistry(), str)

@@ -1,0 +1,26 @@
+"""What the members of a supervisor do, for metrics and probes. Called from other threads than its event loop's."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from penstock.worker.supervision.slot import STATES, Slot
+
+
+def ports(slots: Sequence[Slot]) -> Mapping[int, int]:
+    """The metrics ports of the members that run."""
+    members = [slot.member for slot in slots if slot.member is not None]
+    return {m.placement.worker: m.report.metrics_port for m in members if m.report.metrics_port and m.is_running}
+
+
+def states(slots: Sequence[Slot], given_up: Counter[str]) -> Mapping[str, int]:
+    """How many members are in each state. `given_up`: how many of each device."""
+    counts = Counter(slot.state for slot in slots)
+    return dict.fromkeys(STATES, 0) | counts | {"given_up": given_up.total()}
+
+
+def not_serving(slots: Sequence[Slot], given_up: Counter[str]) -> str:
+    """Why members that should serve do not; empty if all do."""
+    wanted = sorted((slot for slot in slots if not slot.is_dropped), key=lambda slot: slot.placement.worker)
+    idle = [f"worker {slot.placement.worker} is {slot.state}" for slot in wanted if slot.state != "serving"]
+    reasons = [f"{device} is given up" for device in sorted(given_up)] + idle
+    return "; ".join(reasons) if wanted else "no member is left"
