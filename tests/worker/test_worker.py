@@ -200,7 +200,7 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
     assert await worker.run() == 0
     await asyncio.gather(*rebalances)
     assert len(outbox.sent) == SLICE_RECORDS
-    assert (kafka.commits, held(worker)) == ([{A: SLICE_RECORDS}], 0)
+    assert (kafka.commits, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
 
 
 async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_with_the_next(

@@ -1,13 +1,11 @@
 """The answers of a transaction as batches for the partitions of their topics."""
 
-import math
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
@@ -17,7 +15,14 @@ from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.window import Outgoing
 
 _BATCH_RECORDS = 10_000
-_MISSING_S = 30.0  # aiokafka waits for a topic that does not exist, and the partition's other answers wait with it
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A connected producer whose connections several partitions share, and the topics that it knows."""
+
+    producer: AIOKafkaProducer
+    topics: TopicDirectory = field(default_factory=TopicDirectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,8 @@ class DestinationRefused(Exception):
 class Batches:
     """Makes the batches of one transaction after another."""
 
-    def __init__(self, carrier: AIOKafkaProducer) -> None:
-        """`carrier` is connected, and asked for the partitions of topics."""
+    def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
-        self._topics = TopicDirectory()
-        self._missing: dict[str, float] = {}  # topics that could not be used, until this moment in monotonic seconds
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
         self._last: list[Batch] = []
 
@@ -62,24 +64,21 @@ class Batches:
         return self._last
 
     async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
-        if self._missing.get(topic, -math.inf) > time.monotonic():
-            missing = UnknownTopicOrPartitionError(f"{topic} could not be used less than {_MISSING_S:g} s ago")
-            raise DestinationRefused([one.answer for one in outgoing], missing)
+        producer, topics = self._carrier.producer, self._carrier.topics
         try:
-            partitions = await self._topics.partitions(self._carrier, topic)
+            num_partitions = len(await topics.partitions(producer, topic))
         except BAD_DESTINATION as error:
-            now = time.monotonic()
-            self._missing = {name: until for name, until in self._missing.items() if until > now}
-            self._missing[topic] = now + _MISSING_S
             raise DestinationRefused([one.answer for one in outgoing], error) from error
         spread: dict[int, deque[Answer]] = {}
         for _, partition, answer in outgoing:
             if partition is None:
-                partition = partition_for(answer.key, len(partitions))
+                partition = partition_for(answer.key, num_partitions)
             spread.setdefault(partition, deque()).append(answer)
-        for partition in spread.keys() - partitions:
-            missing = UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
-            raise DestinationRefused(spread[partition], missing)
+        for partition, answers in spread.items():
+            try:
+                await topics.check_partition(producer, topic, partition)
+            except BAD_DESTINATION as error:
+                raise DestinationRefused(answers, error) from error
         return spread
 
     def _fill(self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]) -> list[Batch]:

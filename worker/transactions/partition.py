@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 
 import structlog
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 
 from penstock.producer.transport.connection import disconnect
@@ -15,7 +15,7 @@ from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TO
 from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.batches import Batches, DestinationRefused
+from penstock.worker.transactions.batches import Batches, Carrier, DestinationRefused
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_fenced
 from penstock.worker.transactions.window import Window
 
@@ -41,11 +41,11 @@ class PartitionTransactions:
         make_producer: Callable[[], TransactionalProducer],
         ask_committed: Callable[[], Awaitable[Progress | None]],
         *,
-        carrier: AIOKafkaProducer,
+        carrier: Carrier,
         group_id: str,
         window_s: float,
     ) -> None:
-        """`ask_committed` asks the broker what is committed. `carrier` is connected, and knows topics."""
+        """`ask_committed` asks the broker what is committed."""
         self._source = source
         self._offsets = offsets
         self._make_producer = make_producer
