@@ -157,7 +157,7 @@ class TransactionalOutbox:
             await transactions.run()
         except PartitionLost as lost:
             log.warning("partition_fenced", partition=f"{source[0]}-{source[1]}", reason=str(lost))
-            self._running.pop(source)  # what comes for it is dropped from now on
+            self._running.pop(source, None)  # what comes for it is dropped from now on
             await transactions.close()
             self._consumer.rejoin()
 
