@@ -227,7 +227,10 @@ async def test_a_broker_that_restarts_costs_no_answer_and_doubles_none(unique: U
             await asyncio.sleep(1)
             await asyncio.to_thread(broker.start)
             await load
-            await line.assert_exactly_once()
+            try:
+                await line.assert_exactly_once()
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{worker.tail()}") from error
 
 
 @pytest.mark.parametrize("codec", [None, "gzip"])
