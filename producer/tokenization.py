@@ -24,6 +24,7 @@ Uint32Array = npt.NDArray[np.uint32]
 # Below these, tokenizing takes less time than a switch to another thread and back (some 50 µs for 100 characters).
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 2000
+_CHUNK_CHARACTERS = 1 << 16
 _KNOWN_CHARACTERS = 1 << 16  # looking up so many takes 1.5 ms, which the event loop can wait
 
 
@@ -105,7 +106,10 @@ class Tokenizer:
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:
-        """`encode`, at once for texts of known words and for few others; for many others in this object's thread."""
+        """`encode`, at once for texts of known words and for few others; for many others in this object's thread.
+
+        Calls at the same time take turns there.
+        """
         encoder = self._encoder(truncate, max_tokens)
         with _refusing_surrogates(texts):
             is_short = _num_characters(texts) <= _KNOWN_CHARACTERS
@@ -114,7 +118,10 @@ class Tokenizer:
             if len(new) <= _FEW_TEXTS and _num_characters(new) <= _FEW_CHARACTERS:
                 return _filled(found, encoder.encode_new(new, spans))
             loop = asyncio.get_running_loop()
-            return _filled(found, await loop.run_in_executor(self._executor, encoder.encode_new, new, spans))
+            encoded: list[Encoded] = []
+            for chunk in _chunks(new):
+                encoded += await loop.run_in_executor(self._executor, encoder.encode_new, chunk, spans)
+            return _filled(found, encoded)
 
     def _encoder(self, truncate: bool, max_tokens: int | None) -> "_Encoder":
         if not truncate:
@@ -160,6 +167,20 @@ class _Encoder:
             return [_encoded(self.plain.encode(*_parts(texts[0])), spans)]
         encode = self.plain.encode_batch if spans else self.plain.encode_batch_fast  # without spans
         return [_encoded(encoding, spans) for encoding in encode(texts)]
+
+
+def _chunks(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+    """Runs of texts that take some 10 ms each, so that calls which come meanwhile wait no longer than that."""
+    chunk: list[Text] = []
+    num_characters = 0
+    for text in texts:
+        chunk.append(text)
+        num_characters += _num_characters((text,))
+        if num_characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, num_characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def _missing(texts: Sequence[Text], found: Sequence[Encoded | None]) -> list[Text]:

@@ -30,6 +30,7 @@ from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.record import PendingRecord
@@ -63,11 +64,9 @@ class Worker:
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = engine.info
+        info = self._info = engine.info
         self._settings = settings
-        self._info = info
-        self._cost = cost
-        self._cache = cache
+        self._cost, self._cache = cost, cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = StopSignal()
         self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
@@ -109,9 +108,11 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
+        told = self._ledger.acknowledge, scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
+        self._process = LongSlices(self._process_slice)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
         self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
@@ -136,8 +137,7 @@ class Worker:
             for task in background:
                 task.cancel()
             await self._shut_down()
-        is_incomplete = self._settings.once and self._ledger.num_unfinished > 0
-        return 1 if self._stop.failure is not None or is_incomplete else 0
+        return int(self._stop.failure is not None or (self._settings.once and self._ledger.num_unfinished > 0))
 
     async def _start(self, may_join: Awaitable[None] | None) -> bool:
         """Connect, however long the broker is away. Returns true."""
@@ -170,7 +170,7 @@ class Worker:
             for _ in range(_TURNS if self._fetched.can_take(bulk=bulk) else 0):
                 await asyncio.sleep(0)
 
-    async def _process(self, records: Sequence[PendingRecord]) -> None:
+    async def _process_slice(self, records: Sequence[PendingRecord]) -> None:
         """Take admitted records through the stages up to the batch queue."""
         now = time.monotonic()
         requests, rejections = self._validator.validate(records, now, time.time())

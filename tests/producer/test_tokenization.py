@@ -65,6 +65,10 @@ def assert_same(encoded: Encoded, expected: tuple[list[int], list[int]]) -> None
         assert encoded.token_type_ids.tolist() == types
 
 
+def ids_of(encoded: list[Encoded]) -> list[list[int]]:
+    return [one.ids.tolist() for one in encoded]
+
+
 def test_the_ids_of_banking77_are_those_of_transformers() -> None:
     with BANKING77.open(encoding="utf-8", newline="") as file:
         rows = [row["text"] for row in csv.DictReader(file)]
@@ -172,6 +176,17 @@ async def test_the_event_loop_looks_known_words_up_itself() -> None:
     assert [one.ids.tolist() for one in await tokenizer.encode_async(batch, truncate=False)] == expected
     with pytest.raises(RuntimeError, match="shutdown"):
         await tokenizer.encode_async(["new" * n for n in range(1, 64)], truncate=False)
+
+
+async def test_a_large_call_takes_turns_with_those_that_come_after_it() -> None:
+    large = [f"card {number} zqx{number}" * 100 for number in range(400)]
+    small = [f"a small text {number} qxz{number}" for number in range(6)]
+    first = asyncio.create_task(OURS.encode_async(large, truncate=True, max_tokens=128))
+    await asyncio.sleep(0)
+    answers = await OURS.encode_async(small, truncate=True, max_tokens=128)
+    assert not first.done()
+    assert ids_of(answers) == ids_of(OURS.encode(small, truncate=True, max_tokens=128))
+    assert ids_of(await first) == ids_of(OURS.encode(large, truncate=True, max_tokens=128))
 
 
 async def test_closing_does_not_wait_for_the_thread() -> None:

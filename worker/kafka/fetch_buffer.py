@@ -62,6 +62,8 @@ class FetchBuffer:
         taken: list[PendingRecord] = []
         num_bytes = 0
         while records and len(taken) < bounds.max_records and num_bytes < bounds.max_bytes:
+            if taken and records[0].num_bytes > bounds.max_bytes:
+                break
             record = records.popleft()
             num_bytes += record.num_bytes
             taken.append(record)

@@ -1,6 +1,7 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,16 +29,21 @@ class _Reply(Answer):
     """A reply or an error reply on its way."""
 
     address: ReplyAddress
+    made_at: float  # monotonic seconds
 
 
 class Delivery:
-    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it."""
+    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
+
+    `replied` is called with the seconds from a reply's making to its acknowledgement.
+    """
 
     def __init__(
         self,
         outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
+        replied: Callable[[float], None],
         group_id: str,
         worker: int,
     ) -> None:
@@ -47,6 +53,7 @@ class Delivery:
         self._backpressure = backpressure
         self._destinations = backpressure.destinations
         self._acknowledged = acknowledged
+        self._replied_after = replied
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
@@ -96,7 +103,8 @@ class Delivery:
         value: bytes,
         done: Callable[[Sequence[_Reply], KafkaError | None], None],
     ) -> _Reply:
-        return _Reply(reply_key(record.original), value, address.headers(), done, record, address)
+        key, made_at = reply_key(record.original), time.monotonic()
+        return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:
         for destination, chosen in _by_destination(answers):
@@ -111,6 +119,7 @@ class Delivery:
     def _replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)
         if error is None:
+            self._replied_after(time.monotonic() - answers[0].made_at)
             self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.

@@ -52,9 +52,11 @@ def test_a_record_larger_than_a_slice_comes_alone(
 ) -> None:
     large = make_record(bytes(1 << 20), topic=topic)
     small = make_record(b"x", offset=1, topic=topic)
-    buffer.put([large, small])
+    last = make_record(bytes(1 << 20), offset=2, topic=topic)
+    buffer.put([large, small, last])
     assert taken(buffer, bulk=bulk) == [large]
     assert taken(buffer, bulk=bulk) == [small]
+    assert taken(buffer, bulk=bulk) == [last]
 
 
 def test_what_is_released_is_no_longer_held(make_record: MakeRecord) -> None:

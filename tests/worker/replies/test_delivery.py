@@ -44,6 +44,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.reply_s: list[float] = []
         self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
         self.delivery = self.deliver_to(self.finish)
@@ -52,7 +53,7 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        return Delivery(self, self.held, acknowledged, "penstock.tiny", 3)
+        return Delivery(self, self.held, acknowledged, self.reply_s.append, "penstock.tiny", 3)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
@@ -93,6 +94,8 @@ def test_a_record_is_finished_when_its_reply_is_acknowledged(
     assert desk.events == ["produced to penstock.replies"]
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
+    (reply_s,) = desk.reply_s
+    assert 0 < reply_s < 10
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
