@@ -70,7 +70,7 @@ class Worker:
         self._cost, self._cache = cost, cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = StopSignal()
-        self._backpressure = Backpressure(settings.max_in_flight)
+        self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
         offsets = OffsetTracker()
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
         self._fetched = FetchBuffer(self._ledger, self._backpressure)

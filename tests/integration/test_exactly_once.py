@@ -5,17 +5,20 @@ import contextlib
 import os
 import signal
 import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgpack
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.transactions.producer import TransactionalProducer
 
 StartWorker = Callable[..., Any]
 Unique = Callable[[str], str]
@@ -224,17 +227,22 @@ async def test_a_broker_that_restarts_costs_no_answer_and_doubles_none(unique: U
             await asyncio.sleep(1)
             await asyncio.to_thread(broker.start)
             await load
-            await line.assert_exactly_once()
+            try:
+                await line.assert_exactly_once()
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{worker.tail()}") from error
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.parametrize("codec", [None, "gzip"])
 async def test_an_upstream_transaction_that_is_aborted_is_not_answered(
-    kafka: KafkaBroker, unique: Unique, start: StartWorker
+    kafka: KafkaBroker, unique: Unique, start: StartWorker, codec: str | None
 ) -> None:
     """The worker is one stage of a pipeline: it reads its requests with read_committed."""
     async with pipeline(kafka, unique, "upstream") as line:
         await start(line).ready()
-        upstream = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"))
+        upstream = AIOKafkaProducer(
+            bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"), compression_type=codec
+        )
         async with upstream:
             line.producer = upstream
             await upstream.begin_transaction()
@@ -313,3 +321,32 @@ async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_ar
         await line.assert_exactly_once()
         letters = await line.answers("read_committed", f"{line.topic}.dead-letter", until=1)
         assert letters == {50: 1}
+
+
+@pytest.mark.timeout(180)
+async def test_a_transaction_without_a_successor_holds_up_readers_for_no_longer_than_its_timeout(
+    kafka: KafkaBroker, unique: Unique
+) -> None:
+    """The replies of others to the same partition wait behind it. The broker looks once a second here."""
+    timeout_s, look_s, slow_s = 3.0, 1.0, 5.0
+    cluster, topic = KafkaCluster(kafka.bootstrap_servers), unique("penstock.replies.")
+    source = TopicPartition(topic, 0)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as other:
+        await other.send_and_wait(topic, b"before", partition=0)
+        hung = TransactionalProducer(cluster, other, unique("group"), timeout_s)
+        await hung.start()
+        await hung.begin_transaction()
+        builder = hung.create_batch()
+        builder.append(timestamp=None, key=b"k", value=b"never committed")
+        await (await hung.send_batch(builder, topic, partition=0))
+        await hung.stop()  # without an abort, as if it were killed
+        await other.send_and_wait(topic, b"behind", partition=0)
+        sent_s = time.monotonic()
+        reader = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, isolation_level="read_committed")
+        async with reader:
+            reader.assign([source])
+            reader.seek(source, 0)
+            assert (await reader.getone()).value == b"before"
+            async with asyncio.timeout(timeout_s + look_s + slow_s):
+                assert (await reader.getone()).value == b"behind"
+            assert time.monotonic() - sent_s > timeout_s / 2

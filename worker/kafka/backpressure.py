@@ -30,9 +30,13 @@ class Backpressure:
     large fetch of bulk would stop them.
     """
 
-    def __init__(self, max_records: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_records: int, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True
+    ) -> None:
+        """`can_stall`: see `ReplyDestinations`."""
         self._max_records = max_records
-        self.destinations = ReplyDestinations(Held(max_records, _REQUEST_BYTES, _REPLY_BYTES), clock)
+        bounds = Held(max_records, _REQUEST_BYTES, _REPLY_BYTES)
+        self.destinations = ReplyDestinations(bounds, clock, can_stall=can_stall)
         self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
         self.reply_bytes = 0  # of answers that the broker has not acknowledged
 

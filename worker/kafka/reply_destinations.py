@@ -46,8 +46,10 @@ class ReplyDestinations:
     hold a quarter of a bound too. While no broker answers, no request comes; afterwards the times begin again.
     """
 
-    def __init__(self, bounds: Held, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bounds: Held, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True) -> None:
+        """Without `can_stall` answers may wait for other causes than their destination, and none counts as stalled."""
         self._bounds = bounds
+        self._can_stall = can_stall
         self._clock = clock
         self._waiting: dict[Destination, _Waiting] = {}
         self._looked_at = clock()
@@ -76,7 +78,7 @@ class ReplyDestinations:
     def is_blocked(self, destination: Destination) -> bool:
         """Whether a further answer must not wait for this destination."""
         waiting = self._waiting.get(destination)
-        if waiting is None or self._clock() - waiting.progress_at < STALL_S:
+        if not self._can_stall or waiting is None or self._clock() - waiting.progress_at < STALL_S:
             return False
         held, bounds = waiting.held, self._bounds
         return (
@@ -99,6 +101,6 @@ class ReplyDestinations:
     def _look(self, now: float) -> dict[bool, Held]:
         found: dict[bool, Held] = {}
         for (_, _, bulk), waiting in self._waiting.items():
-            if now - waiting.progress_at >= STALL_S:
+            if self._can_stall and now - waiting.progress_at >= STALL_S:
                 found.setdefault(bulk, Held()).add(waiting.held)
         return found

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -15,6 +15,14 @@ from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.window import Outgoing
 
 _BATCH_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A connected producer whose connections several partitions share, and the topics that it knows."""
+
+    producer: AIOKafkaProducer
+    topics: TopicDirectory = field(default_factory=TopicDirectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,8 @@ class DestinationRefused(Exception):
 class Batches:
     """Makes the batches of one transaction after another."""
 
-    def __init__(self, carrier: AIOKafkaProducer) -> None:
-        """`carrier` is connected, and asked for the partitions of topics."""
+    def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
-        self._topics = TopicDirectory()
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
         self._last: list[Batch] = []
 
@@ -58,20 +64,21 @@ class Batches:
         return self._last
 
     async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
+        producer, topics = self._carrier.producer, self._carrier.topics
         try:
-            partitions = await self._topics.partitions(self._carrier, topic)
+            num_partitions = len(await topics.partitions(producer, topic))
         except BAD_DESTINATION as error:
             raise DestinationRefused([one.answer for one in outgoing], error) from error
         spread: dict[int, deque[Answer]] = {}
         for _, partition, answer in outgoing:
             if partition is None:
-                partition = partition_for(answer.key, len(partitions))
+                partition = partition_for(answer.key, num_partitions)
             spread.setdefault(partition, deque()).append(answer)
-        for partition in spread.keys() - partitions:
+        for partition, answers in spread.items():
             try:
-                await self._topics.check_partition(self._carrier, topic, partition)
+                await topics.check_partition(producer, topic, partition)
             except BAD_DESTINATION as error:
-                raise DestinationRefused(spread[partition], error) from error
+                raise DestinationRefused(answers, error) from error
         return spread
 
     def _fill(self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]) -> list[Batch]:

@@ -17,6 +17,7 @@ from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
+from penstock.worker.transactions.batches import Carrier
 from penstock.worker.transactions.partition import PartitionLost, PartitionTransactions, complete
 from penstock.worker.transactions.producer import TransactionalProducer
 
@@ -24,7 +25,7 @@ from penstock.worker.transactions.producer import TransactionalProducer
 # partitions. Each has up to two connections to each broker.
 _CARRIERS = 4
 
-_REQUEST_MS = 10_000  # also how long aiokafka looks for a topic that does not exist
+_STOP_S = 2.0
 _RETRY_S = 1.0
 _WAIT_S = 10.0
 _HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
@@ -50,25 +51,26 @@ class TransactionalOutbox(NoMarks):
         self._group_id = settings.group_id
         self._window_s = settings.transaction_window_ms / 1e3
         self._timeout_s = settings.transaction_timeout_ms / 1e3
-        self._carriers: list[AIOKafkaProducer] = []
+        self._carriers: list[Carrier] = []
         self._partitions: dict[Source, PartitionTransactions] = {}
         self._running: dict[Source, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
         while len(self._carriers) < _CARRIERS:
-            self._carriers.append(await connect(self._cluster, self._make_carrier))
+            self._carriers.append(Carrier(await connect(self._cluster, self._make_carrier)))
 
     async def partitions(self, topic: str) -> int:
         """Number of partitions of a topic. Raises UnknownTopicOrPartitionError."""
-        return len(await self._carriers[0].partitions_for(topic))
+        first = self._carriers[0]
+        return len(await first.topics.partitions(first.producer, topic))
 
     async def stop(self, timeout_s: float) -> None:
         """Abort what is open, and disconnect. `timeout_s` is for the answers that are held: they are committed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._flush(), timeout_s)
         await self.release(set(self._partitions))
-        await asyncio.gather(*[disconnect(carrier, 2.0) for carrier in self._carriers])
+        await asyncio.gather(*[disconnect(carrier.producer, _STOP_S) for carrier in self._carriers])
 
     # Outlet
 
@@ -156,7 +158,7 @@ class TransactionalOutbox(NoMarks):
             await transactions.run()
         except PartitionLost as lost:
             log.warning("partition_fenced", partition=f"{source[0]}-{source[1]}", reason=str(lost))
-            self._running.pop(source)  # what comes for it is dropped from now on
+            self._running.pop(source, None)  # what comes for it is dropped from now on
             await transactions.close()
             self._consumer.rejoin()
 
@@ -169,7 +171,7 @@ class TransactionalOutbox(NoMarks):
         return PartitionTransactions(
             source,
             self._offsets,
-            lambda: TransactionalProducer(self._cluster, carrier, transactional_id, self._timeout_s),
+            lambda: TransactionalProducer(self._cluster, carrier.producer, transactional_id, self._timeout_s),
             lambda: self._consumer.committed(source),
             carrier=carrier,
             group_id=self._group_id,
@@ -180,7 +182,6 @@ class TransactionalOutbox(NoMarks):
         return AIOKafkaProducer(
             **self._cluster.arguments,
             client_id="penstock-worker",
-            request_timeout_ms=_REQUEST_MS,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
         )

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 
 import structlog
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 
 from penstock.producer.transport.connection import disconnect
@@ -15,7 +15,7 @@ from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TO
 from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.batches import Batches, DestinationRefused
+from penstock.worker.transactions.batches import Batches, Carrier, DestinationRefused
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_fenced
 from penstock.worker.transactions.window import Window
 
@@ -41,11 +41,11 @@ class PartitionTransactions:
         make_producer: Callable[[], TransactionalProducer],
         ask_committed: Callable[[], Awaitable[Progress | None]],
         *,
-        carrier: AIOKafkaProducer,
+        carrier: Carrier,
         group_id: str,
         window_s: float,
     ) -> None:
-        """`ask_committed` asks the broker what is committed. `carrier` is connected, and knows topics."""
+        """`ask_committed` asks the broker what is committed."""
         self._source = source
         self._offsets = offsets
         self._make_producer = make_producer
@@ -63,13 +63,16 @@ class PartitionTransactions:
 
     async def acquire(self) -> None:
         """Fence the partition's earlier owner. Waits for the coordinator. Raises what a retry does not mend."""
+        self._producer = await self._start_producer()
+
+    async def _start_producer(self) -> TransactionalProducer:
         producer = self._make_producer()
         try:
             await producer.start()
         except BaseException:
             await disconnect(producer, _STOP_S)
             raise
-        self._producer = producer
+        return producer
 
     def begin(self, committed: Progress | None) -> None:
         """Answers will come. `committed` was read after `acquire`."""
@@ -145,15 +148,19 @@ class PartitionTransactions:
 
     async def _recover(self) -> None:
         """Replace the producer. Raises PartitionLost if another worker has committed meanwhile."""
-        await self.acquire()
-        committed = await self._ask_committed()
-        offset = None if committed is None else committed.offset
-        if self._in_doubt is not None and offset == self._in_doubt[1]:
-            self._finish()
-        elif offset != self._committed:
-            await self.close()
-            raise PartitionLost(f"its committed offset is {offset}, and was {self._committed}")
+        producer = await self._start_producer()
+        try:
+            committed = await self._ask_committed()
+            offset = None if committed is None else committed.offset
+            if self._in_doubt is not None and offset == self._in_doubt[1]:
+                self._finish()
+            elif offset != self._committed:
+                raise PartitionLost(f"its committed offset is {offset}, and was {self._committed}")
+        except BaseException:
+            await disconnect(producer, _STOP_S)
+            raise
         self._in_doubt = None
+        self._producer = producer
 
     def _finish(self) -> None:
         """The transaction in doubt is committed."""

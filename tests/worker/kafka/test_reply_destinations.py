@@ -13,9 +13,9 @@ ONE = Held(1, 100, 1000)
 class Worker:
     """Back-pressure of 100 records, and answers that are sent and acknowledged at a time that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_stall: bool = True) -> None:
         self.now = 0.0
-        self.held = Backpressure(100, lambda: self.now)
+        self.held = Backpressure(100, lambda: self.now, can_stall=can_stall)
 
     def send(self, destination: Destination, count: int = 1) -> None:
         for _ in range(count):
@@ -113,3 +113,12 @@ def test_stalled_bulk_does_not_count_against_bulk(worker: Worker) -> None:
     assert worker.held.is_full(bulk=True)
     worker.now += 11
     assert not worker.held.is_full(bulk=True)
+
+
+def test_answers_that_wait_for_others_stall_no_destination() -> None:
+    """As those of a transaction, which wait for the first record of their partition."""
+    worker = Worker(can_stall=False)
+    worker.send(DEAD, 100)
+    worker.now += 100
+    assert not worker.held.destinations.is_blocked(DEAD)
+    assert worker.held.is_full()
