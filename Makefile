@@ -1,12 +1,14 @@
 # Assumes python3 (3.11 or newer) and make. Every target makes .venv from nothing when it is not there.
 PYTHON ?= python3
+SEED ?= 1
+MINUTES ?= 10
 TRAIN_CSV ?= train.csv
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-pipeline bench-serve train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-pipeline bench-serve chaos fuzz train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -20,6 +22,8 @@ help:
 	@echo 'make bench-pipeline'
 	@echo '                 workers behind Kafka, beside the engine alone'
 	@echo 'make bench-serve what each batching policy sustains on this machine'
+	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES='
+	@echo 'make fuzz        a million inputs to every decoder: SEED='
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
@@ -55,6 +59,12 @@ bench-pipeline: $(INSTALLED)
 
 bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve
+
+chaos: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.chaos --seed $(SEED) --minutes $(MINUTES)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.million --seed $(SEED)
 
 figures: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.figures

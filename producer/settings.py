@@ -145,6 +145,11 @@ class ClientSettings(KafkaSettings):
     reply_topic: Annotated[str, AfterValidator(check_topic)] = Field(
         REPLY_TOPIC, description="Topic on which replies are read."
     )
+    isolation_level: Literal["read_uncommitted", "read_committed"] = Field(
+        "read_uncommitted",
+        description="Replies that are read. read_committed: of workers with delivery exactly_once, only those whose "
+        "transactions are committed.",
+    )
     timeout_s: float = Field(30.0, gt=0, description="Deadline of a call, in seconds; sent with the request.")
     max_in_flight: int = Field(512, ge=1, description="Most request records in flight at once; further records wait.")
     sequences_per_record: int = Field(

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent.parent
 MANUAL = ROOT / "ops" / "docs"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *MANUAL.rglob("*.md")])
 _NAMED = re.compile(r"`((?:producer|worker|engine|scheduler|cache|ops|tests)/[\w./-]+)`")
+_NAMED_TEST = re.compile(r"`(tests/[\w./-]+\.py)::(\w+)`")
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 _LOGGER = re.compile(r"(log|structlog\.get_logger\(.*\))\.(debug|info|warning|error|exception|critical)")
 _LINKED = re.compile(r"\]\((?!https?:)([^)#]+)")
 
@@ -41,6 +43,20 @@ def test_every_metric_of_the_operations_page_is_in_the_code() -> None:
     assert len(metrics) > 10
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "worker").rglob("*.py"))
     assert [name for name in metrics if f'"{name}"' not in code] == []
+
+
+def test_every_promise_of_the_delivery_page_names_tests_that_exist() -> None:
+    page = (MANUAL / "delivery.md").read_text(encoding="utf-8")
+    section = page.split("## Promises and their tests")[1].split("\n## ")[0]
+    promises = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(promises) > 15
+    for promise in promises:
+        named = _NAMED_TEST.findall(promise)
+        assert named, promise
+        for path, test in named:
+            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            defined = {node.name for node in ast.walk(tree) if isinstance(node, _FUNCTION)}
+            assert test in defined, f"{path}::{test}"
 
 
 def operations_page() -> tuple[str, str]:

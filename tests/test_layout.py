@@ -38,7 +38,7 @@ LIBRARY_ROOMS = {
     "dill": set[str](),
     "cloudpickle": set[str](),
 }
-BENCH = ROOT / "ops" / "bench"  # part of a checkout, not of the wheel
+CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the wheel
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
@@ -50,7 +50,7 @@ def room_files(room: str) -> list[Path]:
 def shipped_files() -> list[Path]:
     """The files of the rooms' packages that the wheel holds."""
     files = (path for room in ROOMS for path in room_files(room))
-    return [path for path in files if (path.parent / "__init__.py").exists() and BENCH not in path.parents]
+    return [path for path in files if (path.parent / "__init__.py").exists() and CHECKOUT_ONLY.isdisjoint(path.parents)]
 
 
 def run_python(code: str) -> str:
@@ -119,10 +119,11 @@ def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: 
     assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
 
 
-def test_what_the_wheel_holds_imports_no_benchmark() -> None:
+def test_what_the_wheel_holds_imports_nothing_of_a_checkout_only() -> None:
     for path in shipped_files():
         if path.suffix == ".py":
-            assert not any(f"{name}.".startswith("penstock.ops.bench.") for name in imported_names(path)), path
+            heads = (f"penstock.ops.{folder.name}." for folder in CHECKOUT_ONLY)
+            assert not any(f"{name}.".startswith(head) for head in heads for name in imported_names(path)), path
 
 
 def test_every_library_that_the_wheel_imports_is_declared() -> None:
@@ -210,7 +211,7 @@ def test_the_wheel_holds_the_runtime_and_the_command_line_and_no_benchmark(wheel
     assert packed == shipped
     assert {f"penstock/{room}/py.typed" for room in ROOMS} <= packed
     assert {"penstock/producer/wire/WIRE.md", "penstock/ops/kafka/pom.xml"} <= packed
-    assert not any(name.startswith("penstock/ops/bench") for name in packed)
+    assert not any(name.startswith(("penstock/ops/bench", "penstock/ops/chaos")) for name in packed)
 
 
 @pytest.mark.slow

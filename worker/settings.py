@@ -123,6 +123,27 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         description="Regular expression of allowed reply topics. Requests with another reply topic are dead-lettered.",
     )
 
+    delivery: Literal["at_least_once", "exactly_once"] = Field(
+        "at_least_once",
+        description="exactly_once: replies, dead letters and offsets are committed together in Kafka transactions, for "
+        "pipelines and bulk whose readers use read_committed. Adds transaction-window-ms to the latency.",
+    )
+    transaction_window_ms: float = Field(
+        100.0,
+        ge=1,
+        le=10_000,
+        allow_inf_nan=False,
+        description="exactly_once: longest time for which replies are gathered for a partition's transaction. More: "
+        "higher throughput. Less: lower latency.",
+    )
+    transaction_timeout_ms: int = Field(
+        10_000,
+        ge=1000,
+        le=900_000,
+        description="exactly_once: when the broker aborts the transaction of a worker that has died without a "
+        "successor. Until then readers with read_committed wait. At most the broker's transaction.max.timeout.ms.",
+    )
+
     trigger: Literal["lazy", "hungry"] = Field(
         "lazy",
         description="When to run a batch. lazy: after max-wait-ms, when a batch is full, or when half the time to the "

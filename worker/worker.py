@@ -18,9 +18,10 @@ from penstock.producer.wire.topics import bulk_topic
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.delivery_stages import delivery_stages
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.commits import LAST_COMMIT_S, Committer
+from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -107,9 +108,8 @@ class Worker:
             unhealthy=self._stop.fail,
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
-        self._outbox = Outbox(self._cluster, client_id="penstock-worker")
+        self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
-        self._committer = Committer(offsets, self.consumer)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None

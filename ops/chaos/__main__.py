@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from penstock.ops.bench.common.machine import describe_machine
+from penstock.ops.bench.common.runs import begin, keep
 from penstock.ops.chaos.chaos_run import ChaosSettings, run_chaos
 from penstock.ops.chaos.faults import KINDS
 
@@ -18,6 +20,7 @@ def main() -> int:
     options.add_argument("--processes", type=int, default=2, help="members of the worker")
     options.add_argument("--rate", type=float, default=200.0, help="plain records a second, beside the calls")
     options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
+    options.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="at_least_once")
     options.add_argument("--model", type=Path, help="checkpoint that runs on the CPU; default: an echo of the ids")
     options.add_argument("--keep", action="store_true", help="write the report into ops/bench/results/chaos")
     given = options.parse_args()
@@ -27,11 +30,15 @@ def main() -> int:
         processes=given.processes,
         rate=given.rate,
         kinds=tuple(kind for kind in given.faults.split(",") if kind),
+        delivery=given.delivery,
         model=given.model,
     )
+    header = begin("chaos", describe_machine())
     began = time.monotonic()
     report = run_chaos(settings, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr))
     print(json.dumps(report, indent=1))
+    if given.keep:
+        print(f"Written to {keep({**header, 'parts': {'chaos': report}})}", file=sys.stderr)
     return 1 if report["violations"] else 0
 
 

@@ -1,15 +1,14 @@
 """One run: a cluster, a worker, a load and seeded faults; then the worker comes to rest, and every record is judged."""
 
 import asyncio
-import contextlib
 import random
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer
@@ -29,7 +28,7 @@ from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request
 
 _NAME = "chaos"
 _GROUP = f"penstock.{_NAME}"
-_STRANGE_S = 2.0  # an answer that takes longer was held up by a fault
+_SLOW_S = 2.0  # an answer that takes longer was held up by a fault
 _DRAIN_S = 10.0
 _REST_S = 120.0  # after the last fault: all is answered and committed
 _BATCH = 256
@@ -48,6 +47,7 @@ class ChaosSettings:
     kinds: Sequence[str] = KINDS
     gap_s: tuple[float, float] = (4.0, 10.0)  # between two faults
     outage_s: float = 20.0
+    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
     model: Path | None = None  # None: an engine whose results identify their sequences
 
 
@@ -74,9 +74,7 @@ class _Run:
         info = self._engine.info
         self._worker = WorkerCommand(folder, settings.seed, self._options(folder))
         self._faults = Faults(cluster, self._worker, folder, self._requests[0], _GROUP, settings.outage_s)
-        self._traffic = Traffic(
-            self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed
-        )
+        self._traffic = Traffic(self._servers, _NAME, self._requests[0], info.vocab_size, settings.rate, settings.seed)
         self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
         self._judge = Judge(poison(info), lambda sequences: direct(self._engine, sequences))
 
@@ -94,6 +92,8 @@ class _Run:
             "cost-path": folder / "costs.sqlite",
             "log-format": "json",
         }
+        if settings.delivery != "at_least_once":
+            values["delivery"] = settings.delivery
         if settings.model is not None:
             values |= {"dtype": "float32", "device": "cpu"}
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
@@ -155,7 +155,7 @@ class _Run:
             committed, ends = await self._ends()
             return all(committed.get(source, 0) == end for source, end in ends.items() if end)
 
-        while time.monotonic() < started + _REST_S and not await is_at_rest():
+        while time.monotonic() < started + _REST_S and not await is_at_rest():  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
         return time.monotonic() - started
 
@@ -170,11 +170,12 @@ class _Run:
         judge.check_sent(sent.acknowledged)
         judge.check_results(sent.results)
         judge.complain("wrong_error_of_a_call", sent.wrong_errors)
-        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES]):
+        isolation = "read_committed" if self._settings.delivery == "exactly_once" else "read_uncommitted"
+        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], isolation):
             judge.reply(record, is_copy=COPIED in dict(record.headers))
-        async for record in read_topics(self._servers, self._letters):
+        async for record in read_topics(self._servers, self._letters, isolation):
             judge.letter(record)
-        judge.check_outcomes()
+        judge.check_outcomes(may_repeat=self._settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
         judge.check_all_committed(*await self._ends())
         judge.complain("bad_exit", [f"code {exit_code} on SIGTERM"] if exit_code else [])
@@ -186,14 +187,10 @@ class _Run:
         nexts = [fault.started for fault in injected[1:]] + [time.time()]
         recoveries: dict[str, list[float]] = {}
         for fault, until in zip(injected, nexts, strict=True):
-            recoveries.setdefault(fault.kind, []).append(
-                round(judge.recovery_s(fault.started, until, _STRANGE_S), 1)
-            )
+            recoveries.setdefault(fault.kind, []).append(round(judge.recovery_s(fault.started, until, _SLOW_S), 1))
         answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
         return {
-            "settings": {name: getattr(self._settings, name) for name in ("seed", "minutes", "processes", "rate")}
-            | {"callers": self._settings.callers, "partitions": self._settings.partitions}
-            | {"outage_s": self._settings.outage_s, "engine": self._engine.info.name},
+            "settings": asdict(self._settings) | {"model": self._engine.info.name},
             "seconds": round(seconds, 1),
             "counts": dict(sorted(judge.counts.items())),
             "raw_duplicate_share": judge.counts["duplicates"] / answers,
@@ -211,7 +208,7 @@ class _Run:
 
     async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
-            while not is_so():
+            while not is_so():  # noqa: ASYNC110 — a log has no event to wait for
                 await asyncio.sleep(0.2)
 
 

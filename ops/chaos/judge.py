@@ -42,7 +42,9 @@ class Asked:
 
     position: Position
     timestamp: int
-    original: tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]  # key, value, headers
+    key: bytes | None
+    digest: str  # SHA-256 of the value
+    headers: Sequence[tuple[str, bytes]]
     correlation_id: bytes | None
     is_addressed: bool
     codes: frozenset[str]  # of which its answer has one; "" is a reply
@@ -115,13 +117,18 @@ class Judge:
             self._violation("letter_of_nothing", source)
             return
         asked.letters.append(_position(record))
-        key, value, original = asked.original
-        is_whole = record.value == value and (key is None or record.key == key)
-        if not is_whole or [*record.headers][: len(original)] != [*original] or "penstock-error-code" not in headers:
+        left_out = headers.get("penstock-value-left-out-sha256", b"").decode()  # of a value that is too large
+        has_value = asked.digest in (_digest(record.value), left_out)
+        has_headers = [*record.headers][: len(asked.headers)] == [*asked.headers]
+        has_key = asked.key is None or record.key == asked.key
+        if not (has_key and has_value and has_headers and "penstock-error-code" in headers):
             self._violation("letter_incomplete", source)
 
-    def check_outcomes(self) -> None:
-        """Each request has an outcome, and one that a reader who drops duplicates sees once. After all records."""
+    def check_outcomes(self, *, may_repeat: bool) -> None:
+        """Each request has an outcome, and one that a reader who drops duplicates sees once. After all records.
+
+        Without `may_repeat`, no answer comes twice.
+        """
         for asked in self._asked.values():
             codes = {code for _, code, _ in asked.replies} - _ON_DEADLINE
             first = asked.replies[0][1] if asked.replies else None
@@ -129,6 +136,8 @@ class Judge:
                 self._violation("unanswered", f"{asked.position}, {len(asked.letters)} letters")
             if len(codes) > 1:
                 self._violation("different_answers", f"{asked.position}: {sorted(codes)}")
+            if not may_repeat and max(len(asked.replies), len(asked.letters)) > 1:
+                self._violation("answered_twice", f"{asked.position}")
             self.counts["duplicates"] += max(0, len(asked.replies) - 1)
             self.counts["answered_twice"] += len(asked.replies) > 1
             self.counts["letters_twice"] += len(asked.letters) > 1
@@ -162,14 +171,14 @@ class Judge:
             self._violation(kind, example)
 
     def recovery_s(self, since: float, until: float, slow_s: float) -> float:
-        """How long after `since` the last request was sent that waited for longer than `slow_s`, up to `until`.
+        """How long after `since` the last request was sent that waited for longer than `slow_s`.
 
-        Times of day, in seconds.
+        Times of day, in seconds. What a fault at `until` delays does not count.
         """
         last = since
         for asked in self._asked.values():
             sent = asked.timestamp / 1e3
-            if since <= sent < until and asked.replies and asked.replies[0][2] / 1e3 - sent > slow_s:
+            if since <= sent < until - slow_s and asked.replies and asked.replies[0][2] / 1e3 - sent > slow_s:
                 last = max(last, sent)
         return last - since
 
@@ -181,12 +190,12 @@ class Judge:
         codes = {"invalid_request"} if not is_sound else {"backend" if self._has_poison(ids or []) else ""}
         if "penstock-deadline-ms" in headers:
             codes |= _ON_DEADLINE
-        original = (record.key, record.value, record.headers)
-        needs_original = codes != {""}
         return Asked(
             _position(record),
             record.timestamp,
-            original if needs_original else (None, None, ()),
+            record.key,
+            _digest(record.value) if codes != {""} else "",
+            record.headers if codes != {""} else (),
             headers.get("kafka_correlationId"),
             is_addressed,
             frozenset(codes),
@@ -224,6 +233,10 @@ class Judge:
         examples = self.examples.setdefault(kind, [])
         if len(examples) < _MOST_SHOWN:
             examples.append(example)
+
+
+def _digest(value: bytes | None) -> str:
+    return hashlib.sha256(value or b"").hexdigest()
 
 
 def _position(record: Record) -> Position:

@@ -24,6 +24,7 @@ _CALL_S = 90.0  # longer than any fault
 _MOST_TOKENS = 24
 _NUM_REPEATED = 500  # sequences that come again and again
 _POISON_SHARE, _MALFORMED_SHARE, _LOST_SHARE, _BULK_SHARE = 0.005, 0.002, 0.002, 0.2
+_BOMB_SHARE, _BOMB_BYTES = 0.0003, 6 << 20  # a few kilobytes on the wire, and larger than a request may be
 _MOST_WAITING = 5000  # raw records without acknowledgement: then the producers wait
 
 Ids = tuple[int, ...]
@@ -90,6 +91,7 @@ class Traffic:
                 acks="all",
                 compression_type=codec,
                 linger_ms=20,
+                max_request_size=2 * _BOMB_BYTES,
                 request_timeout_ms=10_000,
                 retry_backoff_ms=200,
             )
@@ -97,12 +99,13 @@ class Traffic:
         ]
         for producer in producers:
             await producer.start()
+        bomber = producers[CODECS.index("gzip")]
         owed = 0.0
         while not self.is_over:
             owed = min(owed + self._rate * _TICK_S, 10 * self._rate)
             while owed >= 1 and self._waiting < _MOST_WAITING:
                 owed -= 1
-                await self._send_one(self._random.choice(producers))
+                await self._send_one(self._random.choice(producers), bomber)
             await asyncio.sleep(_TICK_S)
         async with asyncio.timeout(_CALL_S):
             while self._waiting:  # noqa: ASYNC110 — there is no event to wait for
@@ -110,8 +113,8 @@ class Traffic:
         for producer in producers:
             await producer.stop()
 
-    async def _send_one(self, producer: AIOKafkaProducer) -> None:
-        """Send one record. Its acknowledgement is awaited beside the next ones."""
+    async def _send_one(self, producer: AIOKafkaProducer, bomber: AIOKafkaProducer) -> None:
+        """Send one record; bombs by `bomber`, which compresses. Its acknowledgement is awaited beside the next ones."""
         number = self._random.random()
         correlation_id = uuid.UUID(int=self._random.getrandbits(128)).bytes
         headers = [("kafka_correlationId", correlation_id)]
@@ -122,6 +125,8 @@ class Traffic:
         body = msgpack.packb(value)
         if number > 1 - _MALFORMED_SHARE:
             body = self._random.randbytes(len(body))
+        if abs(number - 0.5) < _BOMB_SHARE / 2:
+            producer, body = bomber, bytes(_BOMB_BYTES)
         topic = self._topic + (".bulk" if self._random.random() < _BULK_SHARE else "")
         key = self._random.randbytes(8) if self._random.random() < 0.5 else None
         self._waiting += 1

@@ -25,7 +25,7 @@ class WorkerCommand:
         self.exits: list[int] = []  # of supervisors that were not asked to end
         self._command = (sys.executable, "-m", "penstock.ops.chaos.faulty_worker", str(folder), str(seed), *options)
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: subprocess.Popen[bytes] | None = None
+        self._logs: list[subprocess.Popen[bytes]] = []
 
     @property
     def pid(self) -> int | None:
@@ -60,7 +60,10 @@ class WorkerCommand:
         for pid in (*self.members, self.pid):
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
-        return self._reap()
+        code = self._reap()
+        for log in self._logs:
+            await asyncio.to_thread(log.wait)  # members of a supervisor that was killed hold it until they end
+        return code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
@@ -86,12 +89,13 @@ class WorkerCommand:
     def _start(self) -> None:
         """Start the command. Its log passes a pipe, because `limit_files` counts for files of the members alone."""
         with self.log_path.open("ab") as log:
-            self._log = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, process_group=0)
-        assert self._log.stdin is not None
+            cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, process_group=0)
+        self._logs.append(cat)
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._log.stdin, stderr=self._log.stdin, process_group=0
+            self._command, stdin=subprocess.DEVNULL, stdout=cat.stdin, stderr=cat.stdin, process_group=0
         )
-        self._log.stdin.close()  # members hold it as long as they live
+        if cat.stdin is not None:
+            cat.stdin.close()  # members hold it as long as they live
 
     def _reap(self) -> int:
         code = 0 if self._process is None else self._process.wait()

@@ -22,7 +22,7 @@ _LAST_DELTA, _COUNT, _HEADER_BYTES = slice(23, 27), slice(57, 61), 61
 _MAGIC, _OLD_ATTRIBUTES, _ATTRIBUTES = 16, 17, 22
 _CODEC = 7  # mask of the attributes
 _CONTINUED = 0x80  # a byte of a number after which comes another
-_OLD = "its format is that of Kafka before 0.11, which has no headers"
+OLD_FORMAT = "its format is that of Kafka before 0.11, which has no headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def stand_in(batch: memoryview, reason: str) -> bytes:
 def _unpack(batch: memoryview, bounds: Bounds, result: Unpacked) -> bytes | memoryview:
     """The uncompressed form of a batch, or what stands for it. A wrong checksum is left for the reader to find."""
     if batch[_MAGIC] < 2:
-        return _at_fault(batch, _OLD, result)
+        return _at_fault(batch, OLD_FORMAT, result)
     if calc_crc32c(bytes(batch[_CHECKED])) != int.from_bytes(batch[_CHECKSUM], "big"):
         return batch
     try:

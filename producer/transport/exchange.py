@@ -72,6 +72,7 @@ class Exchange:
             settings.reply_topic,
             client_id=client_id,
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
+            isolation_level=settings.isolation_level,
         )
         self._ids = _correlation_ids()
         self._permits = Permits(settings.max_in_flight)  # replaced, as the next, by `start`

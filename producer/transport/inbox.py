@@ -37,11 +37,20 @@ Answer = asyncio.Future[Reply | ErrorReply]
 class Inbox:
     """Futures of replies by correlation id. All methods are called on the client's event loop."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str, *, client_id: str, fetch_max_wait_ms: int) -> None:
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        topic: str,
+        *,
+        client_id: str,
+        fetch_max_wait_ms: int,
+        isolation_level: str = "read_uncommitted",
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._client_id = client_id
         self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._isolation_level = isolation_level
         self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in monotonic seconds
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +108,7 @@ class Inbox:
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             enable_auto_commit=False,
             auto_offset_reset="latest",
+            isolation_level=self._isolation_level,
             max_partition_fetch_bytes=8 * 1024 * 1024,
             retry_backoff_ms=BACKOFF_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,

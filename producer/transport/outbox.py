@@ -134,7 +134,7 @@ class Outbox:
         try:
             if producer is None:
                 raise RuntimeError("Outbox.put before start. This is a bug.")
-            partitions = await self._partitions_of(producer, topic)
+            partitions = await partitions_of(producer, topic)
             if partition is None:
                 self._spread(topic, len(partitions), waiting)
             elif partition not in partitions:
@@ -151,16 +151,6 @@ class Outbox:
         except Exception as error:
             _fail(waiting, len(waiting), error)
 
-    @staticmethod
-    async def _partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
-        """A topic's partitions. aiokafka also reports a topic as unknown when no broker answers, which is retriable."""
-        try:
-            return set(await producer.partitions_for(topic))
-        except UnknownTopicOrPartitionError as error:
-            if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
-                raise
-            raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
-
     def _spread(self, topic: str, num_partitions: int, waiting: deque[OutRecord]) -> None:
         by_partition: dict[int, list[OutRecord]] = {}
         while waiting:
@@ -176,7 +166,7 @@ class Outbox:
         destination = (topic, partition)
         at_most = self._at_most.get(destination, _BATCH_RECORDS)
         batch = producer.create_batch()
-        size = _fill(batch, waiting, at_most)
+        size = fill(batch, waiting, at_most)
         try:
             if size:
                 await self._producer.send(producer, batch, topic, partition)
@@ -199,7 +189,17 @@ class Outbox:
         _complete(waiting, size, None)
 
 
-def _fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
+async def partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
+    """A topic's partitions. aiokafka also reports a topic as unknown when no broker answers, which is retriable."""
+    try:
+        return set(await producer.partitions_for(topic))
+    except UnknownTopicOrPartitionError as error:
+        if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
+            raise
+        raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
+
+
+def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:
     """Put the first records into a batch and return their number. They stay in `waiting` until acknowledged.
 
     A record that aiokafka cannot encode is completed with an error when it is first in the queue.

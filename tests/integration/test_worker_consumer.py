@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
 from penstock.ops.kafka import KafkaBroker
@@ -13,6 +13,7 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.worker.kafka import lenient_batches
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.group import evict
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.requests.record import KafkaRecord
 
@@ -128,3 +129,76 @@ async def test_a_partition_that_stays_unreadable_does_not_stop_the_others(
                 await reader.poll(100)
         await reader.stop(10.0)
     assert taken == {0, 2, 3}
+
+
+@pytest.mark.parametrize("cause", ["evicted", "old generation"])
+async def test_a_commit_after_a_rebalance_fails_and_the_member_joins_again(
+    kafka: KafkaBroker, unique: Callable[[str], str], cause: str
+) -> None:
+    """UnknownMemberId and IllegalGeneration: nothing is committed, and what is offered later is."""
+    topic, cluster = unique("requests"), KafkaCluster(kafka.bootstrap_servers)
+    joined: list[int] = []
+
+    async def revoked(_: Any) -> None:
+        joined.append(0)
+
+    reader = Consumer(
+        cluster,
+        [topic],
+        f"group-{topic}",
+        worker=0,
+        revision="r",
+        fetch_max_wait_ms=50,
+        drain_s=1,
+        received=lambda records: None,
+        revoked=revoked,
+    )
+    Committer(OffsetTracker(), reader)
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        await producer.send_and_wait(topic, b"fine", partition=0)
+    await reader.start()
+    async with asyncio.timeout(30):
+        await reader.assigned.wait()
+        if cause == "evicted":
+            await evict(cluster, f"group-{topic}", reader.member_id)
+        else:
+            reader._joined._coordinator.generation -= 1
+        assert not await reader.commit({(topic, 0): Progress(1)})
+        while not joined or not reader.assigned.is_set():
+            await reader.poll(100)
+        assert await reader.commit({(topic, 0): Progress(1)})
+    assert await reader.committed(TopicPartition(topic, 0)) == Progress(1)
+    await reader.stop(10.0)
+
+
+async def test_a_commit_waits_for_a_coordinator_that_restarts(unique: Callable[[str], str]) -> None:
+    topic = unique("requests")
+
+    async def revoked(_: Any) -> None: ...
+
+    with KafkaBroker() as broker:
+        reader = Consumer(
+            KafkaCluster(broker.bootstrap_servers),
+            [topic],
+            f"group-{topic}",
+            worker=0,
+            revision="r",
+            fetch_max_wait_ms=50,
+            drain_s=1,
+            received=lambda records: None,
+            revoked=revoked,
+        )
+        Committer(OffsetTracker(), reader)
+        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            await producer.send_and_wait(topic, b"fine", partition=0)
+        await reader.start()
+        async with asyncio.timeout(90):
+            await reader.assigned.wait()
+            await asyncio.to_thread(broker.kill)
+            committing = asyncio.create_task(reader.commit({(topic, 0): Progress(1)}))
+            await asyncio.to_thread(broker.start)
+            while not await committing:  # the group may have forgotten its member
+                await reader.poll(100)
+                committing = asyncio.create_task(reader.commit({(topic, 0): Progress(1)}))
+            assert await reader.committed(TopicPartition(topic, 0)) == Progress(1)
+        await reader.stop(10.0)

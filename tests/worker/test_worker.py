@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
+from aiokafka.structs import OffsetAndMetadata
 
 from penstock.engine import EngineLanes, NullEngine
 from penstock.producer.transport.outbox import OutRecord
@@ -37,9 +38,12 @@ class FakeConsumer:
         self.at_end: Callable[[], object] = lambda: None
         self.owned = frozenset[TopicPartition]()
         self.committed_offset = 0  # of every partition
-        self.commits: list[dict[TopicPartition, int]] = []
+        self.commits: list[dict[TopicPartition, tuple[int, str]]] = []
         self.sought: list[tuple[TopicPartition, int]] = []
-        self._coordinator = SimpleNamespace(_commit_refresh_task=None)
+        self._is_open = False
+        self._coordinator = SimpleNamespace(
+            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets
+        )
 
     async def start(self) -> None: ...
 
@@ -62,9 +66,13 @@ class FakeConsumer:
 
     def pause(self, *_: TopicPartition) -> None: ...
 
-    def resume(self, *_: TopicPartition) -> None: ...
+    def resume(self, *_: TopicPartition) -> None:
+        self._is_open = True
 
-    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
+    async def _fetch_committed_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {source: OffsetAndMetadata(self.committed_offset, "") for source in sources}
+
+    async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
         self.commits.append(offsets)
 
     async def committed(self, _: TopicPartition) -> int:
@@ -75,8 +83,10 @@ class FakeConsumer:
 
     async def rebalance(self, owned: set[TopicPartition]) -> None:
         await self._listener.on_partitions_revoked(self.owned)
-        self.owned = frozenset(owned)
+        self.owned, self._is_open = frozenset(owned), False
         await self._listener.on_partitions_assigned(self.owned)
+        while not self._is_open:  # noqa: ASYNC110 — as aiokafka, it has no records while its partitions are paused
+            await asyncio.sleep(0)
 
 
 class FakeOutbox:
@@ -172,7 +182,7 @@ async def test_records_are_answered_and_committed(
         ("penstock.replies", b"0-2"),
         ("penstock.requests.tiny.dead-letter", b"0-1"),
     ]
-    assert kafka.commits[-1] == {A: 3}
+    assert kafka.commits[-1] == {A: (3, "")}
     assert held(worker) == 0
 
 
@@ -203,7 +213,7 @@ async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_w
     kafka.script = [unreadable, polled(request(make_record, A, 7)), of_b]
     assert await worker.run() == 0
     assert outbox.sent == [("penstock.replies", b"1-2")]
-    assert (kafka.commits, held(worker)) == ([{B: 3}], 0)
+    assert (kafka.commits, held(worker)) == ([{B: (3, "")}], 0)
 
 
 async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
@@ -219,7 +229,7 @@ async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
     kafka.script = [unreadable, polled(request(make_record, A, 7)), of_b, unreadable, polled()]
     kafka.committed_offset = 3
     assert await worker.run() == 0
-    assert kafka.sought == [(A, 3)]
+    assert kafka.sought == [(A, 3)] * 2  # at the assignment, and after the error
     assert outbox.sent == []
 
 

@@ -68,6 +68,7 @@ class Consumer:
             revoked: finishes or abandons the records of the given partitions, within `drain_s`.
         """
         self.owner: PartitionOwner | None = None  # set before `start`
+        self.isolation_level = "read_uncommitted"  # of requests
         self.topics = topics
         self._cluster = cluster
         self._group_id = group_id
@@ -111,8 +112,11 @@ class Consumer:
         The fetch sizes bound the number of records: aiokafka fetches nothing more from a broker while part of its last
         answer is left.
 
-        Raises KafkaRefused if this member may not join the group. A member that has joined waits for the ACL to return.
+        Raises KafkaRefused if this member may not join the group, or not open transactions. A member that has joined
+        waits for the ACL of the group to return.
         """
+        if self._opening is not None and self._opening.done() and not self._opening.cancelled():
+            self._opening.result()
         try:
             self._hand_out(await self._joined.getmany(timeout_ms=timeout_ms))
         except KafkaError as error:
@@ -260,6 +264,7 @@ class Consumer:
             enable_auto_commit=False,
             fetch_max_wait_ms=self._fetch_max_wait_ms,
             auto_offset_reset="earliest",
+            isolation_level=self.isolation_level,
             # A rebalance waits for the drain. A member that takes longer loses its partitions, not its answers.
             rebalance_timeout_ms=int((self._drain_s + 10) * 1000),
             max_partition_fetch_bytes=_PARTITION_FETCH_BYTES,
@@ -270,7 +275,7 @@ class Consumer:
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
         self.assigned.clear()
-        if self._opening is not None:
+        if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self._next.clear()
@@ -305,6 +310,14 @@ class Consumer:
             self._owner.acquired(committed)
             self._joined.resume(*[source for source in sources if source.topic not in self._paused])
             self.assigned.set()
+
+    async def committed(self, source: TopicPartition) -> Progress | None:
+        """What is committed of a partition. Waits for a broker."""
+        return (await self._committed({source})).get(source)
+
+    def rejoin(self) -> None:
+        """Give all partitions back, and get new ones: another worker commits one of them."""
+        self._joined._coordinator.request_rejoin()
 
     async def _committed(self, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
         """What is committed of these partitions. Waits for a broker or a permission that is away."""

@@ -2,8 +2,8 @@
 
 - Header names that are not UTF-8: the protocol demands UTF-8 but brokers do not check it. Such a batch is read again by
   aiokafka's Python parser, with `UNREADABLE` in place of the name.
-- Batches with a wrong checksum, or records that do not parse: one record stands for the batch, with the header
-  `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
+- Batches with a wrong checksum, of an old format, or with records that do not parse: one record stands for the batch,
+  with the header `UNREADABLE_BATCH`, the batch's bytes as its value and the batch's last offset.
 
 Others are read as usual. Compressed batches come uncompressed (see `bounded_fetch`).
 """
@@ -15,9 +15,10 @@ from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 
-from penstock.producer.transport.batches import stand_in
+from penstock.producer.transport.batches import OLD_FORMAT, stand_in
 
 UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
+_MAGIC, _MIN_BYTES = 16, 26  # the byte that tells the format, and the least that a batch of any format takes
 _NUM_RECORDS = slice(57, 61)  # in a batch
 
 
@@ -32,6 +33,9 @@ class LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # aiokafka has no
     def next_batch(self) -> Any:
         """The next batch, which can be iterated once."""
         raw = self._next_slice
+        if raw is not None and len(raw) >= _MIN_BYTES and raw[_MAGIC] < 2:
+            self._cache_next()
+            return DefaultRecordBatch(stand_in(raw, OLD_FORMAT))
         batch = super().next_batch()
         return _Batch(batch, raw) if isinstance(batch, DefaultRecordBatch) else batch
 

@@ -1,7 +1,7 @@
 """The progress of each partition: its contiguous finished prefix, and what is finished beyond."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -116,12 +116,20 @@ class OffsetTracker:
         """A commit failed: offer these again, unless the partition was revoked."""
         self._changed |= dict.fromkeys([source for source in sources if source in self._partitions])
 
-    def unfinished(self, source: Source) -> Iterator[int]:
-        """Started and unfinished offsets of a partition, in order."""
+    def prefix(self, source: Source, is_answered: Callable[[int], bool]) -> tuple[list[int], Progress]:
+        """The unfinished offsets up to the first that is not answered, and the progress once they are finished."""
         partition = self._partitions.get(source)
         if partition is None:
-            return iter(())
-        return (offset for offset in partition.started if offset not in partition.finished)
+            return [], Progress(0)
+        end, answered = partition.next_offset, []
+        for offset in partition.started:
+            if offset not in partition.finished:
+                if not is_answered(offset):
+                    break
+                answered.append(offset)
+            end = offset + 1
+        beyond = partition.finished | partition.restored
+        return answered, Progress(end, frozenset([offset for offset in beyond if offset >= end]))
 
     def forget(self, sources: Iterable[Source]) -> None:
         """These partitions were revoked."""

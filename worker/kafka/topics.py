@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 from aiokafka.errors import TopicAuthorizationFailedError
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
-from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import DEAD_LETTER_PARTITIONS, dead_letter_topic
 
 
-async def create_topics(cluster: KafkaCluster, outbox: Outbox, topics: Sequence[str], num_partitions: int) -> None:
+class _Outbox(Protocol):
+    async def partitions(self, topic: str) -> int: ...
+
+
+async def create_topics(cluster: KafkaCluster, outbox: _Outbox, topics: Sequence[str], num_partitions: int) -> None:
     """Create request topics that are missing, and those of their dead letters. Called before the worker joins.
 
     Raises KafkaRefused if the worker may not read a request topic.

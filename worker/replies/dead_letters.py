@@ -10,7 +10,6 @@ import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import MAX_RECORD_BYTES
 from penstock.producer.wire.headers import (
     DLQ_DELIVERY_COUNT,
@@ -29,6 +28,7 @@ from penstock.producer.wire.headers import (
     Headers,
 )
 from penstock.producer.wire.topics import dead_letter_topic
+from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import KafkaRecord, PendingRecord
 
 _RETRY_S = 5.0
@@ -73,10 +73,9 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Sending(OutRecord):
+class _Sending(Answer):
     """A letter on its way."""
 
-    original: KafkaRecord
     letter: _Letter
     shorter: Iterator[_Letter]
     ended: Callable[[], None]
@@ -85,15 +84,16 @@ class _Sending(OutRecord):
     @property
     def position(self) -> dict[str, Any]:
         """For a log event."""
-        return {"topic": self.original.topic, "partition": self.original.partition, "offset": self.original.offset}
+        original = self.origin.original
+        return {"topic": original.topic, "partition": original.partition, "offset": original.offset}
 
 
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
 
-    def __init__(self, outbox: Outbox, group_id: str, worker: str) -> None:
+    def __init__(self, outlet: Outlet, group_id: str, worker: str) -> None:
         """`worker`: the client id of this member of the group. Every letter names both."""
-        self._outbox = outbox
+        self._outlet = outlet
         self._reader = [(ERROR_WORKER, worker.encode()), (DLQ_GROUP, group_id.encode())]
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
 
@@ -106,19 +106,21 @@ class DeadLetters:
         would hold up the commits of its partition, and all that is finished behind it in memory.
         """
         letters = _letters(record.original, [*_reasons(record, fault), *self._reader])
-        self._put(record.original, next(letters), letters, ended)
+        self._put(record, next(letters), letters, ended)
 
-    def _put(self, record: KafkaRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]) -> None:
+    def _put(
+        self, record: PendingRecord, letter: _Letter, shorter: Iterator[_Letter], ended: Callable[[], None]
+    ) -> None:
         sending = _Sending(letter.key, letter.value, letter.headers, self._sent, record, letter, shorter, ended)
         if letter.num_bytes > _MAX_LETTER_BYTES:
             self._shorten(sending, MessageSizeTooLargeError(f"A dead letter has at most {_MAX_LETTER_BYTES:,} bytes"))
         else:
-            self._outbox.put(dead_letter_topic(record.topic), None, [sending])
+            self._outlet.put(dead_letter_topic(record.original.topic), None, [sending])
 
     def _sent(self, letters: Sequence[_Sending], error: KafkaError | None) -> None:
         """Letters to one topic have ended together."""
         if error is None:
-            self._unwritable.discard(dead_letter_topic(letters[0].original.topic))
+            self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
                 if one.letter.left_out:
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **one.position)
@@ -131,12 +133,12 @@ class DeadLetters:
 
     def _shorten(self, sending: _Sending, error: KafkaError) -> None:
         if (shorter := next(sending.shorter, None)) is not None:
-            self._put(sending.original, shorter, sending.shorter, sending.ended)
+            self._put(sending.origin, shorter, sending.shorter, sending.ended)
         else:
             _give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
-        topic = dead_letter_topic(letters[0].original.topic)
+        topic = dead_letter_topic(letters[0].origin.original.topic)
         if any(one.num_retries == _RETRIES for one in letters):
             self._unwritable.add(topic)
         again = []
@@ -149,7 +151,7 @@ class DeadLetters:
         if again:
             first = again[0].position
             log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
-            asyncio.get_running_loop().call_later(_RETRY_S, self._outbox.put, topic, None, again)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
 
 def _give_up(sending: _Sending, error: KafkaError) -> None:

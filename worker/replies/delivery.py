@@ -7,12 +7,12 @@ import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, PenstockError
-from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
 from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
+from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
 
@@ -20,10 +20,9 @@ log = structlog.get_logger("penstock.delivery")
 
 
 @dataclass(slots=True)
-class _Answer(OutRecord):
+class _Reply(Answer):
     """A reply or an error reply on its way."""
 
-    record: PendingRecord
     address: ReplyAddress
 
 
@@ -32,15 +31,15 @@ class Delivery:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
         group_id: str,
         worker: int,
     ) -> None:
         """`worker`: the member's number on its machine. Dead letters name it and the group."""
-        self._outbox = outbox
-        self._dead_letters = DeadLetters(outbox, group_id, client_id(worker))
+        self._outlet = outlet
+        self._dead_letters = DeadLetters(outlet, group_id, client_id(worker))
         self._backpressure = backpressure
         self._acknowledged = acknowledged
 
@@ -73,7 +72,7 @@ class Delivery:
             if address is None or not _is_transient(error):
                 self._keep(record, Fault.of(error))
 
-    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Answer]:
+    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Reply]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
         answers = []
@@ -90,44 +89,44 @@ class Delivery:
         record: PendingRecord,
         address: ReplyAddress,
         value: bytes,
-        done: Callable[[Sequence[_Answer], KafkaError | None], None],
-    ) -> _Answer:
-        return _Answer(reply_key(record.original), value, address.headers(), done, record, address)
+        done: Callable[[Sequence[_Reply], KafkaError | None], None],
+    ) -> _Reply:
+        return _Reply(reply_key(record.original), value, address.headers(), done, record, address)
 
-    def _send(self, answers: Iterable[_Answer]) -> None:
-        by_destination: dict[tuple[str, int | None], list[_Answer]] = {}
+    def _send(self, answers: Iterable[_Reply]) -> None:
+        by_destination: dict[tuple[str, int | None], list[_Reply]] = {}
         for answer in answers:
             destination = answer.address.topic, answer.address.partition
             by_destination.setdefault(destination, []).append(answer)
         for (topic, partition), chosen in by_destination.items():
             self._backpressure.reply_bytes += _num_bytes(chosen)
-            self._outbox.put(topic, partition, chosen)
+            self._outlet.put(topic, partition, chosen)
 
-    def _replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+    def _replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._backpressure.reply_bytes -= _num_bytes(answers)
         if error is None:
-            self._acknowledged([answer.record for answer in answers])
+            self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
-            self.reject([Rejection(answer.record, answer.address, _reply_too_large(answer)) for answer in answers])
+            self.reject([Rejection(answer.origin, answer.address, _reply_too_large(answer)) for answer in answers])
         else:
             self._keep_undeliverable(answers, error)
 
-    def _error_replied(self, answers: Sequence[_Answer], error: KafkaError | None) -> None:
+    def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._backpressure.reply_bytes -= _num_bytes(answers)
         if error is not None:
-            offset = answers[0].record.original.offset
+            offset = answers[0].origin.original.offset
             log.warning("error_reply_undeliverable", records=len(answers), offset=offset, error=repr(error))
-        self._pay([answer.record for answer in answers])
+        self._pay([answer.origin for answer in answers])
 
-    def _keep_undeliverable(self, answers: Sequence[_Answer], error: KafkaError) -> None:
+    def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
         for answer in answers:
-            original = answer.record.original
+            original = answer.origin.original
             log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
-            self._keep(answer.record, Fault.of(undelivered))
+            self._keep(answer.origin, Fault.of(undelivered))
 
     def _keep(self, record: PendingRecord, fault: Fault) -> None:
         record.num_owed += 1
@@ -163,11 +162,11 @@ def _is_transient(error: PenstockError) -> bool:
     return error.retriable or isinstance(error, Expired)
 
 
-def _num_bytes(answers: Iterable[_Answer]) -> int:
+def _num_bytes(answers: Iterable[_Reply]) -> int:
     return sum([len(answer.value or b"") for answer in answers])
 
 
-def _reply_too_large(answer: _Answer) -> InvalidRequest:
+def _reply_too_large(answer: _Reply) -> InvalidRequest:
     """As for a reply that validation foresees to be too large; clients then send the same in parts."""
     num_bytes = _num_bytes([answer])
     return InvalidRequest(f"The reply of {num_bytes:,} bytes is larger than its topic takes; send fewer sequences.")

@@ -7,10 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 EXIT_CANNOT_START = 3  # of a member: for a reason that a restart does not mend; of the command: no member can
 MAX_PACKET_BYTES = 64 * 1024
@@ -34,13 +34,18 @@ class Report:
     failure_is_of_device: bool = False  # another device may do better
 
 
+_TYPES: Mapping[str, Any] = {field.name: field.type for field in fields(Report) if field.name != "phase"}
+
+
 def read_report(packet: bytes) -> Report | None:
     """A member's report. None if it cannot be read. Fields of another version of this package are ignored."""
     try:
         said = json.loads(packet)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or said.get("phase", "loading") not in get_args(Phase):
+        return None
+    if not all(isinstance(said[name], kind) for name, kind in _TYPES.items() if name in said):
         return None
     return Report(**{field.name: said[field.name] for field in fields(Report) if field.name in said})
 

@@ -95,3 +95,12 @@ def test_any_spoilt_byte_after_the_extent_is_read_as_a_stand_in(data: st.DataObj
     place = data.draw(st.integers(61, len(whole) - 1))
     [stand_in] = read(spoilt(place, data.draw(st.integers(1, 255)), checked=False))
     assert stand_in[0] == 4
+
+
+def test_a_batch_whose_format_is_spoilt_is_one_record_and_its_neighbours_are_read() -> None:
+    spoilt_format = bytearray(batch(["a", "b"], 1))
+    spoilt_format[16] = 0  # as of Kafka before 0.10
+    found = read(batch(["a"]) + bytes(spoilt_format) + batch(["c"], 3))
+    assert [offset for offset, *_ in found] == [0, 1, 3]
+    (_, _, value, headers) = found[1]
+    assert (value, headers[0][0]) == (bytes(spoilt_format), UNREADABLE_BATCH)

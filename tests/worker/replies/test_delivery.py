@@ -52,7 +52,7 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        return Delivery(self, self.held, acknowledged, "penstock.tiny", 3)  # type: ignore[arg-type]  # it uses only `put` of an Outbox
+        return Delivery(self, self.held, acknowledged, "penstock.tiny", 3)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:

@@ -71,3 +71,10 @@ def test_a_report_of_another_version_is_read_as_far_as_it_is_known() -> None:
 def test_settings_that_fit_no_packet_are_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
         setup_packet(0, {"reply_topics": "x" * MAX_PACKET_BYTES}, 5.0, 2)
+
+
+@pytest.mark.parametrize(
+    "packet", [b'{"metrics_port": "x"}', b'{"phase": "asleep"}', b'{"phase": []}', b'{"failure": 5}', b"[" * 60_000]
+)
+def test_a_report_of_wrong_types_is_none(packet: bytes) -> None:
+    assert read_report(packet) is None

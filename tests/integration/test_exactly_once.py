@@ -1,0 +1,315 @@
+"""`--delivery exactly_once`: a reader with read_committed sees each request answered once, whatever happens."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgpack
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import Client
+
+StartWorker = Callable[..., Any]
+Unique = Callable[[str], str]
+Committed = Callable[[KafkaBroker, str], Any]
+PARTITIONS = 4
+POISON = 30_000  # see echo_worker.py
+
+
+class Pipeline:
+    """A model's topics, a stream of numbered requests, and a reader of what is committed of their answers."""
+
+    def __init__(self, broker: KafkaBroker, producer: AIOKafkaProducer, model: str, reply_topic: str) -> None:
+        self.broker = broker
+        self.producer = producer
+        self.model = model
+        self.topic = f"penstock.requests.{model}"
+        self.group = f"penstock.{model}"
+        self.reply_topic = reply_topic
+        self.num_sent = 0
+
+    async def send(self, count: int, *, topic: str | None = None, reply_topic: str | None = None) -> None:
+        """Send the next requests, over all partitions."""
+        for n in range(self.num_sent, self.num_sent + count):
+            await self.send_one([n % 29_000 + 1, 5], n, topic=topic, reply_topic=reply_topic)
+        await self.producer.flush()
+
+    async def send_one(
+        self, sequence: list[int], n: int, *, topic: str | None = None, reply_topic: str | None = None
+    ) -> None:
+        ids, lens = struct.pack(f"<{len(sequence)}I", *sequence), struct.pack("<I", len(sequence))
+        value = msgpack.packb({"v": 1, "model": self.model, "task": "embed", "ids": ids, "lens": lens})
+        address = (reply_topic or self.reply_topic).encode()
+        headers = [("kafka_correlationId", b"%d" % n), ("kafka_replyTopic", address)]
+        await self.producer.send(topic or self.topic, value, partition=n % PARTITIONS, headers=headers)
+        self.num_sent += 1
+
+    async def streaming(self, count: int, every_s: float) -> None:
+        """Send requests one after another."""
+        for _ in range(count):
+            await self.send(1)
+            await asyncio.sleep(every_s)
+
+    async def answers(self, isolation_level: str = "read_committed", *topics: str, until: int = -1) -> Counter[int]:
+        """How often each request was answered, once all are and nothing more comes."""
+        until = self.num_sent if until < 0 else until
+        found: Counter[int] = Counter()
+        servers = self.broker.bootstrap_servers
+        topics = topics or (self.reply_topic,)
+        reader = AIOKafkaConsumer(
+            *topics, bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level=isolation_level
+        )
+        async with reader:
+            try:
+                async with asyncio.timeout(60):
+                    while len(found) < until:
+                        some = await reader.getmany(timeout_ms=500)
+                        found.update(number(one) for records in some.values() for one in records)
+            except TimeoutError:
+                missing = sorted(set(range(self.num_sent)) - found.keys())[:10]
+                raise AssertionError(f"{len(found)} of {until} are answered; not {missing}") from None
+            while some := await reader.getmany(timeout_ms=1500):
+                found.update(number(one) for records in some.values() for one in records)
+        return found
+
+    async def assert_exactly_once(self) -> None:
+        counts = await self.answers()
+        assert {n: count for n, count in counts.items() if count > 1} == {}
+        assert sorted(counts) == list(range(self.num_sent))
+
+
+def number(record: Any) -> int:
+    return int(dict(record.headers)["kafka_correlationId"])
+
+
+@contextlib.asynccontextmanager
+async def pipeline(broker: KafkaBroker, unique: Unique, name: str) -> AsyncIterator[Pipeline]:
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        made = Pipeline(broker, producer, unique(name), unique("penstock.replies."))
+        await producer.partitions_for(made.reply_topic)  # creates it
+        yield made
+
+
+@pytest.fixture
+def start(start_worker: StartWorker) -> StartWorker:
+    def start_one(line: Pipeline, **settings: Any) -> Any:
+        settings = {"partitions": PARTITIONS, "delivery": "exactly_once", "drain_s": 5} | settings
+        return start_worker(line.broker, served_name=line.model, **settings)
+
+    return start_one
+
+
+async def test_replies_and_offsets_are_committed_together(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker, committed: Committed
+) -> None:
+    async with pipeline(kafka, unique, "together") as line:
+        worker = start(line)
+        await worker.ready()
+        await line.send(200)
+        await line.assert_exactly_once()
+        assert sum((await committed(kafka, line.group)).values()) == 200
+        worker.process.terminate()
+        assert await worker.exit_code() == 0
+        assert worker.events("transaction_failed") == []
+
+
+@pytest.mark.timeout(180)
+async def test_a_member_killed_mid_load_loses_nothing_and_answers_nothing_twice(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    async with pipeline(kafka, unique, "killed") as line:
+        first, second = start(line), start(line)
+        await asyncio.gather(first.ready(), second.ready())
+        await asyncio.gather(first.event("partitions_assigned"), second.event("partitions_assigned"))
+        load = asyncio.create_task(line.streaming(2000, 0.004))
+        await asyncio.gather(first.event("batch_done"), second.event("batch_done"))
+        await asyncio.sleep(2)
+        first.process.kill()
+        await load
+        await line.assert_exactly_once()
+        assert second.events("partition_fenced") == []
+
+
+@pytest.mark.timeout(180)
+async def test_a_member_that_slept_through_its_eviction_is_fenced(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    """Stopped with answers in its hands, and woken after another member has answered the same requests."""
+    async with pipeline(kafka, unique, "zombie") as line:
+        zombie = start(line, transaction_window_ms=3000)
+        await zombie.ready()
+        await line.send(100)
+        await zombie.event("batch_done")
+        os.kill(zombie.process.pid, signal.SIGSTOP)
+        other = start(line)
+        await other.event("batch_done")
+        assert sorted(await line.answers()) == list(range(100))
+        os.kill(zombie.process.pid, signal.SIGCONT)
+        await zombie.event("partition_fenced")
+        await zombie.until(lambda: next(iter(zombie.events("partitions_assigned")[1:]), None), "a new assignment", 60)
+        await line.send(100)
+        await line.assert_exactly_once()
+
+
+async def test_answers_of_revoked_partitions_are_committed_or_never_seen(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    """Members join and leave under load."""
+    async with pipeline(kafka, unique, "revoked") as line:
+        first = start(line)
+        await first.ready()
+        load = asyncio.create_task(line.streaming(1500, 0.005))
+        await first.event("batch_done")
+        second = start(line)
+        await second.event("batch_done")
+        first.process.terminate()
+        assert await first.exit_code() == 0
+        await load
+        await line.assert_exactly_once()
+        second.process.terminate()
+        assert await second.exit_code() == 0
+
+
+async def test_error_replies_and_dead_letters_are_in_the_transaction(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    """A window stays open behind a request that is not answered: nothing of it is seen, and then all of it."""
+    async with pipeline(kafka, unique, "errors") as line:
+        letters = f"{line.topic}.dead-letter"
+        worker = start(line, echo_batch_s=3.0, lanes=1)
+        await worker.ready()
+        await line.send_one([1, 2], 0)
+        await line.send_one([], PARTITIONS)  # of the same partition: refused at once, before the first is answered
+        await line.producer.flush()
+        await worker.event("request_refused")
+        assert await line.answers("read_uncommitted", until=0) == {}
+        assert await line.answers("read_uncommitted", line.reply_topic, letters, until=1) != {}
+        counts = await line.answers("read_committed", line.reply_topic, letters, until=2)
+        assert counts == {0: 1, PARTITIONS: 2}  # its error reply and its dead letter
+
+
+async def test_a_topic_that_takes_no_replies_does_not_stop_its_partition(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    """Its requests go to dead letters, in the transaction."""
+    async with pipeline(kafka, unique, "nowhere") as line:
+        letters = f"{line.topic}.dead-letter"
+        await start(line, max_reply_bytes=1024).ready()
+        bad = unique("penstock.replies.") + "\u00e9"
+        await line.send(4)
+        await line.send(4, reply_topic=bad)
+        await line.send(4)
+        assert await line.answers(until=8) == dict.fromkeys([0, 1, 2, 3, 8, 9, 10, 11], 1)
+        assert await line.answers("read_committed", letters, until=4) == dict.fromkeys([4, 5, 6, 7], 1)
+
+
+@pytest.mark.timeout(180)
+async def test_a_broker_that_restarts_costs_no_answer_and_doubles_none(unique: Unique, start: StartWorker) -> None:
+    with KafkaBroker(num_partitions=PARTITIONS) as broker:
+        async with pipeline(broker, unique, "outage") as line:
+            worker = start(line)
+            await worker.ready()
+            load = asyncio.create_task(line.streaming(1000, 0.01))
+            await worker.event("batch_done")
+            await asyncio.sleep(1)
+            await asyncio.to_thread(broker.kill)
+            await asyncio.sleep(1)
+            await asyncio.to_thread(broker.start)
+            await load
+            await line.assert_exactly_once()
+
+
+@pytest.mark.timeout(180)
+async def test_an_upstream_transaction_that_is_aborted_is_not_answered(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    """The worker is one stage of a pipeline: it reads its requests with read_committed."""
+    async with pipeline(kafka, unique, "upstream") as line:
+        await start(line).ready()
+        upstream = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"))
+        async with upstream:
+            line.producer = upstream
+            await upstream.begin_transaction()
+            await line.send(20)
+            await upstream.abort_transaction()
+            line.num_sent = 0
+            await upstream.begin_transaction()
+            await line.send(10)
+            await upstream.commit_transaction()
+            await line.assert_exactly_once()
+
+
+async def test_once_commits_all_and_exits(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker, committed: Committed
+) -> None:
+    async with pipeline(kafka, unique, "once") as line:
+        await line.producer.partitions_for(line.topic)
+        await line.send(100)
+        worker = start(line, once=True)
+        assert await worker.exit_code(60) == 0
+        assert sum((await committed(kafka, line.group)).values()) == 100
+        await line.assert_exactly_once()
+
+
+async def test_a_bulk_job_reads_what_is_committed(kafka: KafkaBroker, unique: Unique, start: StartWorker) -> None:
+    async with pipeline(kafka, unique, "bulk") as line:
+        await start(line, transaction_window_ms=20).ready()
+        client = Client(
+            bootstrap_servers=kafka.bootstrap_servers, model=line.model, bulk=True, isolation_level="read_committed"
+        )
+        async with client:
+            vectors = await asyncio.gather(*[client.embed(ids=[[n + 1, 5]]) for n in range(300)])
+        assert [vector[0, 1] for vector in vectors] == list(range(1, 301))
+
+
+async def test_once_ends_behind_an_upstream_transaction(kafka: KafkaBroker, unique: Unique, start: StartWorker) -> None:
+    """The topic ends with the transaction's marker, which is no record."""
+    async with pipeline(kafka, unique, "marker") as line:
+        await line.producer.partitions_for(line.topic)
+        upstream = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=unique("upstream"))
+        async with upstream:
+            line.producer = upstream
+            await upstream.begin_transaction()
+            await line.send(20)
+            await upstream.commit_transaction()
+            assert await start(line, once=True).exit_code(60) == 0
+            await line.assert_exactly_once()
+
+
+async def test_a_timeout_beyond_the_brokers_bound_is_named(unique: Unique, start: StartWorker) -> None:
+    with KafkaBroker(num_partitions=PARTITIONS, config={"transaction.max.timeout.ms": "5000"}) as broker:
+        async with pipeline(broker, unique, "bound") as line:
+            worker = start(line)
+            assert await worker.exit_code(60) != 0
+            assert "transaction.max.timeout.ms" in worker.tail()
+
+
+async def test_a_reply_that_its_topic_does_not_take_is_refused_and_the_others_are_sent(
+    kafka: KafkaBroker, unique: Unique, start: StartWorker
+) -> None:
+    async with pipeline(kafka, unique, "large") as line:
+        line.reply_topic = unique("penstock.replies.")
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        await admin.start()
+        await admin.create_topics([NewTopic(line.reply_topic, 1, 1, topic_configs={"max.message.bytes": "3000"})])
+        await admin.close()
+        worker = start(line)
+        await worker.ready()
+        await line.send(50)  # too large together, and not one by one
+        ids, lens = struct.pack("<400I", *range(1, 401)), struct.pack("<400I", *[1] * 400)
+        value = msgpack.packb({"v": 1, "model": line.model, "task": "embed", "ids": ids, "lens": lens})
+        headers = [("kafka_correlationId", b"50"), ("kafka_replyTopic", line.reply_topic.encode())]
+        await line.producer.send_and_wait(line.topic, value, partition=0, headers=headers)
+        line.num_sent += 1
+        await line.send(50)
+        await line.assert_exactly_once()
+        letters = await line.answers("read_committed", f"{line.topic}.dead-letter", until=1)
+        assert letters == {50: 1}

@@ -1,0 +1,22 @@
+"""Where answers go: at once to their topics, or into transactions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.producer.transport.outbox import OutRecord
+from penstock.worker.requests.record import PendingRecord
+
+
+@dataclass(slots=True)
+class Answer(OutRecord):
+    """A reply, an error reply or a dead letter."""
+
+    origin: PendingRecord  # that it answers
+
+
+class Outlet(Protocol):
+    """Sends answers. `done` of each is called once, when the broker has it for good or refuses it."""
+
+    def put(self, topic: str, partition: int | None, records: Sequence[Answer]) -> None:
+        """Send answers, at least one. A partition of None is chosen by each record's key. Never blocks."""

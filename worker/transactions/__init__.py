@@ -1,0 +1,1 @@
+"""Exactly-once delivery: a partition's answers and the offset behind them in one Kafka transaction."""

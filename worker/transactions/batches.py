@@ -1,0 +1,119 @@
+"""The answers of a transaction as batches for the partitions of their topics."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from penstock.producer.transport.outbox import partitions_of
+from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
+from penstock.producer.wire.headers import partition_for
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.window import Outgoing
+
+_BATCH_RECORDS = 10_000
+_MISSING_S = 30.0  # aiokafka waits for a topic that does not exist, and the partition's other answers wait with it
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers for one partition of a reply or dead-letter topic."""
+
+    topic: str
+    partition: int
+    builder: BatchBuilder
+    answers: Sequence[Answer]
+
+
+class DestinationRefused(Exception):
+    """These answers cannot be written where they are to go."""
+
+    def __init__(self, answers: Sequence[Answer], error: KafkaError) -> None:
+        super().__init__(repr(error))
+        self.answers = answers
+        self.error = error
+
+
+class Batches:
+    """Makes the batches of one transaction after another."""
+
+    def __init__(self, carrier: AIOKafkaProducer) -> None:
+        """`carrier` is connected, and asked for the partitions of topics."""
+        self._carrier = carrier
+        self._missing: dict[str, float] = {}  # topics that could not be used, until this moment in monotonic seconds
+        self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
+        self._last: list[Batch] = []
+
+    async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[Batch]:
+        """Raises DestinationRefused, and KafkaError if no broker is there to be asked."""
+        by_topic: dict[str, list[Outgoing]] = {}
+        for one in outgoing:
+            by_topic.setdefault(one.topic, []).append(one)
+        self._last = []
+        for topic, chosen in by_topic.items():
+            for partition, answers in (await self._by_partition(topic, chosen)).items():
+                self._last += self._fill(producer, topic, partition, answers)
+        return self._last
+
+    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
+        if self._missing.get(topic, -math.inf) > time.monotonic():
+            missing = UnknownTopicOrPartitionError(f"{topic} could not be used less than {_MISSING_S:g} s ago")
+            raise DestinationRefused([one.answer for one in outgoing], missing)
+        try:
+            partitions = await partitions_of(self._carrier, topic)
+        except BAD_DESTINATION as error:
+            now = time.monotonic()
+            self._missing = {name: until for name, until in self._missing.items() if until > now}
+            self._missing[topic] = now + _MISSING_S
+            raise DestinationRefused([one.answer for one in outgoing], error) from error
+        spread: dict[int, deque[Answer]] = {}
+        for _, partition, answer in outgoing:
+            if partition is None:
+                partition = partition_for(answer.key, len(partitions))
+            spread.setdefault(partition, deque()).append(answer)
+        for partition in spread.keys() - partitions:
+            missing = UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+            raise DestinationRefused(spread[partition], missing)
+        return spread
+
+    def _fill(self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]) -> list[Batch]:
+        at_most = self._at_most.get((topic, partition), _BATCH_RECORDS)
+        batches = []
+        while answers:
+            builder, taken = producer.create_batch(), list[Answer]()
+            while answers and len(taken) < at_most and _append(builder, answers[0]):
+                taken.append(answers.popleft())
+            batches.append(Batch(topic, partition, builder, taken))
+        return batches
+
+    def shrink(self, batch: Batch) -> bool:
+        """The broker has refused a batch for its size. True if it holds one answer, which is then at fault."""
+        self._at_most[batch.topic, batch.partition] = max(1, len(batch.answers) // 2)
+        return len(batch.answers) == 1
+
+    def grow(self) -> None:
+        """The last batches were taken. Grown slowly: each batch beyond the topic's limit costs a transaction."""
+        self._at_most = {
+            destination: at_most + at_most // 8 + 1
+            for destination, at_most in self._at_most.items()
+            if at_most < _BATCH_RECORDS
+        }
+
+    def to_topics(self, topics: Collection[str]) -> list[Answer]:
+        """The answers of the last batches that go to these topics."""
+        return [answer for batch in self._last if batch.topic in topics for answer in batch.answers]
+
+
+def _append(builder: BatchBuilder, answer: Answer) -> bool:
+    """Whether the batch has room. Raises DestinationRefused if aiokafka cannot encode the answer."""
+    try:
+        added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)
+    except Exception as error:
+        wrapped = KafkaError(f"{error!r} in a transaction. This is a bug.")
+        raise DestinationRefused([answer], wrapped) from error
+    return added is not None

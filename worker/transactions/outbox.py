@@ -1,0 +1,192 @@
+"""The outbox of exactly-once delivery: it commits the answers of each input partition in transactions of its own."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+import structlog
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import InvalidTransactionTimeout, KafkaError, TransactionalIdAuthorizationFailed
+
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
+from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
+from penstock.worker.kafka.commits import LAST_COMMIT_S
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.stop_signal import watched
+from penstock.worker.transactions.partition import PartitionLost, PartitionTransactions, complete
+from penstock.worker.transactions.producer import TransactionalProducer
+
+# Shared by the partitions: a broker answers one request of a connection after another, and a worker may have a hundred
+# partitions. Each has up to two connections to each broker.
+_CARRIERS = 4
+
+_REQUEST_MS = 10_000  # also how long aiokafka looks for a topic that does not exist
+_RETRY_S = 1.0
+_WAIT_S = 10.0
+_HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
+
+log = structlog.get_logger("penstock.transactions")
+
+
+class TransactionalOutbox:
+    """In the place of the outbox and of the committer. Called on the worker's event loop only."""
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        consumer: Consumer,
+        offsets: OffsetTracker,
+        settings: ResolvedSettings,
+    ) -> None:
+        consumer.owner = self
+        consumer.isolation_level = "read_committed"  # a request of an aborted transaction was never made
+        self._cluster = cluster
+        self._consumer = consumer
+        self._offsets = offsets
+        self._group_id = settings.group_id
+        self._window_s = settings.transaction_window_ms / 1e3
+        self._timeout_s = settings.transaction_timeout_ms / 1e3
+        self._carriers: list[AIOKafkaProducer] = []
+        self._partitions: dict[Source, PartitionTransactions] = {}
+        self._running: dict[Source, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
+        while len(self._carriers) < _CARRIERS:
+            self._carriers.append(await connect(self._cluster, self._make_carrier))
+
+    async def partitions(self, topic: str) -> int:
+        """Number of partitions of a topic. Raises UnknownTopicOrPartitionError."""
+        return len(await self._carriers[0].partitions_for(topic))
+
+    async def stop(self, timeout_s: float) -> None:
+        """Abort what is open, and disconnect. `timeout_s` is for the answers that are held: they are committed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._flush(), timeout_s)
+        await self.release(set(self._partitions))
+        await asyncio.gather(*[disconnect(carrier, 2.0) for carrier in self._carriers])
+
+    # Outlet
+
+    def put(self, topic: str, partition: int | None, records: Sequence[Answer]) -> None:
+        """Hold answers until their partition's window is committed."""
+        dropped: list[Answer] = []
+        for source, answers in _by_source(records).items():
+            transactions = self._partitions.get(source)
+            if transactions is None or source not in self._running:
+                dropped += answers
+            else:
+                dropped += transactions.put(topic, partition, answers)
+        if dropped:  # not at once: the caller is about to put more for these records
+            asyncio.get_running_loop().call_soon(complete, dropped, None)
+
+    # Committer
+
+    async def run(self) -> None:
+        """Nothing beside the tasks of the partitions."""
+
+    async def commit_last(self) -> None:
+        """Commit what is answered now, or log that `LAST_COMMIT_S` did not suffice."""
+        try:
+            await asyncio.wait_for(self._flush(), LAST_COMMIT_S)
+        except TimeoutError:
+            log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
+
+    async def _flush(self) -> None:
+        running = [self._partitions[source] for source, task in self._running.items() if not task.done()]
+        await asyncio.gather(*[transactions.commit() for transactions in running], return_exceptions=True)
+
+    # PartitionOwner
+
+    async def acquire(self, sources: set[Source]) -> None:
+        """Fence the partitions' earlier owners, so that what is committed stays as it is."""
+        opening = {}
+        for source in sources:
+            self._partitions[source] = opening[source] = self._make_partition(TopicPartition(*source))
+        acquiring = asyncio.gather(*[self._acquire(source, one) for source, one in opening.items()])
+        try:
+            while not (await asyncio.wait((acquiring,), timeout=_WAIT_S))[0]:
+                log.warning("transactions_waiting", prefix=f"{self._group_id}-", hint=_HINT)
+            acquiring.result()
+        finally:
+            acquiring.cancel()
+            await asyncio.wait((acquiring,))
+
+    async def _acquire(self, source: Source, transactions: PartitionTransactions) -> None:
+        """Raises KafkaRefused where a retry does not help."""
+        transactional_id = self._transactional_id(source)
+        while True:
+            try:
+                await transactions.acquire()
+                return
+            except TransactionalIdAuthorizationFailed as error:
+                reason = f"Kafka denies the transactional id {transactional_id}. It needs the ACLs WRITE and DESCRIBE."
+                raise KafkaRefused(reason) from error
+            except InvalidTransactionTimeout as error:
+                raise KafkaRefused(
+                    "transaction_timeout_ms is above the broker's transaction.max.timeout.ms."
+                ) from error
+            except KafkaError as error:
+                log.warning("transactions_not_opened", id=transactional_id, error=repr(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+
+    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+        """Go on where the last owners have committed."""
+        self._offsets.restore(committed)
+        for source, transactions in self._partitions.items():
+            transactions.begin(committed.get(source))
+            self._running[source] = watched(self._run(source, transactions))
+
+    async def release(self, sources: set[Source]) -> None:
+        """Abort what is open of these partitions, and drop the answers that are held."""
+        tasks = [self._running.pop(source) for source in sources if source in self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        closing = [self._partitions.pop(source) for source in sources if source in self._partitions]
+        await asyncio.gather(*[transactions.close() for transactions in closing])
+
+    async def _run(self, source: Source, transactions: PartitionTransactions) -> None:
+        try:
+            await transactions.run()
+        except PartitionLost as lost:
+            log.warning("partition_fenced", partition=f"{source[0]}-{source[1]}", reason=str(lost))
+            self._running.pop(source)  # what comes for it is dropped from now on
+            await transactions.close()
+            self._consumer.rejoin()
+
+    def _transactional_id(self, source: Source) -> str:
+        return f"{self._group_id}-{source[0]}-{source[1]}"
+
+    def _make_partition(self, source: TopicPartition) -> PartitionTransactions:
+        carrier = self._carriers[source.partition % _CARRIERS]
+        transactional_id = self._transactional_id(source)
+        return PartitionTransactions(
+            source,
+            self._offsets,
+            lambda: TransactionalProducer(self._cluster, carrier, transactional_id, self._timeout_s),
+            lambda: self._consumer.committed(source),
+            carrier=carrier,
+            group_id=self._group_id,
+            window_s=self._window_s,
+        )
+
+    def _make_carrier(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            **self._cluster.arguments,
+            client_id="penstock-worker",
+            request_timeout_ms=_REQUEST_MS,
+            retry_backoff_ms=BACKOFF_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+        )
+
+
+def _by_source(answers: Sequence[Answer]) -> dict[Source, list[Answer]]:
+    found: dict[Source, list[Answer]] = {}
+    for answer in answers:
+        found.setdefault(answer.origin.source, []).append(answer)
+    return found
