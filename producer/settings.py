@@ -96,6 +96,12 @@ class KafkaSettings(Settings):
     def uses_tls(self) -> bool:
         return self.security_protocol.endswith("SSL")
 
+    @property
+    def tls_files(self) -> list[Path]:
+        """The files that `tls_context` reads."""
+        files = (self.ssl_ca_location, self.ssl_certificate_location, self.ssl_key_location)
+        return [file for file in files if file is not None]
+
     def tls_context(self) -> ssl.SSLContext:
         """Read the files of the `ssl_…` settings. Raises ValueError that names the setting at fault."""
         password = self.ssl_key_password

@@ -131,6 +131,10 @@ class Scheduler:
         self._clock.read(now)
         self._lateness.observe(predicted_s, late_s)
 
+    def replied(self, seconds: float) -> None:
+        """The broker acknowledged replies so long after the end of their batch. Deadlines leave room for it."""
+        self._lateness.observe_reply(seconds)
+
     def check_integrity(self) -> None:
         """Recount all sums, O(queued). RuntimeError when a kept sum differs."""
         self._check_conservation()
@@ -152,10 +156,12 @@ class Scheduler:
     def _in_time(self, jobs: Sequence[Job], now: float, refused: list[Refusal]) -> list[QueuedJob]:
         """The jobs of one class in steady time. Those whose deadline has passed are added to `refused` instead.
 
-        A job from the future (the clock stepped back) came now, and keeps its SLO.
+        Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. A
+        job from the future (the clock stepped back) came now, and keeps its SLO.
         """
         by_deadline, ahead_s, estimator = self._by_deadline, self._clock.ahead_s, self._estimator
         token_s, small_s, late_s = estimator.token_s, estimator.small_s, self._lateness.batch_s
+        reply_s = self._lateness.reply_s
         work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
@@ -170,6 +176,7 @@ class Scheduler:
             if slo_s < math.inf:
                 # Its own batch may be the longest that its SLO allows, or the job alone where that is longer.
                 share_s = slo_s * BATCH_SHARE
+                deadline -= reply_s if reply_s < share_s else share_s
                 margin_s = late_s if late_s < share_s else share_s
                 latest_begin = deadline - margin_s - max(share_s, lane_s, small_s)
             due, work_s = deadline if by_deadline else arrival, lane_s * work_share

@@ -1,9 +1,8 @@
 """The request to stop, and its reason; waiting for a broker no longer than until it comes."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
@@ -22,7 +21,7 @@ class StopSignal:
         self._event = asyncio.Event()
         self.asked_at: float | None = None  # monotonic seconds
         self.failure: BaseException | None = None  # why the worker must not answer anything more
-        self._waiting: asyncio.Task[Any] | None = None  # inside `interrupts`
+        self._waiting: asyncio.Task[Any] | None = None  # in `cut_short`
 
     def ask(self) -> None:
         """Ask the worker to stop; any number of times."""
@@ -56,15 +55,14 @@ class StopSignal:
             task.exception()  # retrieved, or asyncio warns of it
         return None
 
-    @contextlib.contextmanager
-    def interrupts(self) -> Iterator[None]:
-        """End the wait inside this block when the stop comes, and go on behind the block. One task at a time uses it.
+    async def cut_short(self, wait: Awaitable[None]) -> None:
+        """Await what ends as soon as it is cancelled, at the longest until the stop. One task at a time calls this.
 
-        Cheaper than `unless_stopped`, for a wait that ends as soon as it is cancelled.
+        It costs less than `unless_stopped`.
         """
         self._waiting = task = asyncio.current_task()
         try:
-            yield
+            await wait
         except asyncio.CancelledError:
             if self._waiting is not None or task is None:
                 raise  # the task itself was cancelled

@@ -63,9 +63,8 @@ class Worker:
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = engine.info
+        info = self._info = engine.info
         self._settings = settings
-        self._info = info
         self._cost = cost
         self._cache = cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
@@ -109,7 +108,8 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        self._delivery = Delivery(self._outbox, self._backpressure, self._ledger.acknowledge, settings.group_id, number)
+        told = self._ledger.acknowledge, scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._processing_bulk: asyncio.Task[None] | None = None
@@ -159,10 +159,8 @@ class Worker:
 
     async def _fetch_and_process(self) -> None:
         """One turn: online records are processed before the next poll, bulk records beside the turns that follow."""
-        with self._stop.interrupts():
-            await self._fetched.fill(self.consumer)
-        is_free = self._processing_bulk is None or self._processing_bulk.done()
-        if is_free and self._fetched.can_take(bulk=True):
+        await self._stop.cut_short(self._fetched.fill(self.consumer))
+        if self._fetched.can_take(bulk=True) and (self._processing_bulk is None or self._processing_bulk.done()):
             self._processing_bulk = watched(self._process_fetched(bulk=True))
         await self._process_fetched(bulk=False)
 
@@ -187,8 +185,9 @@ class Worker:
         hits, misses = await look_up(self._cache, sequences)
         times.tokenize_ms = round((prepared - now) * 1e3, 3)
         times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
-        self.metrics.sequences.labels("cache").inc(len(hits))
-        self._settle(hits, None)
+        if hits:
+            self.metrics.from_cache.inc(len(hits))
+            self._settle(hits, None)
         self._dispatcher.add(misses)
 
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:

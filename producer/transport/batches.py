@@ -47,9 +47,9 @@ class Unpacked:
     faults: list[str] = field(default_factory=list)  # why batches could not be unpacked
 
 
-def is_packed(data: bytes) -> bool:
-    """Whether any of the batches is compressed."""
-    return any(_codec(batch) for batch in _batches(data))
+def is_packed(data: bytes | None) -> bool:
+    """Whether any of the batches is compressed. None: a broker may send it beside an error."""
+    return data is not None and any(_codec(batch) for batch in _batches(data))
 
 
 def unpack(data: bytes, bounds: Bounds) -> Unpacked:

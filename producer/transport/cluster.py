@@ -18,6 +18,7 @@ from aiokafka.errors import (
 from pydantic import SecretStr
 
 from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource
 
 _ANSWER_MS = 5000
@@ -47,7 +48,7 @@ class KafkaCluster:
         protocol, mechanism = settings.security_protocol, settings.sasl_mechanism
         security: dict[str, Any] = {"security_protocol": protocol}
         if settings.uses_tls:
-            security["ssl_context"] = settings.tls_context()
+            security["ssl_context"] = ReloadingContext(settings.tls_context, settings.tls_files)
         if settings.uses_sasl:
             security |= _sasl(settings)
             if not settings.uses_tls:

@@ -194,12 +194,13 @@ class Exchange:
         return answer
 
     async def _sweep(self) -> None:
-        """Fail expired requests, until cancelled."""
+        """Fail expired requests, and learn of added partitions, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = monotonic()
             self._inbox.expire(now, _late)
             self._permits.refuse(now, _late)
+            self._partitioner.resize(self._outbox.known_partitions(self._topic))
 
 
 def _late() -> PenstockError:

@@ -15,12 +15,13 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE, ReplaceableProducer
+from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 
 # Errors of the record or of its destination, which are final. All others are retried without limit.
@@ -58,6 +59,7 @@ class Outbox:
         self._cluster = cluster
         self._client_id = client_id
         self._producer = ReplaceableProducer(cluster, lambda: self._make_producer())
+        self._topics = TopicDirectory()
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
         self._waiting: dict[Destination, deque[OutRecord]] = {}
         self._senders: dict[Destination, asyncio.Task[None]] = {}
@@ -88,7 +90,12 @@ class Outbox:
         producer = self._producer.current
         if producer is None:
             raise RuntimeError("Outbox.partitions before start. This is a bug.")
-        return len(await producer.partitions_for(topic))
+        return len(await self._topics.partitions(producer, topic))
+
+    def known_partitions(self, topic: str) -> int:
+        """Number of partitions of a topic as of the last refresh of metadata, 30 s ago at most; 0 if not known."""
+        producer = self._producer.current
+        return 0 if producer is None else len(producer.client.cluster.partitions_for_topic(topic) or ())
 
     async def flush(self) -> None:
         """Wait until all records, also those put meanwhile, are acknowledged or refused."""
@@ -134,12 +141,10 @@ class Outbox:
         try:
             if producer is None:
                 raise RuntimeError("Outbox.put before start. This is a bug.")
-            partitions = await partitions_of(producer, topic)
             if partition is None:
-                self._spread(topic, len(partitions), waiting)
-            elif partition not in partitions:
-                raise UnknownTopicOrPartitionError(f"{topic} has no partition {partition}")
+                self._spread(topic, len(await self._topics.partitions(producer, topic)), waiting)
             else:
+                await self._topics.check_partition(producer, topic, partition)
                 await self._send_batch(producer, topic, partition, waiting)
         except BAD_DESTINATION as error:
             _complete(waiting, len(waiting), error)
@@ -187,16 +192,6 @@ class Outbox:
             # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
         _complete(waiting, size, None)
-
-
-async def partitions_of(producer: AIOKafkaProducer, topic: str) -> set[int]:
-    """A topic's partitions. aiokafka also reports a topic as unknown when no broker answers, which is retriable."""
-    try:
-        return set(await producer.partitions_for(topic))
-    except UnknownTopicOrPartitionError as error:
-        if await producer.client.force_metadata_update() and topic not in producer.client.cluster.topics():
-            raise
-        raise KafkaConnectionError(f"No broker could be asked for {topic}") from error
 
 
 def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:

@@ -22,6 +22,10 @@ class StickyPartitioner:
         self._bytes_left = 0
         self._until_s = 0.0
 
+    def resize(self, num_partitions: int) -> None:
+        """The topic has so many partitions, from the next batch on; 0: it is not known how many."""
+        self._num_partitions = num_partitions or self._num_partitions
+
     def partition(self, key: bytes, num_bytes: int, now: float) -> int:
         """The partition of a request whose value has `num_bytes`. `now` is in seconds, of any clock."""
         if self._bytes_left <= 0 or not 0 <= self._until_s - now <= _BATCH_S:  # clocks may be set back

@@ -21,6 +21,7 @@ from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.scheduler import LearnedCost
 from penstock.worker import WorkerSettings, process, worker
 from penstock.worker.batching import watchdog
+from penstock.worker.kafka import reply_destinations
 from penstock.worker.resolved_settings import ResolvedSettings
 
 POISON = 30_000  # the token on which the engine fails
@@ -28,6 +29,7 @@ BATCH_S = float(os.environ.get("ECHO_BATCH_S", "0"))  # how long each batch take
 BREAKS = bool(os.environ.get("ECHO_BREAKS"))  # whether everything after the warm-up fails
 HANGS = bool(os.environ.get("ECHO_HANGS"))  # whether batches of more than one token never end
 HANG_S = os.environ.get("ECHO_HANG_S")  # after how long the worker notices it
+STALL_S = os.environ.get("ECHO_STALL_S")  # after how long a destination is stalled
 RELEASE = Path(os.environ.get("ECHO_RELEASE", ""))
 
 
@@ -77,6 +79,7 @@ if __name__ == "__main__":
         return cost
 
     watchdog.HANG_S = watchdog.HANG_S if HANG_S is None else float(HANG_S)
+    reply_destinations.STALL_S = reply_destinations.STALL_S if STALL_S is None else float(STALL_S)
     process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
     sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

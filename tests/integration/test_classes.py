@@ -13,7 +13,9 @@ from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CLASS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
+from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import OffsetTracker
 
 NUM_BULK, NUM_ONLINE = 600, 12
 
@@ -155,6 +157,7 @@ async def test_one_topic_rests_while_the_other_goes_on(kafka: KafkaBroker, uniqu
             return sorted(taken)
 
         await send(b"first")
+        Committer(OffsetTracker(), reader)
         await reader.start()
         assert await take(2) == [(name, b"first") for name in topics]
         reader.pause(topics[1])

@@ -9,7 +9,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import bulk_topic
+from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.requests.record import KafkaRecord
 
 PARTITIONS, MEMBERS = 48, 5
@@ -51,6 +53,7 @@ async def _online_in_first_fetch(kafka: KafkaBroker, online: str, bulk: str, num
         received=take,
         revoked=revoked,
     )
+    Committer(OffsetTracker(), reader)
     await reader.start()
     async with asyncio.timeout(30):
         while not taken:

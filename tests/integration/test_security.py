@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
     AclBindingFilter,
@@ -22,11 +23,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 from tests.integration.conftest import PENSTOCK, StartWorker
 
@@ -337,3 +341,47 @@ def test_check_reports_a_refusal(secured: KafkaBroker, keys: Keys) -> None:
     assert (done.exit_code, "answers" in done.output, PASSWORD in done.output) == (0, True, False)
     done = CliRunner().invoke(app, ["check", *options, "--sasl-password", "wrong"], env={"COLUMNS": "200"})
     assert (done.exit_code, "refuses the credentials" in done.output) == (1, True)
+
+
+async def test_renewed_certificates_are_used_for_new_connections(
+    secured: KafkaBroker, tmp_path: Path, keys: Keys
+) -> None:
+    files = {name: tmp_path / name for name in ("ca.pem", "client.pem", "client.key")}
+
+    def install(**sources: str) -> None:
+        """Replace files by others, as a process does that renews them."""
+        for name, source in sources.items():
+            new = tmp_path / "new"
+            new.write_bytes(keys.path(source).read_bytes())
+            new.replace(files[name.replace("_", ".")])
+
+    install(ca_pem="ca.pem", client_pem="client.pem", client_key="client.key")
+    settings: dict[str, Any] = {
+        "bootstrap_servers": secured.address("MUTUAL"),
+        "security_protocol": "SSL",
+        "ssl_ca_location": files["ca.pem"],
+        "ssl_certificate_location": files["client.pem"],
+        "ssl_key_location": files["client.key"],
+    }
+    cluster = KafkaCluster.of(KafkaSettings(**settings))
+    assert await cluster.refusal() is None
+    with capture_logs() as logs:
+        install(client_pem="other.pem", client_key="other.key")
+        assert "refuses the client's certificate" in str(await cluster.refusal())
+        install(client_pem="client.pem", client_key="client.key")
+        assert await cluster.refusal() is None
+        install(ca_pem="other.pem")
+        assert "has a certificate that cannot be verified" in str(await cluster.refusal())
+        install(ca_pem="ca.pem")
+        assert await cluster.refusal() is None
+    assert [log["event"] for log in logs] == ["certificates_reloaded"] * 4
+    with capture_logs() as logs:
+        keys.sign("renewed")
+        install(client_pem="renewed.pem")  # its key comes later
+        assert await cluster.refusal() is None
+        assert await cluster.refusal() is None
+        install(client_key="renewed.key")
+        assert await cluster.refusal() is None
+    assert [log["event"] for log in logs] == ["certificates_not_reloaded", "certificates_reloaded"]
+    async with AIOKafkaProducer(**cluster.arguments) as producer:
+        assert await producer.client.force_metadata_update()

@@ -193,7 +193,7 @@ def whole_record() -> dict[str, Any]:
         "idle": {"cores": {"member 0": 0.01}},
         "closed": fleet(closed),
         "open": fleet([open_load(rate_per_s, 2.0, 4.0) for rate_per_s in scale.rates_per_s]),
-        "overload": {"in_time_share_of_peak": 0.9, "in_time_per_s": 90.0},
+        "overload": {"in_time_share_of_peak": 0.9, "in_time_per_s": 90.0, "prediction_error_p95": 0.1},
         "kill": {
             "lost": 0.0,
             "recovery_s": 2.0,

@@ -49,6 +49,9 @@ class Loop:
     async def partitions(self, topic: str) -> int:
         return 8
 
+    def known_partitions(self, topic: str) -> int:
+        return 8
+
     async def until_waiting(self, count: int) -> None:
         async with asyncio.timeout(5):
             while self.waiting < count:

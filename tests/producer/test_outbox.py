@@ -56,6 +56,7 @@ class StandIn:
         self._batches: dict[tuple[str, int], list[Batch]] = defaultdict(list)
         self.counted: dict[tuple[str, int], int] = defaultdict(int)  # records that the broker is thought to have
         self.brokers_away = 0  # how many more times no broker can be asked for the topic "late"
+        self._topics: set[str] = set()
         self._sender = type("Sender", (), {"sender_task": asyncio.get_running_loop().create_future()})()
 
     async def start(self) -> None: ...

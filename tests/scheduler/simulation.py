@@ -63,13 +63,18 @@ class Simulation:
         *,
         endless_bulk: Callable[[], int] | None = None,
         run_s: Callable[[float], float] = lambda predicted_s: predicted_s,
+        reply_s: Callable[[], float] | None = None,
     ) -> None:
-        """`endless_bulk` gives the lengths of bulk jobs, of which some always wait; `run_s` what a batch takes."""
+        """`endless_bulk` gives the lengths of bulk jobs, of which some always wait; `run_s` what a batch takes.
+
+        `reply_s` is what a batch's replies take to the broker. Answers end there.
+        """
         self.scheduler = Scheduler(settings, cost)
         self._driver = LaneDriver(self.scheduler, settings.num_lanes)
         self._settings = settings
         self._endless_bulk = endless_bulk
         self._run_s = run_s
+        self._reply_s = reply_s
         self._ids = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._running: list[tuple[float, int, LaneBatch]] = []  # end, tie-breaker, batch
@@ -126,13 +131,16 @@ class Simulation:
         following = self._driver.finish(batch, now)
         if following is not None:
             self._begin(following)
+        reply_s = 0.0 if self._reply_s is None else self._reply_s()
+        if self._reply_s is not None:
+            self.scheduler.replied(reply_s)
         for job_id in batch.ids:
             job = self._jobs.pop(job_id)
             if job.bulk:
                 self._outcome.bulk_tokens += 0 if self._is_over else job.num_tokens
             else:
                 deadline = float("inf") if job.deadline is None else job.deadline
-                self._outcome.answered.append((job.arrival, now, deadline))
+                self._outcome.answered.append((job.arrival, now + reply_s, deadline))
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:
         for refusal in refused:

@@ -1,6 +1,7 @@
 """Margins of admission for batches that end later than predicted."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,34 @@ def test_overload_is_answered_in_time_though_the_host_adds_to_every_batch() -> N
     settled = [(at, end, deadline) for at, end, deadline in outcome.answered if at > 0.5]
     assert sum(end <= deadline for _, end, deadline in settled) >= 0.999 * len(settled)
     assert len(settled) >= 0.95 * 1.0 * capacity / 1.2
+
+
+@pytest.mark.slow
+def test_overload_is_answered_in_time_though_replies_take_their_time_to_the_broker() -> None:
+    """In overload every answer is computed shortly before its deadline. Without a margin all of these would be late."""
+    chosen = SchedulerSettings(0.002, 1024, 16_384, 0.05)
+    capacity, chance = saturation(GPU, 51, chosen), random.Random(1)
+    outcome = Simulation(chosen, reply_s=lambda: chance.uniform(0.004, 0.012)).run(poisson(2 * capacity, 1.5))
+    settled = [(at, end, deadline) for at, end, deadline in outcome.answered if at > 0.5]
+    assert sum(end <= deadline for _, end, deadline in settled) >= 0.999 * len(settled)
+    assert len(settled) >= 0.93 * capacity
+
+
+def test_deadlines_leave_room_for_replies_but_no_more_than_a_quarter_of_the_time() -> None:
+    """The SLO of 1 s, less 1/4 s for the job's own batch, leaves 3/4 s of waiting. Slow replies shorten it."""
+    for reply_s, margin_s in ((0.1, 0.1), (60.0, 0.25)):
+        scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+        scheduler.replied(reply_s)
+        (refusal,) = scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75)
+        assert refusal.late_s == pytest.approx(margin_s)
+        assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.74 - margin_s) == []
+
+
+def test_the_margin_for_replies_forgets_a_slow_one() -> None:
+    scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
+    for reply_s in (5.0, *[0.01] * 500):
+        scheduler.replied(reply_s)
+    assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.73) == []
 
 
 def test_a_promise_leaves_room_for_how_late_batches_end() -> None:

@@ -27,3 +27,35 @@ async def test_background_work_that_is_cancelled_stops_nothing() -> None:
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert not signal.is_set()
+
+
+async def test_the_stop_ends_a_wait_and_the_task_goes_on() -> None:
+    signal = StopSignal()
+    asyncio.get_running_loop().call_soon(signal.ask)
+    await signal.cut_short(forever())
+    await asyncio.sleep(0)  # waits as before
+    assert signal.is_set()
+
+
+async def test_a_stop_from_within_the_wait_ends_no_later_one() -> None:
+    signal = StopSignal()
+
+    async def ask() -> None:
+        signal.ask()
+
+    await signal.cut_short(ask())
+    await asyncio.sleep(0)
+
+
+async def test_the_cancellation_of_the_task_is_not_taken_for_the_stop() -> None:
+    signal = StopSignal()
+    task = asyncio.create_task(signal.cut_short(forever()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    signal.ask()
+    assert task.cancelled()
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()

@@ -25,6 +25,7 @@ from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
+SLICE_RECORDS = 256  # online records that are processed at once
 MakeRecord = Callable[..., Any]
 Polled = dict[TopicPartition, list[Any]]
 Step = Callable[[], Awaitable[Polled]]
@@ -192,13 +193,14 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
     rebalances: list[asyncio.Task[None]] = []
 
     async def revoked_at_once() -> Polled:
-        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs before the poll's caller
-        return {A: [request(make_record, A, 7)]}
+        rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
+        return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
 
     kafka.script = [revoked_at_once, polled()]
     assert await worker.run() == 0
     await asyncio.gather(*rebalances)
-    assert (outbox.sent, kafka.commits, held(worker)) == ([], [], 0)
+    assert len(outbox.sent) == SLICE_RECORDS
+    assert (kafka.commits, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
 
 
 async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_with_the_next(

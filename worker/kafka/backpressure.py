@@ -1,12 +1,16 @@
 """Back-pressure: what the worker holds in memory, its bounds, and the share of each that bulk records may take."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from penstock.worker.kafka.reply_destinations import Held, ReplyDestinations
 
 _SEQUENCES_PER_RECORD = 8  # of `max_in_flight`: 65,536 sequences by default, about half a kilobyte each in the queue
 _REQUEST_BYTES = 256 * 1024 * 1024  # many large records pause fetching before small ones do
 _REPLY_BYTES = 64 * 1024 * 1024  # some 40,000 vectors of MiniLM: a broker that is there takes them in under a second
 _BULK_SHARE = 0.5  # of each bound: the rest stays free for online records
+_NONE = Held()
 _ROOM = 0.75  # fetching goes on when a quarter of each bound is free, so that it does not alternate at the bound
 
 
@@ -26,8 +30,9 @@ class Backpressure:
     large fetch of bulk would stop them.
     """
 
-    def __init__(self, max_records: int) -> None:
+    def __init__(self, max_records: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_records = max_records
+        self.destinations = ReplyDestinations(Held(max_records, _REQUEST_BYTES, _REPLY_BYTES), clock)
         self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
         self.reply_bytes = 0  # of answers that the broker has not acknowledged
 
@@ -51,7 +56,7 @@ class Backpressure:
 
         Looks only at sequences and replies, which end without another admission.
         """
-        return max(self._sequences_and_replies(bulk)) < 1
+        return self._beside_stalled(lambda *stalled: max(self._sequences(bulk), self._replies(bulk, *stalled))) < 1
 
     def is_full(self, *, bulk: bool = False) -> bool:
         """Whether to pause the topic."""
@@ -63,17 +68,31 @@ class Backpressure:
 
     def _used(self, bulk: bool) -> float:
         """The used share of the bound that is nearest to exhaustion."""
-        online, other = self._counts[False], self._counts[True]
-        return max(
-            _share(online.records, other.records, self._max_records, bulk),
-            _share(online.request_bytes, other.request_bytes, _REQUEST_BYTES, bulk),
-            *self._sequences_and_replies(bulk),
+        return self._beside_stalled(
+            lambda *stalled: max(self._records(bulk, *stalled), self._sequences(bulk), self._replies(bulk, *stalled))
         )
 
-    def _sequences_and_replies(self, bulk: bool) -> Iterator[float]:
+    def _beside_stalled(self, used: Callable[[Held, Held], float]) -> float:
+        """A used share without the answers to stalled destinations. With them, at most twice the bounds are held."""
+        stalled = self.destinations.stalled()
+        if not stalled:
+            return used(_NONE, _NONE)
+        return max(used(stalled.get(False, _NONE), stalled.get(True, _NONE)), used(_NONE, _NONE) - 1)
+
+    def _records(self, bulk: bool, *stalled: Held) -> float:
+        online, other = self._counts[False], self._counts[True]
+        first, second = stalled
+        records = online.records - first.records, other.records - second.records
+        sizes = online.request_bytes - first.request_bytes, other.request_bytes - second.request_bytes
+        return max(_share(*records, self._max_records, bulk), _share(*sizes, _REQUEST_BYTES, bulk))
+
+    def _sequences(self, bulk: bool) -> float:
         max_sequences = self._max_records * _SEQUENCES_PER_RECORD
-        yield _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
-        yield self.reply_bytes / (_REPLY_BYTES * (_BULK_SHARE if bulk else 1))
+        return _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
+
+    def _replies(self, bulk: bool, *stalled: Held) -> float:
+        waiting = self.reply_bytes - sum([one.reply_bytes for one in stalled])
+        return waiting / (_REPLY_BYTES * (_BULK_SHARE if bulk else 1))
 
 
 def _share(online: int, bulk: int, bound: int, for_bulk: bool) -> float:

@@ -48,7 +48,7 @@ class FetchBuffer:
         for bulk, topic in enumerate(consumer.topics):
             if held.is_full(bulk=bool(bulk)) or (self._records[False] and not bulk):
                 consumer.pause(topic)
-            elif held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
+            elif consumer.is_paused and held.has_room(bulk=bool(bulk)) and consumer.assigned.is_set():
                 consumer.resume(topic)
         await consumer.poll(_PAUSED_POLL_MS if consumer.is_paused else _POLL_MS)
 

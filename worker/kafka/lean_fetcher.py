@@ -46,6 +46,31 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             return [], {}, timeout_s, False, []
         return self._actions(assignment, busy, timeout_s)
 
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: FetchMessage) -> bool:
+        """Fetch, and wake the reader at once. Returns false: the fetch routine, which runs later, need not do it."""
+        if await super()._proc_fetch_request(assignment, node_id, request):
+            for waiter in self._fetch_waiters:
+                self._notify(waiter)
+        return False
+
+    async def fetched_records(
+        self,
+        partitions: Any,
+        timeout: float = 0,  # noqa: ASYNC109  # the name that aiokafka gives it
+        max_records: int | None = None,
+    ) -> Any:
+        """Called by `getmany`, with the timeout in seconds. Makes no task and no set of futures in order to wait."""
+        found = await super().fetched_records(partitions, 0, max_records)
+        if found or not timeout:
+            return found
+        waiter = self._create_fetch_waiter()
+        timer = self._loop.call_later(timeout, self._notify, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+        return await super().fetched_records(partitions, 0, max_records)
+
     def _held(self) -> dict[int, list[float]]:
         """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""
         held: dict[int, list[float]] = defaultdict(list)

@@ -1,5 +1,7 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +13,13 @@ from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
+from penstock.worker.kafka.reply_destinations import Destination, Held
 from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
+
+_BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
 
 log = structlog.get_logger("penstock.delivery")
 
@@ -24,16 +29,21 @@ class _Reply(Answer):
     """A reply or an error reply on its way."""
 
     address: ReplyAddress
+    made_at: float  # monotonic seconds
 
 
 class Delivery:
-    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it."""
+    """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
+
+    `replied` is called with the seconds from a reply's making to its acknowledgement.
+    """
 
     def __init__(
         self,
         outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
+        replied: Callable[[float], None],
         group_id: str,
         worker: int,
     ) -> None:
@@ -41,7 +51,9 @@ class Delivery:
         self._outlet = outlet
         self._dead_letters = DeadLetters(outlet, group_id, client_id(worker))
         self._backpressure = backpressure
+        self._destinations = backpressure.destinations
         self._acknowledged = acknowledged
+        self._replied_after = replied
 
     def reply(self, requests: Iterable[PendingRequest], values: Iterable[bytes]) -> None:
         """Answer records with their results, encoded."""
@@ -91,20 +103,23 @@ class Delivery:
         value: bytes,
         done: Callable[[Sequence[_Reply], KafkaError | None], None],
     ) -> _Reply:
-        return _Reply(reply_key(record.original), value, address.headers(), done, record, address)
+        key, made_at = reply_key(record.original), time.monotonic()
+        return _Reply(key, value, address.headers(), done, record, address, made_at)
 
     def _send(self, answers: Iterable[_Reply]) -> None:
-        by_destination: dict[tuple[str, int | None], list[_Reply]] = {}
-        for answer in answers:
-            destination = answer.address.topic, answer.address.partition
-            by_destination.setdefault(destination, []).append(answer)
-        for (topic, partition), chosen in by_destination.items():
+        for destination, chosen in _by_destination(answers):
             self._backpressure.reply_bytes += _num_bytes(chosen)
-            self._outlet.put(topic, partition, chosen)
+            is_blocked = self._destinations.is_blocked(destination)
+            self._destinations.sent(destination, _held(chosen))
+            if is_blocked:
+                asyncio.get_running_loop().call_soon(chosen[0].done, chosen, KafkaError(_BLOCKED))
+            else:
+                self._outlet.put(destination[0], destination[1], chosen)
 
     def _replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
-        self._backpressure.reply_bytes -= _num_bytes(answers)
+        self._note_ended(answers, error)
         if error is None:
+            self._replied_after(time.monotonic() - answers[0].made_at)
             self._acknowledged([answer.origin for answer in answers])
         elif isinstance(error, MessageSizeTooLargeError):
             # The addresses are good, so the clients are told: with fewer sequences the replies may fit.
@@ -113,11 +128,16 @@ class Delivery:
             self._keep_undeliverable(answers, error)
 
     def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
-        self._backpressure.reply_bytes -= _num_bytes(answers)
+        self._note_ended(answers, error)
         if error is not None:
             offset = answers[0].origin.original.offset
             log.warning("error_reply_undeliverable", records=len(answers), offset=offset, error=repr(error))
         self._pay([answer.origin for answer in answers])
+
+    def _note_ended(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
+        self._backpressure.reply_bytes -= _num_bytes(answers)
+        for destination, ended in _by_destination(answers):
+            self._destinations.ended(destination, _held(ended), acknowledged=error is None)
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
@@ -164,6 +184,18 @@ def _is_transient(error: PenstockError) -> bool:
 
 def _num_bytes(answers: Iterable[_Reply]) -> int:
     return sum([len(answer.value or b"") for answer in answers])
+
+
+def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[Destination, list[_Reply]]]:
+    found: dict[Destination, list[_Reply]] = {}
+    for answer in answers:
+        address = answer.address
+        found.setdefault((address.topic, address.partition, answer.origin.bulk_topic), []).append(answer)
+    return found.items()
+
+
+def _held(answers: Sequence[_Reply]) -> Held:
+    return Held(len(answers), sum([answer.origin.num_bytes for answer in answers]), _num_bytes(answers))
 
 
 def _reply_too_large(answer: _Reply) -> InvalidRequest:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -17,7 +17,7 @@ from penstock.worker.telemetry.metrics import Metrics
 
 _TICK_S = 1.0
 _LOG_EVERY_S = 10.0
-_BATCHES_A_TICK = 50  # that are logged: a log line costs as much as a batch of one request
+_BATCHES_A_TICK = 100  # that are logged: a line costs as much as a tenth of the worker's whole work on a small batch
 _PREDICTED_WRONG = "predicted_wrong"  # beside the causes of rejection: answered after its deadline
 _MISSES = (Cause.ARRIVED_LATE, Cause.QUEUED, _PREDICTED_WRONG)
 
@@ -43,12 +43,16 @@ class LoadMonitor:
         for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
             self._metrics.latency.observe(seconds, count, bulk=bulk)
         late = [request for request in requests if request.deadline is not None and now > request.deadline]
+        if not late:
+            return
         # Nothing was predicted of a request without jobs: its results came from the cache or from other requests.
         for cause, count in Counter([_PREDICTED_WRONG if one.job_ids else Cause.QUEUED for one in late]).items():
             self._missed(cause, count)
 
-    def rejected(self, errors: Iterable[PenstockError]) -> None:
-        """Count records that are answered with an error."""
+    def rejected(self, errors: Sequence[PenstockError]) -> None:
+        """Count records that are answered with an error. Mostly there are none."""
+        if not errors:
+            return
         for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
             self._metrics.requests.labels(code).inc(count)
             if cause is Cause.OVERLOADED:

@@ -1,5 +1,6 @@
 """Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
 
+import functools
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
@@ -75,11 +76,13 @@ class Metrics:
         self.overload_refusals = self._counter(
             "penstock_overload_refusals", "Records rejected on arrival because they would have missed their deadline."
         )
-        self.sequences = self._counter("penstock_sequences", "Sequences, by the source of their result.", "source")
-        self._batches = self._counter("penstock_batches", "Batches run, by trigger.", "trigger")
-        self._partitions = self._counter(
+        sequences = self._counter("penstock_sequences", "Sequences, by the source of their result.", "source")
+        self.from_cache, self._from_engine = sequences.labels("cache"), sequences.labels("engine")
+        by_trigger = self._counter("penstock_batches", "Batches run, by trigger.", "trigger")
+        by_partition = self._counter(
             "penstock_partitions", "Batches run, by the partition policy that made them.", "partition"
         )
+        self._by_trigger, self._by_partition = functools.cache(by_trigger.labels), functools.cache(by_partition.labels)
         self._batch_tokens = Histogram(
             "penstock_batch_tokens", "Tokens of a batch.", registry=self.registry, buckets=_TOKENS
         )
@@ -107,13 +110,13 @@ class Metrics:
     def observe_batch(self, stats: BatchStats) -> None:
         """Count one batch that ran."""
         sums = stats.sums
-        self._batches.labels(stats.trigger).inc()
-        self._partitions.labels(stats.partition).inc()
+        self._by_trigger(stats.trigger).inc()
+        self._by_partition(stats.partition).inc()
         self._batch_tokens.observe(sums.tokens)
         self._device_seconds.inc(stats.device_s)
         self._tokens.inc(sums.tokens)
         self._padded_tokens.inc(sums.count * sums.longest)
-        self.sequences.labels("engine").inc(sums.count)
+        self._from_engine.inc(sums.count)
 
     def show_load(self, backlog_s: float, error_p50: float, error_p95: float) -> None:
         """Set the gauges of load and of the cost model's error. Called once a second."""

@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from penstock.producer.transport.outbox import partitions_of
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
+from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.window import Outgoing
@@ -45,6 +45,7 @@ class Batches:
     def __init__(self, carrier: AIOKafkaProducer) -> None:
         """`carrier` is connected, and asked for the partitions of topics."""
         self._carrier = carrier
+        self._topics = TopicDirectory()
         self._missing: dict[str, float] = {}  # topics that could not be used, until this moment in monotonic seconds
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
         self._last: list[Batch] = []
@@ -65,7 +66,7 @@ class Batches:
             missing = UnknownTopicOrPartitionError(f"{topic} could not be used less than {_MISSING_S:g} s ago")
             raise DestinationRefused([one.answer for one in outgoing], missing)
         try:
-            partitions = await partitions_of(self._carrier, topic)
+            partitions = await self._topics.partitions(self._carrier, topic)
         except BAD_DESTINATION as error:
             now = time.monotonic()
             self._missing = {name: until for name, until in self._missing.items() if until > now}

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.traffic import figures, recovery_s, timeline
+from penstock.ops.bench.pipeline.traffic import Floats, figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -100,8 +101,15 @@ class FleetBench:
             warm_s=self._bench.warm_s,
             seconds=self._bench.seconds,
         )
+        begun = time.time()
         record = self.offer(load)
-        return {**record, "peak_per_s": peak_per_s, "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s}
+        errors = self._prediction_errors(begun)
+        return {
+            **record,
+            "peak_per_s": peak_per_s,
+            "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s,
+            "prediction_error_p95": float(np.percentile(errors, 95)) if len(errors) else None,
+        }
 
     def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
         """A member, or all of one GPU, killed with SIGKILL under load: what was lost, and when p99 is as before."""
@@ -161,21 +169,27 @@ class FleetBench:
 
     def batches(self) -> Record:
         """Batches of all loads so far, and how far their predicted times were off."""
-        found = [
-            (event["sequences"], event["tokens"], event["predicted_s"], event["device_s"])
-            for event in self._workers.events("batch_done")
-        ]
+        found = list(self._workers.events("batch_done"))
         if not found:
             return {"count": 0}
-        sequences, tokens, predicted_s, device_s = np.array(found, np.float64).T
-        errors = np.abs(predicted_s / np.maximum(device_s, 1e-9) - 1)
+        sequences, tokens = np.array([(event["sequences"], event["tokens"]) for event in found], np.float64).T
         return {
             "count": len(found),
             "sequences_p50": float(np.median(sequences)),
             "tokens_p50": float(np.median(tokens)),
             "tokens_max": float(tokens.max()),
-            "prediction_error_p95": float(np.percentile(errors, 95)),
+            "prediction_error_p95": float(np.percentile(self._prediction_errors(), 95)),
         }
+
+    def _prediction_errors(self, since: float = 0.0) -> Floats:
+        """|predicted / measured - 1| of batches that have ended since a Unix time."""
+        ended = [
+            (event["predicted_s"], event["device_s"])
+            for event in self._workers.events("batch_done")
+            if datetime.fromisoformat(event["timestamp"]).timestamp() >= since
+        ]
+        predicted_s, measured_s = np.array(ended, np.float64).reshape(-1, 2).T
+        return np.abs(predicted_s / np.maximum(measured_s, 1e-9) - 1)
 
     def _single_calls(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
         low, high = SHORT

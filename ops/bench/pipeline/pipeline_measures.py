@@ -80,6 +80,8 @@ def _single_loads(parts: Mapping[str, Any]) -> Found:
     if "in_time_share_of_peak" in overload:
         yield "twice saturation, answers in time, share of the peak", overload["in_time_share_of_peak"]
         yield "twice saturation, answers in time, req/s", overload["in_time_per_s"]
+        if overload.get("prediction_error_p95") is not None:
+            yield "twice saturation, prediction error, p95", overload["prediction_error_p95"]
     if "lost" in kill:
         yield "a member killed, requests lost", kill["lost"]
         if kill["recovery_s"] is not None:

@@ -13,6 +13,7 @@ SUITE = "pipeline"
 _FACTS = (
     ("twice saturation, answers in time, req/s", "twice saturation, 64 a record: answers in time, req/s"),
     ("twice saturation, answers in time, share of the peak", "the same, share of the peak"),
+    ("twice saturation, prediction error, p95", "the same: error of the predicted time of its batches, p95"),
     ("a member killed, requests lost", "a member killed (-9) at 0.6 of saturation: requests lost"),
     ("a member killed, p99 as before after, s", "the same: seconds until p99 is as before"),
     ("idle member, cores", "busiest idle member, cores"),

@@ -18,7 +18,7 @@ from aiokafka.errors import (
 from structlog.testing import capture_logs
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import BackendError, BadTokenId, InvalidRequest, Overloaded, PenstockError
+from penstock.producer.errors import BackendError, BadTokenId, Expired, InvalidRequest, Overloaded, PenstockError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.scheduler import Cause
@@ -44,6 +44,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.reply_s: list[float] = []
         self.held = Backpressure(8)
         self.sent: list[tuple[str, int | None, OutRecord]] = []
         self.delivery = self.deliver_to(self.finish)
@@ -52,7 +53,7 @@ class Desk:
         self.events += [f"finished {record.original.offset}" for record in records]
 
     def deliver_to(self, acknowledged: Callable[[Sequence[PendingRecord]], None]) -> Delivery:
-        return Delivery(self, self.held, acknowledged, "penstock.tiny", 3)
+        return Delivery(self, self.held, acknowledged, self.reply_s.append, "penstock.tiny", 3)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
@@ -93,6 +94,8 @@ def test_a_record_is_finished_when_its_reply_is_acknowledged(
     assert desk.events == ["produced to penstock.replies"]
     desk.acknowledge(0)
     assert desk.events == ["produced to penstock.replies", "acknowledged 0", "finished 0"]
+    (reply_s,) = desk.reply_s
+    assert 0 < reply_s < 10
 
 
 def test_commits_follow_acknowledgements_and_stop_at_the_first_that_is_missing(
@@ -396,3 +399,24 @@ def test_an_answer_is_held_until_it_is_acknowledged_or_refused(
     desk.acknowledge(0, UnknownTopicOrPartitionError("no partition 2"))
     desk.acknowledge(2, UnknownTopicOrPartitionError("no partition 2"))
     assert desk.held.reply_bytes == 0
+
+
+async def test_an_answer_to_a_blocked_destination_becomes_a_dead_letter(
+    desk: Desk, info: ModelInfo, make_sequences: MakeSequences, make_record: MakeRecord
+) -> None:
+    desk.held.destinations.is_blocked = lambda destination: True  # type: ignore[method-assign]
+    [sequence] = make_sequences([1])
+    answer(desk, info, sequence)
+    reject(desk, make_record(b"bad", offset=7), ADDRESS, InvalidRequest("no good"))
+    reject(desk, make_record(b"late", offset=8), ADDRESS, Expired("too late"))
+    await asyncio.sleep(0)
+    assert [topic for topic, _, _ in desk.sent] == [DEAD_LETTERS, DEAD_LETTERS]
+    assert desk.held.reply_bytes == 0
+    assert desk.events.count("finished 8") == 1  # a late request leaves no letter
+    for index in (0, 1):
+        desk.acknowledge(index)
+    assert sorted(event for event in desk.events if event.startswith("finished")) == [
+        "finished 0",
+        "finished 7",
+        "finished 8",
+    ]

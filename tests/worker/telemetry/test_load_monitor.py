@@ -158,6 +158,19 @@ def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench)
     assert bench.value("penstock_padded_tokens_total") == 8
 
 
+def test_of_many_batches_a_second_some_are_logged_and_all_are_counted(bench: Bench) -> None:
+    stats = BatchStats("timeout", "dp", 0.0, Sums(6, 20, 4, 2), 0.5, 0.25)
+    logged = []
+    for now in range(3):
+        with capture_logs() as logs:
+            for _ in range(200):
+                bench.monitor.batch_done(stats)
+            bench.monitor.tick(float(now))
+        logged.append(sum(event["event"] == "batch_done" for event in logs))
+    assert logged == [100, 100, 100]
+    assert bench.value("penstock_batches_total", trigger="timeout") == 600
+
+
 def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
     bench.ledger.num_skipped = 3
     assert bench.value("penstock_skipped_records_total") == 3

@@ -19,6 +19,10 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the predicted seconds",
         "guarantee: an idle worker admits a job that leaves half its SLO (test_lateness)",
     ),
+    "queueing.lateness._DECAY": (
+        "of the margin, for each reply that took less",
+        "guarantee: a slow reply is forgotten within 500 (test_lateness)",
+    ),
     "costs.learned._NUM_RECENT": ("batches", "guarantee: seven outliers change nothing (test_learning); table: 45"),
     "costs.learned._NUM_ERRORS": ("batches", "reports only: p50 and p95 of the errors"),
     "costs.learned._ABSURD": ("times", "guarantee: no impossible time is learned (test_learning)"),

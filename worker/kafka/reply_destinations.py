@@ -1,0 +1,104 @@
+"""Answers that the broker has not acknowledged, by the partition that they go to: one of them must not stop the others.
+
+A partition without a leader takes no answer for as long as that lasts, and the answers for it would fill the worker.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+STALL_S = 10.0
+_SHARE = 0.25  # of the worker's bounds, for the answers to one stalled destination
+_LOOK_S = 0.25
+_OUTAGE_S = 1.0  # an acknowledgement that took longer ends an outage, and others get time for theirs
+
+
+Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys choose), whether for bulk requests
+
+
+@dataclass(slots=True)
+class Held:
+    """What answers hold in memory until they are acknowledged, or the bounds of it."""
+
+    records: int = 0
+    request_bytes: int = 0
+    reply_bytes: int = 0
+
+    def add(self, other: "Held", sign: int = 1) -> None:
+        """Add or, with a sign of -1, subtract."""
+        self.records += sign * other.records
+        self.request_bytes += sign * other.request_bytes
+        self.reply_bytes += sign * other.reply_bytes
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The answers to one destination."""
+
+    held: Held
+    progress_at: float  # the last acknowledgement, or when the first answer began to wait, or the end of an outage
+
+
+class ReplyDestinations:
+    """Finds stalled destinations. Called on the worker's event loop only.
+
+    A destination is stalled when answers wait for it and none was acknowledged for `STALL_S`. It is blocked when these
+    hold a quarter of a bound too. While no broker answers, no request comes; afterwards the times begin again.
+    """
+
+    def __init__(self, bounds: Held, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._waiting: dict[Destination, _Waiting] = {}
+        self._looked_at = clock()
+        self._stalled: dict[bool, Held] = {}
+
+    def sent(self, destination: Destination, held: Held) -> None:
+        """Answers go to the outbox."""
+        waiting = self._waiting.get(destination)
+        if waiting is None:
+            self._waiting[destination] = _Waiting(held, self._clock())
+        else:
+            waiting.held.add(held)
+
+    def ended(self, destination: Destination, held: Held, *, acknowledged: bool) -> None:
+        """Answers were acknowledged, or refused for good."""
+        waiting = self._waiting[destination]
+        waiting.held.add(held, -1)
+        if acknowledged:
+            now = self._clock()
+            is_end = now - waiting.progress_at >= _OUTAGE_S
+            for one in self._waiting.values() if is_end else (waiting,):
+                one.progress_at = now
+        if not waiting.held.records:
+            del self._waiting[destination]
+
+    def is_blocked(self, destination: Destination) -> bool:
+        """Whether a further answer must not wait for this destination."""
+        waiting = self._waiting.get(destination)
+        if waiting is None or self._clock() - waiting.progress_at < STALL_S:
+            return False
+        held, bounds = waiting.held, self._bounds
+        return (
+            held.records >= _SHARE * bounds.records
+            or held.request_bytes >= _SHARE * bounds.request_bytes
+            or held.reply_bytes >= _SHARE * bounds.reply_bytes
+        )
+
+    def stalled(self) -> dict[bool, Held]:
+        """By whether bulk: what the answers to stalled destinations hold; empty if there are none.
+
+        Looks again after a quarter second.
+        """
+        now = self._clock()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._stalled = self._look(now)
+        return self._stalled
+
+    def _look(self, now: float) -> dict[bool, Held]:
+        found: dict[bool, Held] = {}
+        for (_, _, bulk), waiting in self._waiting.items():
+            if now - waiting.progress_at >= STALL_S:
+                found.setdefault(bulk, Held()).add(waiting.held)
+        return found
