@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.types import Engine, Float32Array
 from penstock.ops.chaos import access
-from penstock.ops.chaos.commit_watch import CommitWatch, committed_offsets, end_offsets
+from penstock.ops.chaos.commit_watch import CommitWatch, committed_offsets, connected, end_offsets
 from penstock.ops.chaos.faults import COPIED, KINDS, Faults
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
 from penstock.ops.chaos.judge import Ids, Judge
@@ -171,7 +170,7 @@ class _Run:
 
     async def _ends(self) -> tuple[dict[Any, int], dict[Any, int]]:
         committed = await committed_offsets(self._servers, _GROUP)
-        async with AIOKafkaConsumer(bootstrap_servers=self._servers) as consumer:
+        async with connected(self._servers) as consumer:
             return committed, await end_offsets(consumer, self._requests)
 
     async def _check(self, exit_code: int) -> None:

@@ -1,8 +1,10 @@
 """Watches what the group has committed during a run, beside how far the answers had come at that moment."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -45,8 +47,19 @@ class CommitWatch:
     async def look(self) -> Look:
         """Look now."""
         committed = await committed_offsets(self._servers, self._group)
-        async with AIOKafkaConsumer(bootstrap_servers=self._servers) as consumer:
+        async with connected(self._servers) as consumer:
             return Look(committed, await end_offsets(consumer, self._topics))
+
+
+@contextlib.asynccontextmanager
+async def connected(servers: str, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer of no group. aiokafka's own context leaves one open whose start fails."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers, **options)
+    try:
+        await consumer.start()
+        yield consumer
+    finally:
+        await consumer.stop()
 
 
 async def committed_offsets(servers: str, group: str) -> dict[TopicPartition, int]:

@@ -190,9 +190,9 @@ class Faults:
         """The latest replies come again, in another order."""
         consumer = AIOKafkaConsumer(bootstrap_servers=self._cluster.bootstrap_servers)
         producer = AIOKafkaProducer(bootstrap_servers=self._cluster.bootstrap_servers, acks="all")
-        await consumer.start()
-        await producer.start()
         try:
+            await consumer.start()
+            await producer.start()
             sources = [TopicPartition(REPLIES, n) for n in await _partitions_of(consumer, REPLIES)]
             ends = await consumer.end_offsets(sources)
             consumer.assign(sources)

@@ -3,17 +3,15 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
-
-from penstock.ops.chaos.commit_watch import end_offsets
+from penstock.ops.chaos.commit_watch import connected, end_offsets
 
 _POLL_MS, _MOST_RECORDS = 1000, 5000
 
 
 async def read_topics(servers: str, topics: Sequence[str], isolation: str = "read_uncommitted") -> AsyncIterator[Any]:
     """Every record of these topics, each partition in its order, up to the ends at the time of the call."""
-    async with AIOKafkaConsumer(
-        bootstrap_servers=servers,
+    async with connected(
+        servers,
         auto_offset_reset="earliest",
         isolation_level=isolation,
         max_partition_fetch_bytes=8 << 20,

@@ -31,6 +31,7 @@ from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.offsets import PartitionOwner, Progress, Source
 from penstock.worker.requests.record import KafkaRecord
 
+_NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
 _RETRY_S = 1.0
 _HEARTBEAT_MS = 1000  # a member learns of a rebalance by its next heartbeat, and all others wait for it until then
 _PARTITION_FETCH_BYTES = 256 * 1024  # a larger record still comes, alone
@@ -200,12 +201,12 @@ class Consumer:
     async def _commit(self, offsets: Mapping[Source, Progress]) -> None:
         commits = {}
         for source, (offset, beyond, custody) in offsets.items():
-            metadata = commit_metadata.encode(offset, beyond) if self._has_metadata else ""
-            commits[TopicPartition(*source)] = offset, metadata + ("" if custody is None else custody.text())
+            metadata = commit_metadata.encode(offset, beyond) + ("" if custody is None else custody.text())
+            commits[TopicPartition(*source)] = offset, metadata if self._has_metadata else ""
         try:
             await self._joined.commit(commits)
         except OffsetMetadataTooLargeError:
-            log.warning("commit_metadata_refused", consequence="more requests are answered again after a crash")
+            log.warning("commit_metadata_refused", consequence=_NO_METADATA)
             self._has_metadata = False
             await self._commit(offsets)
 

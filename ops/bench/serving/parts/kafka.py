@@ -98,7 +98,7 @@ def _through_kafka(
     worker = {"settings": settings, "profile": None}
     with Service("cpu.worker_process", worker, folder / f"{name}.jsonl"):
         return run_once(
-            "serving.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
+            "serving.parts.kafka_client", dataclasses.asdict(spec), folder / "client.log", timeout_s=_MOST_SEARCH_S
         )
 
 
