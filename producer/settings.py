@@ -35,6 +35,8 @@ def _upper(value: object) -> object:
 def _check_token_url(url: str | None) -> str | None:
     if url is not None and urlsplit(url).scheme not in ("https", "http", "file"):
         raise ValueError("must begin with https:, http: or file:")
+    if url is not None and "@" in urlsplit(url).netloc:  # settings are logged
+        raise ValueError("must not hold a user or a password: give sasl_oauthbearer_client_id and _client_secret")
     return url
 
 

@@ -57,6 +57,10 @@ def make(**fields: Any) -> KafkaSettings:
             {**OAUTH, "sasl_oauthbearer_token_endpoint_url": "idp/token"},
             "sasl_oauthbearer_token_endpoint_url\n.*must begin with https:, http: or file:",
         ),
+        (
+            {**OAUTH, "sasl_oauthbearer_token_endpoint_url": "http://idp:secret@host/token"},
+            "must not hold a user or a password",
+        ),
     ],
 )
 def test_a_wrong_combination_is_refused_and_names_the_settings(given: dict[str, Any], sentence: str) -> None:

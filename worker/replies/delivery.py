@@ -32,6 +32,9 @@ class _Reply(Answer):
     made_at: float  # monotonic seconds
 
 
+_Done = Callable[[Sequence[_Reply], KafkaError | None], None]
+
+
 class Delivery:
     """Sends what records are owed, and calls `acknowledged` with the records of which the broker has all of it.
 
@@ -79,12 +82,13 @@ class Delivery:
     def _reject(self, rejections: Sequence[Rejection]) -> None:
         """Reject records that are at fault alike, or late or refused with one code."""
         _log(rejections)
-        self._send(self._error_answers(rejections))
+        is_only_answer = _is_transient(rejections[0].error)
+        self._send(self._error_answers(rejections, self._only_answer_sent if is_only_answer else self._error_replied))
         for record, address, error in rejections:
             if address is None or not _is_transient(error):
                 self._keep(record, Fault.of(error))
 
-    def _error_answers(self, rejections: Iterable[Rejection]) -> list[_Reply]:
+    def _error_answers(self, rejections: Iterable[Rejection], done: _Done) -> list[_Reply]:
         """Error replies to the records that have an address. Records that share an error share its bytes."""
         encoded: dict[PenstockError, bytes] = {}
         answers = []
@@ -93,7 +97,7 @@ class Delivery:
                 if error not in encoded:
                     encoded[error] = encode_error(error)
                 record.num_owed += 1
-                answers.append(self._answer(record, address, encoded[error], self._error_replied))
+                answers.append(self._answer(record, address, encoded[error], done))
         return answers
 
     def _answer(
@@ -101,7 +105,7 @@ class Delivery:
         record: PendingRecord,
         address: ReplyAddress,
         value: bytes,
-        done: Callable[[Sequence[_Reply], KafkaError | None], None],
+        done: _Done,
     ) -> _Reply:
         key, made_at = reply_key(record.original, address.replay_of), time.monotonic()
         return _Reply(key, value, address.headers(), done, record, address, made_at)
@@ -126,6 +130,12 @@ class Delivery:
             self.reject([Rejection(answer.origin, answer.address, _reply_too_large(answer)) for answer in answers])
         else:
             self._keep_undeliverable(answers, error)
+
+    def _only_answer_sent(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
+        """As `_error_replied`, for requests without a dead letter: they get one if the reply topic takes no error."""
+        if error is not None:
+            self._keep_undeliverable(answers, error)
+        self._error_replied(answers, error)
 
     def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)

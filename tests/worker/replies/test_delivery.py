@@ -221,6 +221,16 @@ def test_a_reply_that_cannot_be_delivered_leaves_its_request_as_a_dead_letter(
     assert desk.events[1:] == ["refused 0", f"produced to {DEAD_LETTERS}", "acknowledged 1", "finished 0"]
 
 
+def test_a_late_request_whose_error_cannot_be_delivered_is_kept_as_a_dead_letter(
+    desk: Desk, make_record: MakeRecord
+) -> None:
+    reject(desk, make_record(b"late", offset=7), ADDRESS, Expired("too late"))
+    desk.acknowledge(0, UnknownTopicOrPartitionError("no such partition"))
+    assert desk.events[2:] == [f"produced to {DEAD_LETTERS}"]
+    desk.acknowledge(1)
+    assert desk.events[-1] == "finished 7"
+
+
 def test_a_dead_letter_too_large_with_its_reasons_is_kept_without_its_value(
     desk: Desk, make_record: MakeRecord
 ) -> None:
