@@ -1,13 +1,12 @@
 """The members that `penstock worker` runs: one worker in this process, or a supervisor of several."""
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from penstock.worker.settings import NULL_MODEL, WorkerSettings
 from penstock.worker.supervision.machine import this_machine
-from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, place
+from penstock.worker.supervision.placement import CannotPlace, Machine, Placement, most_on_a_gpu, place
 from penstock.worker.telemetry.logs import configure_logs
 
 
@@ -33,9 +32,7 @@ def serve(settings: WorkerSettings) -> int:
 def placements_for(settings: WorkerSettings, machine: Machine) -> list[Placement]:
     """Where the members would run. Raises CannotPlace."""
     placements = place(machine, _gpus(settings, machine), settings.processes)
-    num_sharing = max(
-        Counter(placement.gpu for placement in placements if placement.gpu is not None).values(), default=0
-    )
+    num_sharing = most_on_a_gpu(placements)
     if settings.mps == "on" and num_sharing < 2:
         raise CannotPlace(f"--mps on: no two members share a GPU here; {num_sharing or 'none'} would run on one.")
     return placements

@@ -95,10 +95,10 @@ class WorkerSettings(ModelSettings, KafkaSettings):
     gpus: Annotated[str, AfterValidator(_check_gpus)] = Field(
         "all", description="GPUs that run members: all visible ones, or their numbers, such as 0,1."
     )
-    mps: Literal["off", "on"] = Field(
+    mps: Literal["off", "on", "auto"] = Field(
         "off",
         description="Whether members of one GPU run their kernels at the same moment, by CUDA's Multi-Process Service, "
-        "which the worker starts. A fault of one member then ends all members of its GPU.",
+        "which the worker starts. auto: where it can be started. A fault of one member then ends all of its GPU.",
     )
     lanes: int | None = Field(
         None,

@@ -5,11 +5,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import structlog
 
 _PROGRAM = "nvidia-cuda-mps-control"
 _ANSWER_S = 20.0
+
+log = structlog.get_logger("penstock.supervisor")
 
 
 class MpsUnavailable(Exception):
@@ -46,3 +50,17 @@ def mps_daemon() -> Iterator[Mapping[str, str]]:
             yield variables
         finally:
             subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")
+
+
+def enter_mps(stack: ExitStack, *, is_required: bool) -> Mapping[str, str]:
+    """Run a daemon until `stack` is closed. Returns the variables of the processes that use it.
+
+    Where it cannot run, raises MpsUnavailable if it is required, and else logs why and returns none.
+    """
+    try:
+        return stack.enter_context(mps_daemon())
+    except MpsUnavailable as error:
+        if is_required:
+            raise
+        log.warning("mps_unavailable", reason=str(error))
+        return {}

@@ -1,5 +1,6 @@
 """How many members run, and on which GPU and cores each. Pure: the machine is an argument."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -75,6 +76,11 @@ def place(machine: Machine, gpus: Sequence[int], processes: int | None) -> list[
         for place in range(per_gpu)
         for at, gpu in enumerate(gpus)
     ]
+
+
+def most_on_a_gpu(placements: Sequence[Placement]) -> int:
+    """How many members share a GPU, where the most do; 0 on a CPU."""
+    return max(Counter(one.gpu for one in placements if one.gpu is not None).values(), default=0)
 
 
 def one_more(machine: Machine, placed: Sequence[Placement]) -> Placement:

@@ -20,9 +20,9 @@ from penstock.worker.supervision.control import EXIT_CANNOT_START
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
-from penstock.worker.supervision.mps import mps_daemon
+from penstock.worker.supervision.mps import enter_mps
 from penstock.worker.supervision.ping_watch import kill_silent
-from penstock.worker.supervision.placement import Machine, Placement, num_fitting, one_more, place
+from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
 from penstock.worker.supervision.roll import Roll
 from penstock.worker.supervision.slot import Slot, SlotEnd
 from penstock.worker.supervision.slot_states import not_serving, ports, states
@@ -88,11 +88,11 @@ class Supervisor:
             if port is not None:
                 server = serve_status(self._settings.metrics_host, port, self._metrics.registry, self._not_ready)
                 stack.callback(server.shutdown)
-            if self._settings.mps == "on":
-                self._starter.environment = stack.enter_context(mps_daemon())
-            self._handle_signals()
             devices = Counter(placement.device for placement in placements)
             self._starter.processes = max(devices.values())
+            if (mps := self._settings.mps) == "on" or (mps == "auto" and most_on_a_gpu(placements) > 1):
+                self._starter.environment = enter_mps(stack, is_required=mps == "on")
+            self._handle_signals()
             log.info("supervisor_starting", members=len(placements), devices=list(devices))
             for placement in placements:
                 self._fill(placement)

@@ -1,11 +1,13 @@
 """The MPS daemon: started with its own folders, ended with the supervisor; a clear refusal where it is missing."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from penstock.worker.supervision.mps import MpsUnavailable, mps_daemon
+from penstock.worker.supervision.mps import MpsUnavailable, enter_mps, mps_daemon
 
 
 def install(folder: Path, script: str) -> None:
@@ -32,3 +34,15 @@ def test_a_daemon_that_is_missing_or_fails_is_refused(tmp_path: Path, monkeypatc
     install(tmp_path, "exit 1")
     with pytest.raises(MpsUnavailable, match="does not start"), mps_daemon():
         pass
+
+
+def test_members_run_without_a_daemon_that_is_not_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with ExitStack() as stack:
+        with capture_logs() as logs:
+            assert enter_mps(stack, is_required=False) == {}
+        assert [event["event"] for event in logs] == ["mps_unavailable"]
+        with pytest.raises(MpsUnavailable):
+            enter_mps(stack, is_required=True)
+        install(tmp_path, "exit 0")
+        assert Path(enter_mps(stack, is_required=False)["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
