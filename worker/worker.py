@@ -69,7 +69,7 @@ class Worker:
         self._settings = settings
         self._cost, self._cache = cost, cache
         self._topics = (settings.topic, bulk_topic(settings.topic))
-        self._stop = StopSignal()
+        self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
         self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
         offsets = OffsetTracker()
         self._ledger = RecordLedger(self._backpressure, offsets, self._topics[1])
@@ -103,15 +103,15 @@ class Worker:
         )
         self._cache_writer = None if cache is None else CacheWriter(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        told = self._ledger.acknowledge, scheduler.replied
-        self._delivery = Delivery(self._outbox, self._backpressure, *told, settings.group_id, number)
+        self._delivery = Delivery(
+            self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied, settings.group_id, number
+        )
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
         self._process = LongSlices(self._process_slice)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
-        self.stop_signal = self._stop  # for the process: errors of its event loop, readiness
 
     def stop(self) -> None:
         """Ask `run` to drain and return, within `drain_s` and 5 s. Called on the event loop, any number of times."""

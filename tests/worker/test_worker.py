@@ -119,7 +119,7 @@ class FakeOutbox:
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
     fake = FakeConsumer()
-    monkeypatch.setattr(consumer, "BoundedConsumer", lambda **_: fake)
+    monkeypatch.setattr(consumer, "make_member", lambda *_, **__: fake)
     monkeypatch.setattr(consumer, "_RETRY_S", 0.0)
     return fake
 

@@ -1,0 +1,64 @@
+"""The progress that the last owners of partitions have committed."""
+
+import asyncio
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from penstock.worker.kafka import commit_metadata, coordinator
+from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.end_offsets import read_ends
+from penstock.worker.kafka.offsets import Progress
+from penstock.worker.kafka.partition_names import name
+
+_RETRY_S = 1.0
+
+log = structlog.get_logger("penstock.consumer")
+
+
+async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+    """What is committed of these partitions. Waits for a broker or a permission that is away."""
+    while True:
+        try:
+            found = await coordinator.fetch_committed(consumer, sources)
+            break
+        except KafkaError as error:
+            log.warning("committed_unreadable", error=repr(error), retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+    return {source: _decode(source, offset, metadata) for source, (offset, metadata) in found.items()}
+
+
+async def take_over(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+    """What is committed of these partitions, which were assigned, with the marks of owners that died taken over."""
+    committed = await read_committed(consumer, sources)
+    if all(progress.custody is None for progress in committed.values()):
+        return committed
+    ends = await read_ends(consumer)
+    return {source: _taken_over(source, progress, ends.get(source, 0)) for source, progress in committed.items()}
+
+
+def _decode(source: TopicPartition, offset: int, metadata: str) -> Progress:
+    beyond, mark, custody = metadata.partition(";")
+    try:
+        progress = Progress(
+            offset, commit_metadata.decode(offset, beyond), Custody.parse(mark + custody) if mark else None
+        )
+    except ValueError as error:
+        log.warning("commit_metadata_ignored", partition=name(source), offset=offset, reason=str(error))
+        return Progress(offset)
+    if progress.beyond:
+        log.info("answered_by_last_owner", partition=name(source), offset=offset, records=len(progress.beyond))
+    return progress
+
+
+def _taken_over(source: TopicPartition, progress: Progress, end: int) -> Progress:
+    if progress.custody is None:
+        return progress
+    custody = progress.custody.taken_over(progress.offset, end)
+    in_doubt = max(0, custody.until - progress.offset)
+    if in_doubt:
+        log.warning(
+            "owner_died", partition=name(source), offset=progress.offset, records=in_doubt, deaths=custody.deaths
+        )
+    return progress._replace(custody=custody)

@@ -1,0 +1,45 @@
+"""Commits of progress: offsets, with what is finished beyond them and the owner's mark as metadata."""
+
+from collections.abc import Mapping
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
+
+from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka.offsets import Progress, Source
+
+_NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
+
+log = structlog.get_logger("penstock.consumer")
+
+
+class ProgressCommits:
+    """Commits with metadata, or without once the broker has refused its size."""
+
+    def __init__(self) -> None:
+        self._has_metadata = True  # false if the broker takes none of the size that commits may have
+
+    async def commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> bool:
+        """Commit progress. False when the group is rebalancing or the broker is away: try again."""
+        try:
+            await self._commit(consumer, offsets)
+        except (CommitFailedError, IllegalStateError) as error:
+            log.info("commit_overtaken_by_rebalance", error=str(error))
+            return False
+        except KafkaError as error:
+            log.warning("commit_failed", error=repr(error))
+            return False
+        return True
+
+    async def _commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> None:
+        commits = {}
+        for source, (offset, beyond, custody) in offsets.items():
+            metadata = commit_metadata.encode(offset, beyond) + ("" if custody is None else custody.text())
+            commits[TopicPartition(*source)] = offset, metadata if self._has_metadata else ""
+        try:
+            await consumer.commit(commits)
+        except OffsetMetadataTooLargeError:
+            log.warning("commit_metadata_refused", consequence=_NO_METADATA)
+            self._has_metadata = False
+            await self._commit(consumer, offsets)
