@@ -218,8 +218,8 @@ class Worker:
             await asyncio.wait((self._processing_bulk,), timeout=self._settings.drain_s)
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
         await self._drain(until)
+        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
         self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
-        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()
@@ -237,7 +237,7 @@ class Worker:
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
         await self._drain(drain_until)
-        self._quarantine.hand_over()
+        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
         await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:

@@ -106,6 +106,11 @@ class Dispatcher:
         """Give up when a batch does not end. Runs until cancelled."""
         await BatchWatchdog(self._driver, self._clock, self._give_up).run()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a batch waits for a lane or runs."""
+        return self._driver.num_unfinished > 0
+
     def close(self) -> None:
         """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""
         self._closed = True
@@ -137,7 +142,7 @@ class Dispatcher:
     def _submit(self, batch: LaneBatch) -> bool:
         """Hand a batch to the lanes, without flights that no request waits for any longer.
 
-        Returns whether all leaders were as planned. If not, jobs may be queued and lanes idle.
+        Returns whether the whole batch runs as planned. If not, jobs may be queued and lanes idle.
         """
         now, is_unchanged = self._clock(), True
         for job_id in batch.ids:
@@ -154,6 +159,7 @@ class Dispatcher:
         if num_fitting < len(ids):
             self._driver.run_first([self._part(batch, ids[num_fitting:])])
             ids, sequences = ids[:num_fitting], sequences[:num_fitting]
+            is_unchanged = False
         if len(ids) < len(batch.ids):
             self._driver.shrink(batch, ids, self._predict(sequences))
         future = self._lanes.submit(pack(sequences))

@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaError
 
 from penstock.worker.kafka import commit_metadata, coordinator
 from penstock.worker.kafka.custody import Custody
-from penstock.worker.kafka.end_offsets import read_ends
+from penstock.worker.kafka.end_offsets import known_ends
 from penstock.worker.kafka.offsets import Progress
 from penstock.worker.kafka.partition_names import name
 
@@ -32,14 +32,13 @@ async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition
 async def take_over(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
     """What is committed of these partitions, which were assigned, with the marks of owners that died taken over."""
     committed = await read_committed(consumer, sources)
-    if all(progress.custody is None for progress in committed.values()):
-        return committed
-    ends = await read_ends(consumer)
-    return {source: _taken_over(source, progress, ends.get(source, 0)) for source, progress in committed.items()}
+    # An end only bounds the records in doubt. A partition without a leader has none, and must not hold up the others.
+    ends = await known_ends(consumer, [source for source, one in committed.items() if one.custody is not None])
+    return {source: _taken_over(source, progress, ends.get(source)) for source, progress in committed.items()}
 
 
-def _decode(source: TopicPartition, offset: int, metadata: str) -> Progress:
-    beyond, mark, custody = metadata.partition(";")
+def _decode(source: TopicPartition, offset: int, metadata: str | None) -> Progress:
+    beyond, mark, custody = (metadata or "").partition(";")
     try:
         progress = Progress(
             offset, commit_metadata.decode(offset, beyond), Custody.parse(mark + custody) if mark else None
@@ -52,7 +51,7 @@ def _decode(source: TopicPartition, offset: int, metadata: str) -> Progress:
     return progress
 
 
-def _taken_over(source: TopicPartition, progress: Progress, end: int) -> Progress:
+def _taken_over(source: TopicPartition, progress: Progress, end: int | None) -> Progress:
     if progress.custody is None:
         return progress
     custody = progress.custody.taken_over(progress.offset, end)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol, Self
 
-MAX_CHARS = 64  # of the text
+MAX_CHARS = 66  # of the text
 _MAX_IN_DOUBT = 8192  # records that an owner has in memory, by default
 _TEXT = re.compile(r";(\d{1,3}),(\d{1,19}),(\d{1,19}),(\d{1,19}),([01])")
 
@@ -24,10 +24,12 @@ class Custody(NamedTuple):
     suspects: tuple[int, int] = (0, 0)  # records in doubt that ran when it died
     condemned: int = -1  # the record that ran alone when it died
 
-    def taken_over(self, offset: int, end: int) -> Self:
-        """The mark of an owner that died, as its successor takes it. `end`: of the partition now."""
+    def taken_over(self, offset: int, end: int | None) -> Self:
+        """The mark of an owner that died, as its successor takes it. `end`: of the partition now, if it is known."""
         suspects, condemned = (self.running, -1) if not self.alone else ((0, 0), self.running[0])
-        deaths, until = min(self.deaths + 1, 999), min(end, offset + _MAX_IN_DOUBT)
+        deaths, until = min(self.deaths + 1, 999), offset + _MAX_IN_DOUBT
+        if end is not None:
+            until = min(end, until)
         return type(self)(deaths, until, suspects=suspects, condemned=condemned)
 
     def is_in_doubt(self, offset: int) -> bool:

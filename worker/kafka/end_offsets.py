@@ -1,12 +1,15 @@
 """The ends of partitions: the offsets after their last records."""
 
 import asyncio
+import contextlib
+from collections.abc import Collection
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 _RETRY_S = 1.0
+_SOON_S = 3.0
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -19,6 +22,19 @@ async def read_ends(consumer: AIOKafkaConsumer) -> dict[TopicPartition, int]:
         except KafkaError as error:
             log.warning("end_offsets_failed", error=repr(error), retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
+
+
+async def known_ends(consumer: AIOKafkaConsumer, sources: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """The present ends of those of the partitions whose leaders answer soon."""
+
+    async def ask(source: TopicPartition) -> dict[TopicPartition, int]:
+        with contextlib.suppress(KafkaError, TimeoutError):
+            async with asyncio.timeout(_SOON_S):
+                return dict(await consumer.end_offsets([source]))
+        return {}
+
+    found = await asyncio.gather(*map(ask, sources))
+    return {source: end for one in found for source, end in one.items()}
 
 
 class EndOffsets:

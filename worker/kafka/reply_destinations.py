@@ -10,7 +10,7 @@ from dataclasses import dataclass
 STALL_S = 10.0
 _SHARE = 0.25  # of the worker's bounds, for the answers to one stalled destination
 _LOOK_S = 0.25
-_OUTAGE_S = 1.0  # an acknowledgement that took longer ends an outage, and others get time for theirs
+_OUTAGE_S = 1.0  # the first acknowledgement of any after as long ends an outage, and others get time for theirs
 
 
 Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys choose), whether for bulk requests
@@ -52,7 +52,7 @@ class ReplyDestinations:
         self._can_stall = can_stall
         self._clock = clock
         self._waiting: dict[Destination, _Waiting] = {}
-        self._looked_at = clock()
+        self._looked_at = self._acknowledged_at = clock()  # the latter: by any destination
         self._stalled: dict[bool, Held] = {}
 
     def sent(self, destination: Destination, held: Held) -> None:
@@ -69,7 +69,8 @@ class ReplyDestinations:
         waiting.held.add(held, -1)
         if acknowledged:
             now = self._clock()
-            is_end = now - waiting.progress_at >= _OUTAGE_S
+            is_end = now - max(waiting.progress_at, self._acknowledged_at) >= _OUTAGE_S
+            self._acknowledged_at = now
             for one in self._waiting.values() if is_end else (waiting,):
                 one.progress_at = now
         if not waiting.held.records:

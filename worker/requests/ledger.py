@@ -20,7 +20,7 @@ _ADMITTED = (RecordState.ADMITTED,)
 _QUEUED = (RecordState.QUEUED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 _ANSWERED = (RecordState.ANSWERED,)
-_ENDED = (RecordState.ACKNOWLEDGED, RecordState.RELEASED)
+_ENDED = (RecordState.ANSWERED, RecordState.ACKNOWLEDGED, RecordState.RELEASED)
 
 
 class RecordLedger:
@@ -38,6 +38,7 @@ class RecordLedger:
         self._backpressure = backpressure
         self._offsets = offsets
         self._bulk_topic = bulk_topic
+        self.num_running = 0  # admitted, and neither answered nor given up
         self.num_skipped = 0  # records that the last owner of their partition had answered
         self._all_finished = asyncio.Event()
         self._all_finished.set()
@@ -78,6 +79,7 @@ class RecordLedger:
             records = [record for record in records if record.state is RecordState.ADMITTED]
         if self._offsets.num_unfinished:
             self._all_finished.clear()
+        self.num_running += len(records)
         return records
 
     def _skip(self, records: Collection[PendingRecord]) -> None:
@@ -97,12 +99,15 @@ class RecordLedger:
         """The answers of these records go to the outbox. Called once a record, before they do."""
         _advance(records, _UNANSWERED, RecordState.ANSWERED)
         self._add_sequences(records, -1)
+        self.num_running -= len(records)
+        self._note_step()
 
     def give_up(self, records: Collection[PendingRecord]) -> None:
         """Admitted records of partitions that are being revoked. The next owner reads them again."""
         _advance(records, _UNANSWERED, RecordState.RELEASED)
         self._add_sequences(records, -1)
         self._add(records, -1)
+        self.num_running -= len(records)
         for record in records:
             self._offsets.give_up(record.source, 1)
         self._note_step()
@@ -124,13 +129,13 @@ class RecordLedger:
         self._note_step()
 
     async def wait_for_step(self) -> None:
-        """Wait until records are acknowledged or given up."""
+        """Wait until records are answered, acknowledged or given up."""
         if self._step.is_set():
             self._step = asyncio.Event()
         await self._step.wait()
 
     async def wait_until_ended(self, records: Collection[PendingRecord]) -> None:
-        """Wait until these are acknowledged or given up."""
+        """Wait until these are answered or given up: no engine runs them any more. Acknowledgements may take long."""
         while any(record.state not in _ENDED for record in records):
             await self.wait_for_step()
 

@@ -40,9 +40,9 @@ class Quarantine:
         self._alone = asyncio.Lock()  # held while a suspect runs
         self._num_waiting = 0  # admitted records whose slices have not begun
 
-    def hand_over(self) -> None:
-        """The worker gives its partitions up. Their marks stay if it ends because its engine failed."""
-        if self._stop.failure is None:
+    def hand_over(self, *, is_hung: bool) -> None:
+        """The worker gives its partitions up. Their marks stay if its engine has failed, or `is_hung` on a batch."""
+        if self._stop.failure is None and not is_hung:
             self._marks.hand_over()
 
     async def gate(self) -> None:
@@ -64,6 +64,7 @@ class Quarantine:
                     await self._stop.unless_stopped(self._until_others_end())
                     await self._run(group, process, alone=True)
             else:
+                await self.gate()
                 await self._run(group, process, alone=False)
 
     def _groups(self, records: Sequence[PendingRecord]) -> list[list[PendingRecord]]:
@@ -79,14 +80,14 @@ class Quarantine:
         return self._marks.custody(record.source).is_suspect(record.original.offset)
 
     async def _until_others_end(self) -> None:
-        while self._ledger.num_unfinished > self._num_waiting:
+        while self._ledger.num_running > self._num_waiting:
             await self._ledger.wait_for_step()
 
     async def _run(self, group: Sequence[PendingRecord], process: Process, *, alone: bool) -> None:
         doubted = [r for r in group if self._marks.custody(r.source).is_in_doubt(r.original.offset)]
         self._condemn(doubted)
+        self._num_waiting -= len(group)  # before the marks: while they are committed, no suspect may begin alone
         may_run = await self._mark(self._new_marks(group, doubted, alone=alone))
-        self._num_waiting -= len(group)
         if not may_run:
             self._ledger.give_up(group)
             return

@@ -108,7 +108,7 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     await last.run(last.admit(make_record, *left))
     assert last.condemned == [(0, 2)]
     assert sorted(position for run in last.runs for position in run)[-1] == (1, 2)
-    last.quarantine.hand_over()
+    last.quarantine.hand_over(is_hung=False)
     await last.committer.commit_last()
     assert {source: (one.offset, one.custody) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
 
@@ -118,7 +118,7 @@ async def test_a_partition_that_was_handed_over_raises_no_doubt(broker: Broker, 
     first.admit(make_record, (A, 0))  # and never answered
     await first.quarantine.run(first.admit(make_record, (A, 1)), first._process)
     assert broker.stored[A].custody == Custody()
-    first.quarantine.hand_over()
+    first.quarantine.hand_over(is_hung=False)
     await first.committer.commit_last()
     second = Owner(broker, {A: 2}, set())
     assert not second.committer.has_doubts
@@ -129,10 +129,63 @@ async def test_an_owner_whose_engine_failed_leaves_its_marks(broker: Broker, mak
     with pytest.raises(Died):
         await first.run(first.admit(make_record, (A, 0)))
     first.stop.fail(Died())
-    first.quarantine.hand_over()
+    first.quarantine.hand_over(is_hung=False)
     await first.committer.commit_last()
     second = Owner(broker, {A: 1}, set())
     assert second.committer.custody(A).deaths == 1
+
+
+async def test_an_owner_that_hangs_on_a_batch_leaves_its_marks_to_the_next(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    first = Owner(broker, {}, set())
+    await first.run(first.admit(make_record, (A, 0)))
+    first.admit(make_record, (A, 1))
+    first.quarantine.hand_over(is_hung=True)
+    await first.committer.commit_last()
+    assert Owner(broker, {A: 2}, set()).committer.custody(A).deaths == 1
+
+
+async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_nothing(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    broker.stored[A] = Progress(0, custody=Custody())
+    owner = Owner(broker, {A: 1}, set())
+
+    async def answer_only(records: Sequence[PendingRecord]) -> None:
+        owner.ledger.answer(records)
+
+    async with asyncio.timeout(5):
+        await owner.quarantine.run(owner.admit(make_record, (A, 0)), answer_only)
+        await owner.run(owner.admit(make_record, (B, 0)))
+    assert owner.runs == [[(1, 0)]]
+
+
+async def test_nothing_begins_beside_a_suspect_that_runs_alone(broker: Broker, make_record: MakeRecord) -> None:
+    broker.stored[A] = Progress(0, custody=Custody(1, 1, (0, 1)))
+    owner = Owner(broker, {A: 1}, set())
+    running: list[int] = []
+    most = 0
+
+    async def process(records: Sequence[PendingRecord]) -> None:
+        nonlocal most
+        running.append(0)
+        most = max(most, len(running))
+        await asyncio.sleep(0.01)  # longer than a commit
+        running.pop()
+        owner.ledger.answer(records)
+        owner.ledger.acknowledge(records)
+
+    commit = broker.commit
+
+    async def slowly(offsets: Mapping[Source, Progress]) -> bool:
+        await asyncio.sleep(0.001)
+        return await commit(offsets)
+
+    broker.commit = slowly  # type: ignore[method-assign]
+    slices = [owner.admit(make_record, (B, 0)), owner.admit(make_record, (A, 0))]
+    await asyncio.gather(*(owner.quarantine.run(one, process) for one in slices))
+    assert most == 1
 
 
 async def test_doubt_ends_when_the_records_are_answered(broker: Broker, make_record: MakeRecord) -> None:
