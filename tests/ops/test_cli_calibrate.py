@@ -121,6 +121,7 @@ class CutShort(NullEngine):
 def test_ctrl_c_ends_the_timings_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, path = CutShort(4), tmp_path / "costs.sqlite"
     monkeypatch.setattr(process, "load", lambda settings: engine)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     code, _ = penstock("calibrate", "--model", "any", "--cost-path", str(path))
     assert code == 130
     assert not engine.went_on

@@ -62,11 +62,12 @@ class Committer(Marks):
 
     async def mark(self, marks: Mapping[Source, Custody]) -> bool:
         self._custody |= {source: custody for source, custody in marks.items() if custody != _CLEAN}
-        self._marked |= marks.keys()
+        added = marks.keys() - self._marked
+        self._marked |= added
         self._offsets.put_back(marks)
         is_committed = await self._commit()
         if not is_committed:
-            self._marked -= marks.keys()
+            self._marked -= added
         return is_committed
 
     def unname(self, sources: Collection[Source]) -> None:

@@ -95,6 +95,8 @@ class Quarantine:
         if doubted:
             await self._stop.unless_stopped(self._ledger.wait_until_ended(doubted))
             self._marks.unname({record.source for record in doubted})
+            if alone:
+                await self._marks.mark({})  # at once: what ends the worker from now on is another record
 
     def _new_marks(
         self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
