@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import AfterValidator, Field
-from rich.console import Console
-from rich.table import Table
 
 from penstock.ops.cli.dead_letter import DeadLetter, letters_topic, parse_id
+from penstock.ops.cli.letter_table import print_letters
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.replayer import (
     AsJson,
@@ -40,7 +38,6 @@ dlq = typer.Typer(
 )
 
 _MAX_LISTED = 100
-_SHOWN_CHARS = 80
 
 Reason = Annotated[str | None, typer.Option("--reason", help="Only letters with these error codes, by commas.")]
 Ids = Annotated[str | None, typer.Option("--id", help="Only letters with these ids, by commas.")]
@@ -194,7 +191,7 @@ async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: 
             else:
                 listed.append(letter.summary())
     if not as_json and listed:
-        _print_table(listed)
+        print_letters(listed)
     codes = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
     plural = "s" if counts.total() > 1 else ""
     say(f"{counts.total():,} dead letter{plural}: {codes}." if counts else f"No dead letter of {topic} matches.")
@@ -240,12 +237,3 @@ async def _read(reader: TopicReader, topic: str, selection: Selection) -> AsyncG
                     letter = DeadLetter.of(record, bulk=bulk)
                     if selection.holds(letter):
                         yield letter
-
-
-def _print_table(letters: list[dict[str, Any]]) -> None:
-    table = Table("id", "original", "code", "tried", "written (UTC)", "message", box=None, header_style="bold")
-    for one in letters:
-        written = datetime.fromtimestamp(one["written_ms"] / 1e3, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        message = one["message"][:_SHOWN_CHARS]
-        table.add_row(one["id"], one["source"], one["code"], str(one["attempts"] or ""), written, message)
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)

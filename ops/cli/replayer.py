@@ -11,6 +11,7 @@ import typer
 from aiokafka.errors import KafkaError
 
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say
+from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
 
@@ -61,6 +62,9 @@ class Replayer:
 
     async def offer(self, source: Position, record: Any, headers: Headers, to: str) -> None:
         """Send a record to topic `to`. `source`: where a worker read it, or would."""
+        if UNREADABLE_BATCH in dict(headers):
+            self.skip(source, "in a batch that cannot be read")
+            return
         count = num_replays(headers)
         if count >= self._options.max_replays:
             self.skip(source, f"sent again {count} times already")
@@ -106,7 +110,11 @@ class Replayer:
                 self._refused[to] += 1
 
         key = content_key(record.value or b"") if record.key is None else record.key
-        partition = source[1] % await self._num_partitions(to)  # whatever rule chose it, equal keys stay together
+        try:
+            partition = source[1] % await self._num_partitions(to)  # whatever rule chose it, equal keys stay together
+        except KafkaError:  # the topic is gone, or was never there: a letter's header names it
+            self._refused[to] += 1
+            return
         self._outbox.put(to, partition, [OutRecord(key, record.value, again, done)])
         self._unsent += 1
         self._unsent_bytes += len(record.value or b"")

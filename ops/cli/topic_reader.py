@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, connect
 from penstock.worker.kafka import lenient_batches
@@ -18,7 +19,7 @@ _FETCH_BYTES = 4 * 1024 * 1024
 class TopicReader:
     """Made by `open_reader`. It belongs to no group and commits nothing."""
 
-    def __init__(self, cluster: KafkaCluster, consumer: AIOKafkaConsumer) -> None:
+    def __init__(self, cluster: KafkaCluster, consumer: BoundedConsumer) -> None:
         self._cluster = cluster
         self._consumer = consumer
 
@@ -55,8 +56,8 @@ async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
     """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
     lenient_batches.install()  # a record that this command cannot read must not end it
 
-    def make() -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+    def make() -> BoundedConsumer:
+        return BoundedConsumer(
             **cluster.arguments,
             client_id="penstock-reader",
             group_id=None,

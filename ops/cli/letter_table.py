@@ -1,0 +1,31 @@
+"""The table of `penstock dlq ls`. Anybody may have written a letter: nothing of it reaches the terminal as it is."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_SHOWN_CHARS = 80
+
+
+def print_letters(letters: Iterable[Mapping[str, Any]]) -> None:
+    """Print summaries of dead letters on stdout."""
+    table = Table("id", "original", "code", "tried", "written (UTC)", "message", box=None, header_style="bold")
+    for one in letters:
+        texts = one["id"], one["source"], one["code"], str(one["attempts"] or ""), _time(one["written_ms"])
+        table.add_row(*map(_printable, (*texts, one["message"][:_SHOWN_CHARS])))
+    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+
+
+def _time(timestamp_ms: int) -> str:
+    """A producer may have written any number."""
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1e3, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
+def _printable(text: str) -> str:
+    return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])
