@@ -16,8 +16,9 @@ from penstock.ops.cli.replayer import (
     ReplayOptions,
     ReplyPartition,
     ReplyTopicName,
+    check_range,
 )
-from penstock.ops.cli.screen import EXIT_USAGE, fail, narrate_logs
+from penstock.ops.cli.screen import BadUsage, narrate_logs
 from penstock.ops.cli.topic_reader import open_reader
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
@@ -56,6 +57,7 @@ def replay(
     Exit code 1: the broker refused some. 2: there is no such partition.
     """
     narrate_logs(settings.bootstrap_servers)
+    check_range(first, last)
     options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
     target = bulk_topic(topic) if to_bulk else topic
     return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options))
@@ -72,8 +74,7 @@ async def _replay(
     async with open_reader(cluster) as reader:
         num_partitions = await reader.num_partitions(source[0]) or 0
         if source[1] >= num_partitions:
-            fail(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
-            return EXIT_USAGE
+            raise BadUsage(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
         outbox = Outbox(cluster, client_id="penstock-replay")
         await outbox.start()
         try:

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from aiokafka.errors import KafkaError
 
-from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, say
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
+from penstock.producer.wire.topics import check_topic
 
 _MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
 
@@ -44,6 +45,21 @@ class ReplayOptions:
     reply_partition: int | None
     max_replays: int
     as_json: bool
+
+    def __post_init__(self) -> None:
+        """Check the address. Raises BadUsage."""
+        if self.reply_partition is not None and self.reply_topic is None:
+            raise BadUsage("Give --to-reply-topic with --to-reply-partition.")
+        try:
+            check_topic(self.reply_topic)
+        except ValueError as error:
+            raise BadUsage(f"--to-reply-topic {error}. Given: {self.reply_topic!r}") from error
+
+
+def check_range(first: int, last: int | None) -> None:
+    """Check the offsets of --from and --to. Raises BadUsage."""
+    if last is not None and last < first:
+        raise BadUsage(f"--to must not be before --from, which is {first}. Given: {last}")
 
 
 class Replayer:

@@ -41,6 +41,8 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "classify": ClassifySettings,
     "broker": BrokerSettings,
 }
+NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+REPLAY = ["replay", "--topic", "t", "--partition", "0", "--from", "5"]
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -172,6 +174,22 @@ class TestBadUsage:
                 {},
                 "give at most one of --prompt-name and --prompt",
             ),
+            (
+                ["dlq", "replay", "--model", "m", "--to-reply-topic", "a b"],
+                NO_BROKER,
+                "Error: --to-reply-topic must be 1 to 249 letters, digits, dots, underscores and dashes. Given: 'a b'",
+            ),
+            ([*REPLAY, "--to-reply-topic", "a/b"], NO_BROKER, "--to-reply-topic must be 1 to 249 letters"),
+            ([*REPLAY, "--to-reply-partition", "1"], NO_BROKER, "Give --to-reply-topic with --to-reply-partition."),
+            ([*REPLAY, "--to", "4"], NO_BROKER, "--to must not be before --from, which is 5. Given: 4"),
+            (
+                ["dlq", "replay", "--model", "m", "--from", "5", "--to", "4"],
+                NO_BROKER,
+                "--to must not be before --from",
+            ),
+            (["dlq", "ls", "--model", "m", "--from", "5", "--to", "4"], NO_BROKER, "--to must not be before --from"),
+            (["dlq", "show", "--model", "m", "seven"], NO_BROKER, "An id is PARTITION:OFFSET"),
+            (["dlq", "ls"], NO_BROKER, "Give --model or --topic."),
         ],
     )
     def test_one_sentence_and_exit_code_2(self, args: list[str], env: Mapping[str, str], says: str) -> None:
