@@ -151,7 +151,9 @@ def replay(
     max_replays: MaxReplays = 3,
     as_json: AsJson = False,
 ) -> int:
-    """Send the originals of dead letters to their request topics again. Without --execute: only say which.
+    """Send the originals of dead letters to their request topics again.
+
+    Without --execute: only count them; with --json, list them.
 
     $ penstock dlq replay --model intents --reason backend --execute
 

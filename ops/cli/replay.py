@@ -23,13 +23,15 @@ from penstock.ops.cli.topic_reader import open_reader
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import bulk_topic
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 
 Topic = Annotated[str, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="Partition to read.")]
 First = Annotated[int, typer.Option("--from", min=0, help="First offset.")]
 Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset. Default: the partition's present end.")]
-ToBulk = Annotated[bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic.")]
+ToBulk = Annotated[
+    bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic, or to --topic if it is one.")
+]
 
 
 @takes(KafkaSettings)
@@ -47,7 +49,9 @@ def replay(
     max_replays: MaxReplays = 3,
     as_json: AsJson = False,
 ) -> int:
-    """Send a range of records of a request topic again, from offset --from to --to. Without --execute: only count them.
+    """Send a range of records of a request topic again, from offset --from to --to.
+
+    Without --execute: only count them; with --json, list them.
 
     $ penstock replay --topic penstock.requests.intents --partition 3 --from 1200 --to 1300 --to-bulk --execute
 
@@ -58,8 +62,11 @@ def replay(
     """
     narrate_logs(settings.bootstrap_servers)
     check_range(first, last)
+    if topic.endswith(dead_letter_topic("")):
+        raise BadUsage(f"{topic} holds dead letters, which `penstock dlq replay` sends again.")
     options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
-    target = bulk_topic(topic) if to_bulk else topic
+    is_bulk = topic.endswith(bulk_topic(""))
+    target = bulk_topic(topic) if to_bulk and not is_bulk else topic
     return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options))
 
 

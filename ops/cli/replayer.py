@@ -19,7 +19,9 @@ _MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
 
 Position = tuple[str, int, int]  # topic, partition, offset
 
-Execute = Annotated[bool, typer.Option("--execute", help="Send the records. Otherwise only show what would be sent.")]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Send the records. Otherwise only count them; with --json, list them.")
+]
 DeadlineS = Annotated[
     float | None, typer.Option("--deadline-s", min=0.001, help="New deadline, so long from now. Default: none.")
 ]
