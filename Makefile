@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 10
+DELIVERY ?= at_least_once
 TRAIN_CSV ?= train.csv
 
 VENV := .venv
@@ -22,8 +23,8 @@ help:
 	@echo 'make bench-pipeline'
 	@echo '                 workers behind Kafka, beside the engine alone'
 	@echo 'make bench-serve what each batching policy sustains on this machine'
-	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES='
-	@echo 'make fuzz        a million inputs to every decoder: SEED='
+	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES= DELIVERY='
+	@echo 'make fuzz        a million inputs to the decoders: SEED='
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
 	@echo 'make train-head  train the demo head again: make train-head TRAIN_CSV=train.csv'
 
@@ -61,7 +62,7 @@ bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serve
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m penstock.ops.chaos --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m penstock.ops.chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.million --seed $(SEED)

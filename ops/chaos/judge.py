@@ -127,7 +127,7 @@ class Judge:
     def check_outcomes(self, *, may_repeat: bool) -> None:
         """Each request has an outcome, and one that a reader who drops duplicates sees once. After all records.
 
-        Without `may_repeat`, no answer comes twice.
+        Without `may_repeat`, no answer comes twice, and a request that was answered with its result has no letter.
         """
         for asked in self._asked.values():
             codes = {code for _, code, _ in asked.replies} - _ON_DEADLINE
@@ -138,6 +138,10 @@ class Judge:
                 self._violation("different_answers", f"{asked.position}: {sorted(codes)}")
             if not may_repeat and max(len(asked.replies), len(asked.letters)) > 1:
                 self._violation("answered_twice", f"{asked.position}")
+            # With `may_repeat` both are legal: a reply whose acknowledgement was lost leaves a letter, and so does one
+            # that was undeliverable before its record was read again.
+            if not may_repeat and asked.letters and "" in codes:
+                self._violation("letter_of_an_answered_request", f"{asked.position}")
             self.counts["duplicates"] += max(0, len(asked.replies) - 1)
             self.counts["answered_twice"] += len(asked.replies) > 1
             self.counts["letters_twice"] += len(asked.letters) > 1

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Self
 
+from penstock.ops.cli.screen import BadUsage
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
@@ -87,10 +88,10 @@ class DeadLetter:
 
 
 def parse_id(text: str) -> tuple[bool, int, int]:
-    """Whether bulk, partition and offset of a letter's id. Raises ValueError."""
+    """Whether bulk, partition and offset of a letter's id. Raises BadUsage."""
     matched = re.fullmatch(r"(bulk:)?(\d{1,9}):(\d{1,18})", text)
     if matched is None:
-        raise ValueError(f"An id is PARTITION:OFFSET or bulk:PARTITION:OFFSET, as `dlq ls` prints it. Given: {text}")
+        raise BadUsage(f"An id is PARTITION:OFFSET or bulk:PARTITION:OFFSET, as `dlq ls` prints it. Given: {text}")
     return matched[1] is not None, int(matched[2]), int(matched[3])
 
 

@@ -24,8 +24,9 @@ from penstock.ops.cli.replayer import (
     ReplayOptions,
     ReplyPartition,
     ReplyTopicName,
+    check_range,
 )
-from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, narrate_logs, say
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
 from penstock.ops.cli.topic_reader import TopicReader, open_reader
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster
@@ -72,7 +73,8 @@ class Selection:
     def of(
         cls, reason: str | None, ids: str | None, letters: str, partition: int | None, first: int, last: int | None
     ) -> "Selection":
-        """From the command line. Raises ValueError for a malformed id."""
+        """From the command line. Raises BadUsage for a malformed id, or a range that ends before it begins."""
+        check_range(first, last)
         kinds = {"all": (False, True), "online": (False,), "bulk": (True,)}[letters]
         chosen = None if ids is None else frozenset(ids.split(","))
         for one in chosen or ():
@@ -125,11 +127,7 @@ def show(
 
     Exit code 1: there is no such letter.
     """
-    try:
-        selection = Selection.of(None, letter, "all", None, 0, None)
-    except ValueError as error:
-        fail(str(error))
-        return EXIT_USAGE
+    selection = Selection.of(None, letter, "all", None, 0, None)
     return _run(settings, lambda topic: _show(settings, topic, selection))
 
 
@@ -150,7 +148,9 @@ def replay(
     max_replays: MaxReplays = 3,
     as_json: AsJson = False,
 ) -> int:
-    """Send the originals of dead letters to their request topics again. Without --execute: only say which.
+    """Send the originals of dead letters to their request topics again.
+
+    Without --execute: only count them; with --json, list them.
 
     $ penstock dlq replay --model intents --reason backend --execute
 
@@ -159,11 +159,7 @@ def replay(
 
     Exit code 1: the broker refused some.
     """
-    try:
-        selection = Selection.of(reason, ids, letters, partition, first, last)
-    except ValueError as error:
-        fail(str(error))
-        return EXIT_USAGE
+    selection = Selection.of(reason, ids, letters, partition, first, last)
     options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
     return _run(settings, lambda topic: _replay(settings, topic, selection, options))
 
@@ -171,8 +167,7 @@ def replay(
 def _run(settings: DlqSettings, body: Any) -> int:
     narrate_logs(settings.bootstrap_servers)
     if settings.topic is None and settings.model is None:
-        fail("Give --model or --topic.")
-        return EXIT_USAGE
+        raise BadUsage("Give --model or --topic.")
     code: int = asyncio.run(body(settings.topic or request_topic(settings.model or "")))
     return code
 

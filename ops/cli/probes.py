@@ -197,13 +197,14 @@ def metrics(settings: CheckSettings) -> Finding:
     port = settings.metrics_port
     if port is None:
         return Finding("Metrics", "not checked", "No port was given: workers serve none.", "Give --metrics-port.")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the metrics server does
-        try:
-            probe.bind((settings.metrics_host, port))
-        except OSError as error:
-            remedy = "Give another --metrics-port, unless a worker on this machine already uses it."
-            return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)
+    try:
+        family, *_, address = socket.getaddrinfo(settings.metrics_host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the metrics server does
+            probe.bind(address)
+    except OSError as error:
+        remedy = "Give another --metrics-port, unless a worker on this machine already uses it."
+        return Finding("Metrics", "problem", f"port {port}: {error.strerror}", remedy)
     return Finding("Metrics", "OK", f"port {port} is free")
 
 

@@ -16,19 +16,22 @@ from penstock.ops.cli.replayer import (
     ReplayOptions,
     ReplyPartition,
     ReplyTopicName,
+    check_range,
 )
-from penstock.ops.cli.screen import EXIT_USAGE, fail, narrate_logs
+from penstock.ops.cli.screen import BadUsage, narrate_logs
 from penstock.ops.cli.topic_reader import open_reader
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.topics import bulk_topic
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 
 Topic = Annotated[str, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="Partition to read.")]
 First = Annotated[int, typer.Option("--from", min=0, help="First offset.")]
 Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset. Default: the partition's present end.")]
-ToBulk = Annotated[bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic.")]
+ToBulk = Annotated[
+    bool, typer.Option("--to-bulk", help="Send to the bulk topic of --topic, or to --topic if it is one.")
+]
 
 
 @takes(KafkaSettings)
@@ -46,7 +49,9 @@ def replay(
     max_replays: MaxReplays = 3,
     as_json: AsJson = False,
 ) -> int:
-    """Send a range of records of a request topic again, from offset --from to --to. Without --execute: only count them.
+    """Send a range of records of a request topic again, from offset --from to --to.
+
+    Without --execute: only count them; with --json, list them.
 
     $ penstock replay --topic penstock.requests.intents --partition 3 --from 1200 --to 1300 --to-bulk --execute
 
@@ -56,8 +61,12 @@ def replay(
     Exit code 1: the broker refused some. 2: there is no such partition.
     """
     narrate_logs(settings.bootstrap_servers)
+    check_range(first, last)
+    if topic.endswith(dead_letter_topic("")):
+        raise BadUsage(f"{topic} holds dead letters, which `penstock dlq replay` sends again.")
     options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
-    target = bulk_topic(topic) if to_bulk else topic
+    is_bulk = topic.endswith(bulk_topic(""))
+    target = bulk_topic(topic) if to_bulk and not is_bulk else topic
     return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options))
 
 
@@ -72,8 +81,7 @@ async def _replay(
     async with open_reader(cluster) as reader:
         num_partitions = await reader.num_partitions(source[0]) or 0
         if source[1] >= num_partitions:
-            fail(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
-            return EXIT_USAGE
+            raise BadUsage(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
         outbox = Outbox(cluster, client_id="penstock-replay")
         await outbox.start()
         try:

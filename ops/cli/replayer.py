@@ -10,16 +10,19 @@ from typing import Annotated, Any
 import typer
 from aiokafka.errors import KafkaError
 
-from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, say
 from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
+from penstock.producer.wire.topics import check_topic
 
 _MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
 
 Position = tuple[str, int, int]  # topic, partition, offset
 
-Execute = Annotated[bool, typer.Option("--execute", help="Send the records. Otherwise only show what would be sent.")]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Send the records. Otherwise only count them; with --json, list them.")
+]
 DeadlineS = Annotated[
     float | None, typer.Option("--deadline-s", min=0.001, help="New deadline, so long from now. Default: none.")
 ]
@@ -45,6 +48,21 @@ class ReplayOptions:
     reply_partition: int | None
     max_replays: int
     as_json: bool
+
+    def __post_init__(self) -> None:
+        """Check the address. Raises BadUsage."""
+        if self.reply_partition is not None and self.reply_topic is None:
+            raise BadUsage("Give --to-reply-topic with --to-reply-partition.")
+        try:
+            check_topic(self.reply_topic)
+        except ValueError as error:
+            raise BadUsage(f"--to-reply-topic {error}. Given: {self.reply_topic!r}") from error
+
+
+def check_range(first: int, last: int | None) -> None:
+    """Check the offsets of --from and --to. Raises BadUsage."""
+    if last is not None and last < first:
+        raise BadUsage(f"--to must not be before --from, which is {first}. Given: {last}")
 
 
 class Replayer:

@@ -16,6 +16,10 @@ EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED =
 _READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 
 
+class BadUsage(Exception):
+    """Options that are wrong or do not fit together. `exit_code_of` makes it exit code 2."""
+
+
 def stderr() -> Console:
     """A console on the current stderr. Markup is off, because messages quote user input."""
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
@@ -46,6 +50,9 @@ def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
     except KeyboardInterrupt:
         say("Stopped.")
         return EXIT_TERMINATED if terminated.is_set() else EXIT_INTERRUPTED
+    except BadUsage as error:
+        fail(str(error))
+        return EXIT_USAGE
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:

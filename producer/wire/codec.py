@@ -182,7 +182,7 @@ def _unpack(value: bytes | None, max_bytes: int, max_list: int, max_containers: 
     except msgpack.StackError as error:
         raise InvalidRequest("The record is nested too deeply.") from error
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        reason = str(error) or "a byte that msgpack does not know"
+        reason = str(error).rstrip(".") or "a byte that msgpack does not know"
         raise InvalidRequest(f"The record is not a msgpack map within the size bounds: {reason}.") from error
     if not isinstance(body, dict):
         raise InvalidRequest(f"The record must be a msgpack map. Given: {show(body)}")

@@ -123,6 +123,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("request_lost_by_brokers", {"acknowledged": frozenset({b"d"})}),
     ("answered_twice", {"replies": (*REPLIED, reply(GOOD, 2, 2, 11)), "may_repeat": False}),
     ("answered_twice", {"letters": (*KEPT, letter(LOST, 2)), "may_repeat": False}),
+    ("letter_of_an_answered_request", {"letters": (*KEPT, letter(GOOD, 2)), "may_repeat": False}),
     ("wrong_result_of_a_call", {"result": 12.0}),
 ]
 

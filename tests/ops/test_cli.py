@@ -41,6 +41,8 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "classify": ClassifySettings,
     "broker": BrokerSettings,
 }
+NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+REPLAY = ["replay", "--topic", "t", "--partition", "0", "--from", "5"]
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -172,6 +174,27 @@ class TestBadUsage:
                 {},
                 "give at most one of --prompt-name and --prompt",
             ),
+            (
+                ["dlq", "replay", "--model", "m", "--to-reply-topic", "a b"],
+                NO_BROKER,
+                "Error: --to-reply-topic must be 1 to 249 letters, digits, dots, underscores and dashes. Given: 'a b'",
+            ),
+            ([*REPLAY, "--to-reply-topic", "a/b"], NO_BROKER, "--to-reply-topic must be 1 to 249 letters"),
+            ([*REPLAY, "--to-reply-partition", "1"], NO_BROKER, "Give --to-reply-topic with --to-reply-partition."),
+            ([*REPLAY, "--to", "4"], NO_BROKER, "--to must not be before --from, which is 5. Given: 4"),
+            (
+                ["dlq", "replay", "--model", "m", "--from", "5", "--to", "4"],
+                NO_BROKER,
+                "--to must not be before --from",
+            ),
+            (["dlq", "ls", "--model", "m", "--from", "5", "--to", "4"], NO_BROKER, "--to must not be before --from"),
+            (["dlq", "show", "--model", "m", "seven"], NO_BROKER, "An id is PARTITION:OFFSET"),
+            (
+                ["replay", "--topic", "t.dead-letter", "--partition", "0", "--from", "0"],
+                NO_BROKER,
+                "t.dead-letter holds dead letters, which `penstock dlq replay` sends again.",
+            ),
+            (["dlq", "ls"], NO_BROKER, "Give --model or --topic."),
         ],
     )
     def test_one_sentence_and_exit_code_2(self, args: list[str], env: Mapping[str, str], says: str) -> None:
@@ -316,6 +339,15 @@ class TestCheck:
         assert code == 1
         assert f"problem Metrics port {port}: Address already in use" in text
         _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-port", str(port))
+        assert f"OK Metrics port {port} is free" in text
+
+    def test_a_port_of_an_ipv6_address(self) -> None:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            port = taken.getsockname()[1]
+            args = ("check", "--bootstrap-servers", "127.0.0.1:1", "--metrics-host", "::1", "--metrics-port", str(port))
+            _, text = penstock(*args)
+        assert f"problem Metrics port {port}: Address already in use" in text
+        _, text = penstock(*args)
         assert f"OK Metrics port {port} is free" in text
 
     @pytest.mark.parametrize("model", [None, "tiny"])
@@ -470,6 +502,20 @@ def test_waits_for_a_broker_that_is_down_and_ends_on_ctrl_c(processes: list[Proc
     assert running.interrupt() == 130
     assert "Traceback" not in running.said
     assert running.said.count("does not answer") == 1
+
+
+def test_records_of_a_bulk_topic_are_replayed_to_it() -> None:
+    with MockBroker() as broker:
+        asyncio.run(send_one("t.bulk", broker.bootstrap_servers))
+        args = ("--topic", "t.bulk", "--partition", "0", "--from", "0", "--to-bulk")
+        code, text = penstock("replay", *args, "--bootstrap-servers", broker.bootstrap_servers)
+    assert "Would send 1 record to t.bulk. This was a dry run." in text
+    assert code == 0
+
+
+async def send_one(topic: str, servers: str) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+        await producer.send_and_wait(topic, b"value", partition=0)
 
 
 @pytest.mark.slow

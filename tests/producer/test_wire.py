@@ -217,6 +217,7 @@ GOOD = {"v": 1, "model": "m", "task": "embed", "text": ["hello"]}
     ("record", "says"),
     [
         (b"\xc1", "The record is not a msgpack map within the size bounds: a byte that msgpack does not know."),
+        (b"\x80\x80", "The record is not a msgpack map within the size bounds: unpack(b) received extra data."),
         (b"\x05", "The record must be a msgpack map. Given: 5"),
         (b"\x90", "The record must be a msgpack map. Given: a list"),
     ],
