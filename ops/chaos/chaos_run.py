@@ -36,7 +36,7 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class ChaosSettings:
-    """What to run. Equal settings inject the same faults and send the same requests."""
+    """Options of a run. Equal settings inject the same faults and send the same requests."""
 
     seed: int = 1
     minutes: float = 10.0
@@ -221,7 +221,7 @@ class _Run:
 
 
 def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
-    """What the engine answers without Kafka."""
+    """The engine's answers without Kafka."""
     rows: dict[Ids, Float32Array] = {}
     by_length = sorted(sequences, key=len)
     for start in range(0, len(by_length), _BATCH):

@@ -63,7 +63,7 @@ async def connected(servers: str, **options: Any) -> AsyncIterator[AIOKafkaConsu
 
 
 async def committed_offsets(servers: str, group: str) -> dict[TopicPartition, int]:
-    """What the group has committed, of each partition of which it has committed anything."""
+    """Offsets that the group has committed; partitions without one are left out."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:

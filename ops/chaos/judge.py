@@ -85,7 +85,7 @@ class Judge:
             self._violation("request_lost_by_brokers", lost.hex())
 
     def check_results(self, results: Iterable[tuple[Ids, Float32Array]]) -> None:
-        """What clients returned to their callers."""
+        """Compare the results that clients returned to their callers with those of a direct run."""
         for ids, row in results:
             self.counts["call_results"] += 1
             if ids not in self._expected or not np.allclose(row, self._expected[ids], atol=_TOLERANCE):

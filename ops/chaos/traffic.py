@@ -32,7 +32,7 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class Sent:
-    """What the load knows of itself, for the checker."""
+    """The load's own record of what it sent and got, for the checker."""
 
     acknowledged: set[bytes] = field(default_factory=set)  # correlation ids of raw records
     unacknowledged: int = 0  # raw records whose producer gave up; they may be in the topic

@@ -49,7 +49,7 @@ class DeadLetter:
 
     @property
     def missing(self) -> str:
-        """What the letter lacks of its original, so that it cannot be sent again; empty if it is whole."""
+        """The parts of its original that the letter lacks, so that it cannot be sent again; empty if it is whole."""
         if any("left-out" in name for name in self.headers):
             return "part of the original was left out"
         if "penstock-unreadable-batch" in self.headers:

@@ -61,7 +61,7 @@ class _UnpackingClient:
 
 
 def _partitions(response: Any) -> list[tuple[Any, ...]]:
-    """What a fetch brought of each partition: its number first, its batches last."""
+    """The partitions of a fetch's answer: the number first, its batches last."""
     return [partition for _, partitions in response.topics for partition in partitions]
 
 

@@ -61,7 +61,7 @@ class ReloadingContext(ssl.SSLContext):
         return self._context.wrap_bio(*args, **options)
 
     def _find_versions(self) -> list[tuple[int, ...]]:
-        """What tells a changed file, also one behind a link that was replaced."""
+        """A value that differs for a changed file, also for one behind a link that was replaced."""
         versions: list[tuple[int, ...]] = []
         for file in self._files:
             try:

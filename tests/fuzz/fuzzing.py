@@ -41,7 +41,7 @@ def fuzz(decoder: Decoder, num_inputs: int, seed: int) -> list[Fault]:
 
 
 def _try(decoder: Decoder, value: bytes) -> str:
-    """What is wrong; empty if nothing is."""
+    """The fault; empty if nothing is."""
     started = time.thread_time()
     try:
         decoder.decode(value)

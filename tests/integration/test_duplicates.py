@@ -1,4 +1,4 @@
-"""What is answered twice after a crash: not what the dead member had committed as finished beyond its prefix."""
+"""Requests answered twice after a crash: none that the dead member had committed as finished beyond its prefix."""
 
 import asyncio
 import struct

@@ -18,7 +18,7 @@ log = structlog.get_logger("penstock.consumer")
 
 
 async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
-    """What is committed of these partitions. Waits for a broker or a permission that is away."""
+    """Committed progress of these partitions. Waits for a broker or a permission that is away."""
     while True:
         try:
             found = await coordinator.fetch_committed(consumer, sources)
@@ -30,7 +30,7 @@ async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition
 
 
 async def take_over(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
-    """What is committed of these partitions, which were assigned, with the marks of owners that died taken over."""
+    """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over."""
     committed = await read_committed(consumer, sources)
     # An end only bounds the records in doubt. A partition without a leader has none, and must not hold up the others.
     ends = await known_ends(consumer, [source for source, one in committed.items() if one.custody is not None])

@@ -233,7 +233,7 @@ class Consumer:
             self.assigned.set()
 
     async def committed(self, source: TopicPartition) -> Progress | None:
-        """What is committed of a partition. Waits for a broker."""
+        """Committed progress of a partition. Waits for a broker."""
         return (await read_committed(self._joined, {source})).get(source)
 
     def rejoin(self) -> None:

@@ -1,4 +1,4 @@
-"""What to fetch next: online records before bulk, at a cost that suits fetches of one or two records.
+"""The choice of the next fetch: online records before bulk, at a cost that suits fetches of one or two records.
 
 Online and bulk records share one consumer, so that one member has both partitions of a number. A broker answers a fetch
 in the order of its partitions, up to the fetch size: a bulk backlog takes only the bytes that online records leave.

@@ -11,7 +11,7 @@ Source = tuple[str, int]  # topic and partition; equal to aiokafka's TopicPartit
 
 
 class Progress(NamedTuple):
-    """What a commit says of a partition."""
+    """The content of a commit, for one partition."""
 
     offset: int  # the next one to read: all before it are finished
     beyond: frozenset[int] = frozenset()  # offsets from there on that are finished too
@@ -25,7 +25,7 @@ class PartitionOwner(Protocol):
         """These were assigned. What is committed is read when this returns. Cancelled if they are revoked."""
 
     def acquired(self, committed: Mapping[Source, Progress]) -> None:
-        """What is committed of them, where something is. Their records come from now on."""
+        """Take over the committed progress of partitions that have any. Their records come from now on."""
 
     async def release(self, sources: set[Source]) -> None:
         """These were revoked, and their records finished or given up."""

@@ -18,7 +18,7 @@ Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys c
 
 @dataclass(slots=True)
 class Held:
-    """What answers hold in memory until they are acknowledged, or the bounds of it."""
+    """Memory that answers hold until they are acknowledged, or the bounds of it."""
 
     records: int = 0
     request_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What the members of a supervisor do, for metrics and probes. Called from other threads than its event loop's."""
+"""States of a supervisor's members, for metrics and probes. Called from other threads than its event loop's."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

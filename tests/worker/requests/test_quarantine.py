@@ -27,7 +27,7 @@ class Died(Exception):
 
 
 class Broker:
-    """What is committed, as the next owner finds it."""
+    """The group's commits, as the next owner finds it."""
 
     def __init__(self) -> None:
         self.stored: dict[Source, Progress] = {}

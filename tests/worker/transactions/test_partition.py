@@ -19,7 +19,7 @@ MakeRecord = Callable[..., Any]
 
 
 class Broker:
-    """What is committed, and the outcomes of the next commits: an error before, or after it has happened, or None."""
+    """The commits, and the outcomes of the next commits: an error before, or after it has happened, or None."""
 
     def __init__(self) -> None:
         self.committed: Progress | None = None

@@ -1,1 +1,1 @@
-"""What each mechanism of the scheduler is worth: the default without it, simulated and on recorded costs."""
+"""The worth of each mechanism of the scheduler: the default without it, simulated and on recorded costs."""
