@@ -200,7 +200,7 @@ class Worker:
         now = time.monotonic()
         completed = [sequence.request for sequence, result in results if sequence.settle(result)]
         self._ledger.answer([request.record for request in completed])
-        self._monitor.answered(completed, now)
+        self._monitor.answered(completed, stats, now)
         self._delivery.reply(completed, encode_replies(completed, self._info, stats, now))
         self._num_answered += len(completed)
 

@@ -18,6 +18,7 @@ from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.telemetry.request_samples import correlation_text
 
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
 
@@ -183,6 +184,7 @@ def _log(rejections: Sequence[Rejection]) -> None:
         topic=record.original.topic,
         partition=record.original.partition,
         offset=record.original.offset,
+        correlation_id=None if address is None else correlation_text(address.correlation_id),
         answered=address is not None,
     )
 

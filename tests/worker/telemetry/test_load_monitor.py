@@ -89,7 +89,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered([late], 0.0)
+    bench.monitor.answered([late], None, 0.0)
     [event] = bench.logged(0.0)
     assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
     assert event["backlog_s"] == pytest.approx(2.0 + bench.scheduler.backlog_s, abs=1e-3)
@@ -110,7 +110,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered([late, late], 0.0)
+    bench.monitor.answered([late, late], None, 0.0)
     bench.monitor.tick(0.0)
     assert bench.value("penstock_overload_refusals_total") == 1
     assert bench.value("penstock_deadline_misses_total", cause="arrived_late") == 1
@@ -127,8 +127,8 @@ def test_latencies_are_counted_a_slice_at_a_time_by_class(
 ) -> None:
     online = [make_sequences([n])[0].request for n in range(3)]
     bulk = make_sequences([1], bulk=True)[0].request
-    bench.monitor.answered([*online, bulk], 0.01)
-    bench.monitor.answered(online, 100.0)
+    bench.monitor.answered([*online, bulk], None, 0.01)
+    bench.monitor.answered(online, None, 100.0)
     assert bench.value("penstock_request_seconds_count", **{"class": "online"}) == 6
     assert bench.value("penstock_request_seconds_sum", **{"class": "online"}) == pytest.approx(300.03)
     buckets = [bench.value("penstock_request_seconds_bucket", le=le, **{"class": "online"}) for le in LATENCIES]
@@ -137,7 +137,7 @@ def test_latencies_are_counted_a_slice_at_a_time_by_class(
 
 
 def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late: PendingRequest) -> None:
-    bench.monitor.answered([late], 0.0)  # from the cache, or from another request's computation
+    bench.monitor.answered([late], None, 0.0)  # from the cache, or from another request's computation
     assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
 
 
