@@ -246,4 +246,5 @@ class Worker:
         await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._cache_writer is not None:
             await self._cache_writer.close()
+        self._monitor.log_rest(time.monotonic())
         log.info("stopped", answered=self._num_answered)

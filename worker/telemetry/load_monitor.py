@@ -46,6 +46,7 @@ class LoadMonitor:
         if not requests:
             return
         self._answered_ok.inc(len(requests))
+        self._since_logged["answered"] += len(requests)
         latencies = Counter([(now - request.times.arrived, request.bulk) for request in requests])
         for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
             self._metrics.latency.observe(seconds, count, bulk=bulk)
@@ -62,6 +63,7 @@ class LoadMonitor:
         """Count records that are answered with an error. Mostly there are none."""
         if not errors:
             return
+        self._since_logged["rejected"] += len(errors)
         for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
             self._metrics.requests.labels(code).inc(count)
             if cause is Cause.OVERLOADED:
@@ -87,20 +89,29 @@ class LoadMonitor:
     def tick(self, now: float) -> None:
         """Show the load, and log it if there was work and the last log is old enough."""
         self._batches_to_log = _BATCHES_A_TICK
-        self._samples.log()
+        self._samples.log(now)
         scheduler = self._driver.scheduler
         backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
         p50, p95 = self._cost.errors()
         self._metrics.show_load(backlog_s, p50, p95)
         is_working = scheduler.num_queued or self._since_logged
-        if not is_working or now - self._logged_at < _LOG_EVERY_S:
-            return
+        if is_working and now - self._logged_at >= _LOG_EVERY_S:
+            self._log_load(now)
+
+    def log_rest(self, now: float) -> None:
+        """Log what has been counted since the last log, when the worker ends."""
+        self._samples.log(now)
+        if self._since_logged:
+            self._log_load(now)
+
+    def _log_load(self, now: float) -> None:
+        scheduler, (p50, p95) = self._driver.scheduler, self._cost.errors()
         since, self._since_logged, self._logged_at = self._since_logged, Counter(), now
         log.info(
             "worker_load",
             queued_sequences=scheduler.num_queued,
             queued_tokens=scheduler.queued_tokens,
-            backlog_s=round(backlog_s, 4),
+            backlog_s=round(self._driver.busy_s(now) + scheduler.backlog_s, 4),
             prediction_error_p50=_rounded(p50),
             prediction_error_p95=_rounded(p95),
             batches=since["batches"],

@@ -37,18 +37,18 @@ class RequestSamples:
             slowest = next(one for one in requests if not one.bulk and now - one.times.arrived == slowest_online_s)
             self._slowest, self._slowest_s = _Answered(slowest, stats, now), slowest_online_s
 
-    def log(self) -> None:
+    def log(self, now: float) -> None:
         """Log what was kept, and begin anew. Called once a second."""
         first, slowest = self._first, self._slowest
         self._first, self._slowest, self._slowest_s = None, None, -1.0
         if first is not None:
-            log.info("request_done", sample="first", **_fields(first))
+            log.info("request_done", sample="first", **_fields(first, now))
         if slowest is not None and (first is None or slowest.request is not first.request):
-            log.info("request_done", sample="slowest", **_fields(slowest))
+            log.info("request_done", sample="slowest", **_fields(slowest, now))
 
 
-def _fields(answered: _Answered) -> dict[str, Any]:
-    """One request's way, in milliseconds. `kafka_ms` is negative where the client's clock is ahead of the worker's."""
+def _fields(answered: _Answered, logged: float) -> dict[str, Any]:
+    """One request's way, in milliseconds. `ago_ms`: from the reply to this line. `kafka_ms` is negative where the client's clock is ahead of the worker's."""
     request, stats, now = answered
     original, times = request.record.original, request.times
     fields: dict[str, Any] = {
@@ -63,6 +63,7 @@ def _fields(answered: _Answered) -> dict[str, Any]:
         "tokenize_ms": times.tokenize_ms,
         "cache_ms": times.cache_ms,
         "total_ms": round((now - times.arrived) * 1e3, 3),
+        "ago_ms": round((logged - now) * 1e3, 3),
         "left_ms": None if request.deadline is None else round((request.deadline - now) * 1e3, 3),
     }
     if stats is not None:

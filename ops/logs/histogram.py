@@ -1,0 +1,65 @@
+"""A histogram of positive numbers with bins 2 % wide, in place of the numbers: percentiles of any number of them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+_GROWTH = np.log(1.02)
+_LOWEST = 1.02**-813.5  # 1e-7; 1 is the centre of a bin
+_BINS = 2200  # up to 8e11
+
+
+class LogHistogram:
+    """Counts by bins. Bin 0 has zero and what is below 1e-7."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BINS, np.int64)
+        self.total = 0.0  # sum of the numbers
+        self.greatest = 0.0
+
+    def __len__(self) -> int:
+        return int(self._counts.sum())
+
+    def add(self, numbers: Iterable[float] | npt.NDArray[np.float64]) -> None:
+        """Count finite numbers; negative ones as zero."""
+        values = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.float64)
+        if not values.size:
+            return
+        values = np.maximum(values, 0.0)
+        bins = np.log(np.maximum(values, _LOWEST) / _LOWEST) / _GROWTH
+        bins = np.where(values < _LOWEST, 0, bins + 1)
+        self._counts += np.bincount(np.minimum(bins, _BINS - 1).astype(np.int64), minlength=_BINS)
+        self.total += float(values.sum())
+        self.greatest = max(self.greatest, float(values.max()))
+
+    def percentile(self, percent: float) -> float:
+        """Within 1 %. NaN without numbers."""
+        count = len(self)
+        if not count:
+            return float("nan")
+        index = int(np.searchsorted(np.cumsum(self._counts), max(1.0, np.ceil(count * percent / 100))))
+        return 0.0 if index == 0 else min(self.greatest, _LOWEST * float(np.exp((index - 0.5) * _GROWTH)))
+
+    def deviation(self, centre: float, percent: float) -> float:
+        """A percentile of |number / centre - 1|. NaN without numbers."""
+        if not len(self):
+            return float("nan")
+        distances = np.abs(self._centres() / centre - 1.0)
+        order = np.argsort(distances)
+        index = np.searchsorted(np.cumsum(self._counts[order]), np.ceil(len(self) * percent / 100))
+        return float(distances[order][index])
+
+    @property
+    def mean(self) -> float:
+        """NaN without numbers."""
+        return self.total / len(self) if len(self) else float("nan")
+
+    def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Counts between edges, [len(edges) - 1], for a plot."""
+        return np.histogram(self._centres(), edges, weights=self._counts)[0].astype(np.int64)
+
+    def _centres(self) -> npt.NDArray[np.float64]:
+        centres: npt.NDArray[np.float64] = _LOWEST * np.exp((np.arange(_BINS) - 0.5) * _GROWTH)
+        centres[0] = 0.0
+        return centres
