@@ -1,8 +1,8 @@
 """From blocks of lines to batches in columns and to events.
 
-Nearly all lines of a busy worker are `batch_done`, and a worker writes the fields of an event in one order. Such lines are
-cut at their commas, in columns, and checked against the order of the first: that is twice as fast as a JSON parser. Any
-other line is parsed as JSON.
+Nearly all lines of a busy worker are `batch_done`, and a worker writes the fields of an event in one order. Such lines
+are cut at their commas, in columns, and checked against the order of the first: that is twice as fast as a JSON parser.
+Any other line is parsed as JSON.
 """
 
 import json

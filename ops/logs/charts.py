@@ -1,6 +1,6 @@
 """The plots of the report, drawn by matplotlib. Inks are stand-ins that the page replaces by colours of its theme."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -11,6 +11,9 @@ from penstock.ops.logs.series import LATENCIES, LATENCY_BOUNDS_S, MISSES, TRIGGE
 
 INK, FAINT = "#010203", "#040506"  # text and axes; grid
 PALETTE = ("#3b7dd8", "#e08a1e", "#2f9e6e", "#c2483d", "#8a63c9", "#7a8793", "#b3a13a")
+_ERROR_COLOURS = dict(zip((*MISSES, "warnings", "errors"), np.array(PALETTE)[[3, 1, 6, 4, 5, 0]], strict=True))
+_TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_MAX_TICKS = 5
 _SPANS = 120  # at most, along the time axis
 _MIN_SPAN_S = 2
 
@@ -32,7 +35,7 @@ class Spans:
         starts, self.columns = digest.series.spans(self.width_s)
         self.width_s = int(starts[1] - starts[0]) if len(starts) > 1 else self.width_s
         self.starts_s = starts.astype(float)
-        self.days = starts / 86400.0  # as matplotlib counts
+        self.edges_s = np.append(self.starts_s, self.starts_s[-1] + self.width_s)
 
     def rate(self, name: str) -> Any:
         """A column by second."""
@@ -58,10 +61,9 @@ def _throughput(axes: Any, spans: Spans) -> bool:
     answered, rejected = spans.rate("answered"), spans.rate("refused")
     if not answered.any() and not rejected.any():
         return False
-    axes.fill_between(spans.days, answered, step="post", color=PALETTE[0], alpha=0.25, linewidth=0)
-    axes.step(spans.days, answered, where="post", color=PALETTE[0], label="answered")
+    _area(axes, spans, answered, PALETTE[0], "answered")
     if rejected.any():
-        axes.step(spans.days, rejected, where="post", color=PALETTE[3], label="rejected")
+        _steps(axes, spans, rejected, PALETTE[3], "rejected")
     return _over_time(axes, spans, "requests/s")
 
 
@@ -75,8 +77,8 @@ def _latency(axes: Any, spans: Spans) -> bool:
     image = np.zeros((*shown.shape, 4))
     image[..., :3] = [int(PALETTE[0][place : place + 2], 16) / 255 for place in (1, 3, 5)]
     image[..., 3] = np.where(shown > 0, 0.12 + 0.88 * shown, 0)
-    right = spans.days[-1] + spans.width_s / 86400
-    axes.imshow(image, aspect="auto", origin="lower", extent=(spans.days[0], right, 0, high - low), interpolation="none")
+    extent = (spans.edges_s[0], spans.edges_s[-1], 0, high - low)
+    axes.imshow(image, aspect="auto", origin="lower", extent=extent, interpolation="none")
     edges = [0.0, *LATENCY_BOUNDS_S][low : high + 1]
     axes.set_yticks(range(high - low + 1), [_milliseconds(edge) for edge in edges], fontsize=8)
     _draw_p95(axes, spans, table, low, high)
@@ -87,7 +89,7 @@ def _draw_p95(axes: Any, spans: Spans, table: Any, low: int, high: int) -> None:
     edges = np.array([0.0, *LATENCY_BOUNDS_S[:-1]])
     p95 = np.array([latency_percentile_s(dict(zip(LATENCIES, row, strict=True)), 95) for row in table.T])
     rows = np.interp(p95, edges, np.arange(len(edges))) - low
-    axes.plot(spans.days + spans.width_s / 2 / 86400, rows, color=PALETTE[1], linewidth=1.4, label="p95")
+    axes.plot(spans.starts_s + spans.width_s / 2, rows, color=PALETTE[1], linewidth=1.4, label="p95")
     axes.set_ylim(0, high - low)
 
 
@@ -95,8 +97,7 @@ def _triggers(axes: Any, spans: Spans) -> bool:
     names = [name for name in TRIGGERS if spans.columns[name].any()]
     if not names:
         return False
-    heights = [spans.rate(name) for name in names]
-    axes.stackplot(spans.days, heights, labels=names, colors=PALETTE, step="post", alpha=0.85, linewidth=0)
+    _stack(axes, spans, names, PALETTE)
     return _over_time(axes, spans, "batches/s")
 
 
@@ -105,19 +106,16 @@ def _padding(axes: Any, spans: Spans) -> bool:
     if not slots.any():
         return False
     wasted = np.where(slots > 0, 100 * (1 - tokens / np.maximum(slots, 1)), np.nan)
-    axes.fill_between(spans.days, np.nan_to_num(wasted), step="post", color=PALETTE[2], alpha=0.25, linewidth=0)
-    axes.step(spans.days, wasted, where="post", color=PALETTE[2])
+    _area(axes, spans, wasted, PALETTE[2], "")
     _over_time(axes, spans, "% avoided")
     axes.set_ylim(0, 100)
     return True
 
 
 def _cache(axes: Any, spans: Spans) -> bool:
-    cached, computed = spans.rate("cached"), spans.rate("sequences")
-    if not cached.any():
+    if not spans.columns["cached"].any():
         return False
-    labels, colours = ["cache", "engine"], (PALETTE[2], PALETTE[5])
-    axes.stackplot(spans.days, [cached, computed], labels=labels, colors=colours, step="post", alpha=0.85, linewidth=0)
+    _stack(axes, spans, ["cached", "sequences"], (PALETTE[2], PALETTE[5]), ["cache", "engine"])
     return _over_time(axes, spans, "sequences/s")
 
 
@@ -125,8 +123,8 @@ def _lag(axes: Any, spans: Spans) -> bool:
     kafka, backlog = spans.columns["kafka_s"], spans.columns["backlog_s"]
     if not kafka.any() and not backlog.any():
         return False
-    axes.step(spans.days, kafka, where="post", color=PALETTE[0], label="in Kafka")
-    axes.step(spans.days, backlog, where="post", color=PALETTE[1], label="backlog")
+    _steps(axes, spans, kafka, PALETTE[0], "in Kafka")
+    _steps(axes, spans, backlog, PALETTE[1], "backlog")
     return _over_time(axes, spans, "s")
 
 
@@ -134,9 +132,7 @@ def _errors(axes: Any, spans: Spans) -> bool:
     names = [name for name in (*MISSES, "warnings", "errors") if spans.columns[name].any()]
     if not names:
         return False
-    heights = [spans.rate(name) for name in names]
-    colours = [PALETTE[3], PALETTE[1], PALETTE[6], PALETTE[4], PALETTE[5], PALETTE[0]]
-    axes.stackplot(spans.days, heights, labels=names, colors=colours, step="post", alpha=0.85, linewidth=0)
+    _stack(axes, spans, names, [_ERROR_COLOURS[name] for name in names])
     return _over_time(axes, spans, "a second")
 
 
@@ -151,7 +147,7 @@ def _stages(axes: Any, spans: Spans) -> bool:
         axes.plot([low], [place], marker="|", markersize=11, markeredgewidth=2, color=INK)
     axes.set_yticks(range(len(found)), [name for name, _ in reversed(found)])
     axes.set_xscale("log")
-    axes.set_xlabel("ms: the mark is p50, the dark bar ends at p95, the light one at p99", fontsize=8)
+    axes.set_xlabel("ms: p50 is the mark, p95 ends the dark bar, p99 the light", fontsize=8)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     return True
 
@@ -166,26 +162,46 @@ def _costs(axes: Any, spans: Spans) -> bool:
     axes.axvline(1.0, color=INK, linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("predicted / measured", fontsize=8)
     axes.set_ylabel("batches", fontsize=8)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     return True
 
 
+def _steps(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
+    axes.step(spans.edges_s, np.append(values, values[-1]), where="post", color=colour, label=label, linewidth=1.3)
+
+
+def _area(axes: Any, spans: Spans, values: Any, colour: str, label: str) -> None:
+    _steps(axes, spans, values, colour, label)
+    filled = np.nan_to_num(np.append(values, values[-1]))
+    axes.fill_between(spans.edges_s, filled, step="post", color=colour, alpha=0.25, linewidth=0)
+
+
+def _stack(axes: Any, spans: Spans, names: Sequence[str], colours: Sequence[str], labels: Sequence[str] = ()) -> None:
+    heights = [np.append(values, values[-1]) for values in map(spans.rate, names)]
+    look = {"labels": labels or names, "colors": colours, "step": "post", "alpha": 0.85, "linewidth": 0}
+    axes.stackplot(spans.edges_s, heights, **look)
+
+
 def _over_time(axes: Any, spans: Spans, unit: str, *, has_zero: bool = True) -> bool:
     """Axes that all plots over time have. Returns true."""
-    step = spans.width_s / 86400
-    axes.set_xlim(spans.days[0], spans.days[-1] + step)
+    first, last = spans.edges_s[0], spans.edges_s[-1]
+    axes.set_xlim(first, last)
     if has_zero:
         axes.set_ylim(bottom=0)
-    places = np.linspace(spans.starts_s[0], spans.starts_s[-1] + spans.width_s, 5)
-    form = "%H:%M:%S" if places[-1] - places[0] < 1800 else "%H:%M" if places[-1] - places[0] < 2 * 86400 else "%d %b"
-    axes.set_xticks(places / 86400, [datetime.fromtimestamp(place, UTC).strftime(form) for place in places])
+    step = next((one for one in _TICKS_S if (last - first) / one <= _MAX_TICKS), None)
+    step = step or 86400 * -(-(last - first) // (86400 * _MAX_TICKS))
+    places = np.arange(-(-first // step) * step, last + 1, step)
+    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%d %b"
+    axes.set_xticks(places, [datetime.fromtimestamp(place, UTC).strftime(form) for place in places])
     axes.set_ylabel(unit, fontsize=8)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    labels = axes.get_legend_handles_labels()[1]
+    labels = [label for label in axes.get_legend_handles_labels()[1] if not label.startswith("_")]
     if len(labels) > 1 or labels == ["p95"]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8, borderaxespad=0.2)
+        look = {"frameon": False, "fontsize": 8, "borderaxespad": 0.2, "columnspacing": 1.0, "handlelength": 1.2}
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=min(4, len(labels)), **look)
     return True
 
 

@@ -63,7 +63,7 @@ def _change(before: Fact, after: Fact) -> Text:
     change = after.value / before.value - 1.0
     if abs(change) < _SAME:
         return Text("=", style=DIM)
-    shown = f"× {change + 1:,.1f}" if change >= 1 else f"{change * 100:+.0f} %"
+    shown = f"{change + 1:,.1f} times" if change >= 1 else f"{change * 100:+.0f} %"
     return Text(shown, style=_style(before.better, change))
 
 

@@ -15,6 +15,7 @@ class LogHistogram:
 
     def __init__(self) -> None:
         self._counts = np.zeros(_BINS, np.int64)
+        self._sums = np.zeros(_BINS)
         self.total = 0.0  # sum of the numbers
         self.greatest = 0.0
 
@@ -29,17 +30,19 @@ class LogHistogram:
         values = np.maximum(values, 0.0)
         bins = np.log(np.maximum(values, _LOWEST) / _LOWEST) / _GROWTH
         bins = np.where(values < _LOWEST, 0, bins + 1)
-        self._counts += np.bincount(np.minimum(bins, _BINS - 1).astype(np.int64), minlength=_BINS)
+        places = np.minimum(bins, _BINS - 1).astype(np.int64)
+        self._counts += np.bincount(places, minlength=_BINS)
+        self._sums += np.bincount(places, values, _BINS)
         self.total += float(values.sum())
         self.greatest = max(self.greatest, float(values.max()))
 
     def percentile(self, percent: float) -> float:
-        """Within 1 %. NaN without numbers."""
+        """The mean of its bin, so within 1 %. NaN without numbers."""
         count = len(self)
         if not count:
             return float("nan")
         index = int(np.searchsorted(np.cumsum(self._counts), max(1.0, np.ceil(count * percent / 100))))
-        return 0.0 if index == 0 else min(self.greatest, _LOWEST * float(np.exp((index - 0.5) * _GROWTH)))
+        return float(self._sums[index] / self._counts[index])
 
     def deviation(self, centre: float, percent: float) -> float:
         """A percentile of |number / centre - 1|. NaN without numbers."""

@@ -17,7 +17,8 @@ from penstock.ops.logs.libraries import pyplot
 from penstock.ops.logs.lifecycle import sentence
 
 _STYLE = Path(__file__).with_name("report.css")
-_INCHES = (5.6, 2.5)
+_INCHES = (4.2, 2.2)
+_COLUMNS = 3  # of the picture
 _FACTS = 200
 _EVENTS = 60
 _PAGE = """<!doctype html>
@@ -37,6 +38,7 @@ _PAGE = """<!doctype html>
 <section class="figures">{figures}</section>
 <section class="plots">{plots}</section>
 <section class="tables">{tables}</section>
+{events}
 </main>
 </body>
 </html>
@@ -49,7 +51,7 @@ def write_report(out: Path, read: Callable[[], Digest]) -> None:
     Raises LogsError.
     """
     if out.suffix not in (".html", ".png"):
-        raise LogsError(f"A report is a page or a picture: name it …​.html or ….png. Given: {out}".replace("\u200b", ""))
+        raise LogsError(f"A report is a page or a picture: OUT.html or OUT.png. Given: {out}")
     if not out.absolute().parent.is_dir():
         raise LogsError(f"There is no directory {out.absolute().parent} for the report.")
     plots = pyplot()
@@ -82,13 +84,14 @@ def _look() -> dict[str, Any]:
 
 
 def _picture(plots: Any, spans: Spans) -> bytes:
-    """Plots that have something to show, in two columns, dark on white."""
+    """The plots in three columns, dark on white."""
     made = charts()
-    figure, cells = plots.subplots(-(-len(made) // 2), 2, figsize=(2 * _INCHES[0] + 1, -(-len(made) // 2) * 2.7))
+    rows = -(-len(made) // _COLUMNS)
+    figure, cells = plots.subplots(rows, _COLUMNS, figsize=(_COLUMNS * 4.8, rows * 2.9), squeeze=False)
     for axes in cells.flat[len(made) :]:
         axes.remove()
     for chart, axes in zip(made, cells.flat, strict=False):
-        axes.set_title(chart.title, fontweight="bold", pad=18)
+        axes.set_title(chart.title, fontweight="bold", pad=34)
         if not chart.draw(axes, spans):
             axes.set_axis_off()
             axes.text(0.5, 0.5, "nothing in these logs", ha="center", transform=axes.transAxes)
@@ -104,12 +107,14 @@ def _page(plots: Any, digest: Digest, spans: Spans) -> str:
     starts, ends = spans.starts_s[0], spans.starts_s[-1] + spans.width_s
     lines = digest.lines
     about = f"{date_and_clock(starts)} to {date_and_clock(ends)} UTC, {duration(ends - starts)}. "
-    about += f"{len(digest.sources)} logs, {integer(lines.lines)} lines"
+    about += f"{_logs(len(digest.sources))}, {integer(lines.lines)} lines"
     if digest.models:
         about += f", model {', '.join(sorted(digest.models))}"
     notes = []
     if lines.broken or lines.foreign:
-        notes.append(f"{integer(lines.broken)} broken lines and {integer(lines.foreign)} of other programs are left out.")
+        notes.append(
+            f"{integer(lines.broken)} broken lines and {integer(lines.foreign)} of other programs are left out."
+        )
     notes += [f"{source.name}: {note}." for source in digest.sources for note in source.notes]
     return _PAGE.format(
         title="penstock logs",
@@ -118,7 +123,8 @@ def _page(plots: Any, digest: Digest, spans: Spans) -> str:
         notes="".join(f'<p class="note">{_safe(note)}</p>' for note in notes),
         figures="".join(_tiles(digest)),
         plots="".join(_figure(plots, chart, spans) for chart in charts()),
-        tables=_fact_tables(digest) + _events_table(digest),
+        tables=_fact_tables(digest),
+        events=_events_table(digest),
     )
 
 
@@ -176,7 +182,9 @@ def _fact_tables(digest: Digest) -> str:
             sections.setdefault(fact.section, []).append(
                 f"<tr><td>{_safe(fact.name)}</td><td>{_safe(fact.text)}</td></tr>"
             )
-    return "".join(f"<div><h2>{name}</h2><table>{''.join(rows)}</table></div>" for name, rows in sections.items())
+    return "".join(
+        f'<div class="card"><h2>{name}</h2><table>{"".join(rows)}</table></div>' for name, rows in sections.items()
+    )
 
 
 def _events_table(digest: Digest) -> str:
@@ -188,7 +196,11 @@ def _events_table(digest: Digest) -> str:
         f"<td>{_safe(event.fields.get('worker', ''))}</td><td>{_safe(sentence(event))}</td></tr>"
         for event in events
     )
-    return f'<div class="wide"><h2>starts, ends and rebalances</h2><table>{rows}</table></div>'
+    return f'<section class="card"><h2>starts, ends and rebalances</h2><table>{rows}</table></section>'
+
+
+def _logs(number: int) -> str:
+    return "1 log" if number == 1 else f"{number} logs"
 
 
 def _safe(text: object) -> str:

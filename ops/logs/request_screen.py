@@ -15,8 +15,8 @@ from penstock.ops.logs.tables import BAR, DIM, WARN, heading, joined
 _WIDTH = 56
 _COLOURS = {"kafka": "blue", "tokenize": "magenta", "cache": "green", "schedule": "yellow", "compute": BAR}
 _SAMPLED = (
-    "Logs name two answered requests of each second of each worker (the first, and the slowest online one), and the first "
-    "of requests that are rejected together."
+    "Logs name two answered requests of each second of each worker (the first, and the slowest online one), and the "
+    "first of requests that are rejected together."
 )
 
 

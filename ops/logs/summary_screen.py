@@ -49,7 +49,7 @@ def show_notes(console: Console, digest: Digest) -> None:
 
 
 def _show_input(console: Console, digest: Digest) -> None:
-    starts = [time_s for time_s in digest.gaps.first_s.values()]
+    starts = list(digest.gaps.first_s.values())
     ends = [digest.gaps.last_s(index) or 0.0 for index in digest.gaps.first_s]
     lines = digest.lines
     logs = f"{len(digest.sources)} logs" if len(digest.sources) > 1 else digest.sources[0].name

@@ -48,7 +48,10 @@ class RequestSamples:
 
 
 def _fields(answered: _Answered, logged: float) -> dict[str, Any]:
-    """One request's way, in milliseconds. `ago_ms`: from the reply to this line. `kafka_ms` is negative where the client's clock is ahead of the worker's."""
+    """One request's way, in milliseconds.
+
+    `ago_ms`: from the reply to this line. `kafka_ms` is negative where the producer's clock is ahead of the worker's.
+    """
     request, stats, now = answered
     original, times = request.record.original, request.times
     fields: dict[str, Any] = {
