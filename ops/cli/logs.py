@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -129,12 +130,13 @@ def tail(
 
     def body() -> int:
         files, filters = _arguments(given)
-        console, ended = make_console(), Tail(files, filters)
-        for event in ended.last(count):
-            console.print(event_line(event, ended.sources), soft_wrap=True)
-        for events in ended.follow(lambda: time.sleep(_POLL_S)) if follow or files == [STDIN] else ():
-            for event in events:
-                console.print(event_line(event, ended.sources), soft_wrap=True)
+        console = make_console()
+        with closing(Tail(files, filters)) as end:
+            for event in end.last(count):
+                console.print(event_line(event, end.sources), soft_wrap=True)
+            for events in end.follow(lambda: time.sleep(_POLL_S)) if follow or files == [STDIN] else ():
+                for event in events:
+                    console.print(event_line(event, end.sources), soft_wrap=True)
         return EXIT_OK
 
     _run(body)

@@ -39,7 +39,10 @@ def number(value: object) -> float | None:
     """A finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of more than 300 digits
+        return None
 
 
 def parse_time(text: object) -> float | None:

@@ -81,8 +81,9 @@ class Gaps:
     def __init__(self) -> None:
         self.longest: list[Gap] = []
         self.count = 0
-        self.num_steps_back = 0  # blocks of lines before the block ahead of them: clocks that were set back
+        self.num_steps_back = 0  # blocks of lines earlier than all of the block before: a clock that was set back
         self._last: dict[int, float] = {}
+        self.last_s: dict[int, float] = {}
         self.first_s: dict[int, float] = {}
 
     def add(self, source: int, times: list[float]) -> None:
@@ -91,9 +92,11 @@ class Gaps:
             return
         ordered = sorted(times)
         self.first_s[source] = min(self.first_s.get(source, ordered[0]), ordered[0])
+        self.last_s[source] = max(self.last_s.get(source, ordered[-1]), ordered[-1])
         last = self._last.get(source, ordered[0])
-        if ordered[0] < last - MIN_GAP_S:
+        if ordered[-1] < last - MIN_GAP_S:
             self.num_steps_back += 1
+            last = ordered[0]
         for time_s in ordered:
             if time_s - last > MIN_GAP_S:
                 self.count += 1
@@ -101,10 +104,6 @@ class Gaps:
             last = max(last, time_s)
         self._last[source] = last
         self.longest = sorted(self.longest, key=lambda gap: gap.start_s - gap.end_s)[:20]
-
-    def last_s(self, source: int) -> float | None:
-        """The time of a source's latest line."""
-        return self._last.get(source)
 
 
 def sentence(event: Event) -> str:

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.logs.digest import Digest
-from penstock.ops.logs.event import clock, date_and_clock, duration
+from penstock.ops.logs.event import Event, clock, date_and_clock, duration, printable
 from penstock.ops.logs.facts import PERCENTS, best_rate, integer, rate, share, short
 from penstock.ops.logs.lifecycle import sentence
 from penstock.ops.logs.request_totals import STAGES
@@ -50,13 +50,13 @@ def show_notes(console: Console, digest: Digest) -> None:
 
 def _show_input(console: Console, digest: Digest) -> None:
     starts = list(digest.gaps.first_s.values())
-    ends = [digest.gaps.last_s(index) or 0.0 for index in digest.gaps.first_s]
+    ends = list(digest.gaps.last_s.values())
     lines = digest.lines
     logs = f"{len(digest.sources)} logs" if len(digest.sources) > 1 else digest.sources[0].name
     head = f"{logs}, {integer(lines.lines)} lines, {integer(lines.events)} events"
     if digest.models:
         head += f"; model {', '.join(sorted(digest.models))}"
-    console.print(Text(head), soft_wrap=True)
+    console.print(Text(printable(head)), soft_wrap=True)
     if starts:
         span = duration(max(ends) - min(starts))
         console.print(Text(f"{date_and_clock(min(starts))} to {_end(min(starts), max(ends))} UTC, {span}"))
@@ -83,7 +83,7 @@ def _show_overview(console: Console, digest: Digest) -> None:
     rejected = sum(one.count for _, one in refused)
     if rejected:
         codes = joined(f"{code} {integer(one.count)}" for code, one in refused)
-        grid.add_row("rejected", Text(f"{integer(rejected)}: {codes}", WARN))
+        grid.add_row("rejected", Text(printable(f"{integer(rejected)}: {codes}"), WARN))
     missed = joined(f"{cause} {integer(totals[cause])}" for cause in MISSES[1:] if totals[cause])
     grid.add_row("deadlines missed", Text(missed, WARN) if missed else "none")
     if totals["cached"]:
@@ -96,7 +96,8 @@ def _show_overview(console: Console, digest: Digest) -> None:
     problems = sorted(digest.requests.problems.items(), key=lambda one: -one[1].count)
     if problems:
         grid.add_row(
-            "warnings, errors", Text(joined(f"{name} {integer(one.count)}" for name, one in problems[:6]), WARN)
+            "warnings, errors",
+            Text(printable(joined(f"{name} {integer(one.count)}" for name, one in problems[:6])), WARN),
         )
     console.print()
     console.print(grid)
@@ -182,13 +183,21 @@ def _show_workers(console: Console, digest: Digest) -> None:
     heading(console, "Workers", figures)
     made = table("time", "log", ">worker", "event")
     events = sorted(digest.lifecycle.events, key=lambda event: event.time_s or 0.0)
-    for event in events[-_MAX_LIFE:]:
+    shown = _most_telling(events)
+    for event in shown:
         worker, name = event.fields.get("worker", ""), digest.sources[event.source].name
         style = BAD if event.level in ("error", "critical") else WARN if event.level == "warning" else ""
-        row(made, clock(event.time_s), name, worker, Text(sentence(event), style=style))
+        row(made, clock(event.time_s), name, worker, Text(printable(sentence(event)), style=style))
     console.print(made)
-    if len(events) > _MAX_LIFE:
-        console.print(Text(f"The last {_MAX_LIFE} of {integer(len(events))}.", style=DIM))
+    if len(shown) < len(events):
+        console.print(Text(f"{len(shown)} of {integer(len(events))}: warnings, and the latest.", style=DIM))
     for gap in digest.gaps.longest[:3]:
         text = f"{digest.sources[gap.source].name}: no line from {clock(gap.start_s)} for "
         console.print(Text(text + duration(gap.end_s - gap.start_s), style=WARN))
+
+
+def _most_telling(events: list[Event]) -> list[Event]:
+    """The latest warnings and errors, and the latest others in the room that is left, by time."""
+    bad = [event for event in events if event.level not in ("debug", "info")][-_MAX_LIFE // 2 :]
+    others = [event for event in events if event.level in ("debug", "info")][-(_MAX_LIFE - len(bad)) :]
+    return sorted([*bad, *others], key=lambda event: event.time_s or 0.0)

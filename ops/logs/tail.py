@@ -29,7 +29,7 @@ class FollowedFile:
         """What was added; of a file that was moved away too, and then of the one in its place."""
         data = self._rest + self._more()
         if self._is_replaced():
-            self._close()
+            self.close()
             self._open()
             data += (b"\n" if data and not data.endswith(b"\n") else b"") + self._more()
         end = data.rfind(b"\n") + 1
@@ -61,14 +61,15 @@ class FollowedFile:
         except OSError:
             self._file = None
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the file. A later `read` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class Tail:
-    """The latest events of logs, and then the new ones."""
+    """The latest events of logs, and then the new ones. The caller closes it."""
 
     def __init__(self, names: Sequence[str], filters: Filters) -> None:
         """Raises NoEvents if a file or directory is not there."""
@@ -102,6 +103,11 @@ class Tail:
                 yield in_order(found[-_MAX_WAITING:])
             wait()
 
+    def close(self) -> None:
+        """Close the files that are followed."""
+        for file in self._files.values():
+            file.close()
+
     def _end_of(self, index: int, source: Source) -> Iterator[Event]:
         path = source.path
         if path is None:
@@ -117,7 +123,7 @@ class Tail:
                 yield from self._kept(index, block)
         else:
             yield from self._kept(index, data[data.find(b"\n") + 1 :])
-        if is_plain:
+        if is_plain and index not in self._files:
             self._files[index] = FollowedFile(path, size)
 
     def _find_new(self) -> None:

@@ -34,7 +34,7 @@ class RequestSamples:
         if self._first is None:
             self._first = _Answered(requests[0], stats, now)
         if slowest_online_s > self._slowest_s:
-            slowest = next(one for one in requests if not one.bulk and now - one.times.arrived == slowest_online_s)
+            slowest = min([one for one in requests if not one.bulk], key=lambda one: one.times.arrived)
             self._slowest, self._slowest_s = _Answered(slowest, stats, now), slowest_online_s
 
     def log(self, now: float) -> None:

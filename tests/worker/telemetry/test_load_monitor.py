@@ -174,3 +174,31 @@ def test_of_many_batches_a_second_some_are_logged_and_all_are_counted(bench: Ben
 def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
     bench.ledger.num_skipped = 3
     assert bench.value("penstock_skipped_records_total") == 3
+
+
+def test_the_log_has_what_was_counted_since_the_last(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    requests = [make_sequences([n])[0].request for n in range(3)]
+    bench.monitor.answered(requests, None, 0.004)
+    bench.metrics.from_cache.inc(2)
+    bench.work()
+    reject(bench, Cause.OVERLOADED)
+    [event] = bench.logged(0.0)
+    assert (event["answered"], event["sequences"], event["cached"]) == (3, 1, 2)
+    assert (event["tokens"], event["slots"], event["device_s"]) == (10, 10, 12.5)
+    assert (event["rejected"], event["latency_le_s"]) == ({"overloaded": 1}, {"0.005": 3})
+    bench.monitor.answered(requests[:1], None, 0.02)
+    [event] = bench.logged(10.0)
+    assert (event["answered"], event["tokens"], event["latency_le_s"]) == (1, 0, {"0.025": 1})
+
+
+def test_what_was_counted_last_is_logged_at_the_end(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    bench.monitor.tick(0.0)
+    with capture_logs() as logs:
+        bench.monitor.log_rest(1.0)
+        bench.monitor.answered([make_sequences([1])[0].request], None, 1.0)
+        bench.monitor.log_rest(2.0)
+    assert [(one["event"], one.get("answered")) for one in logs] == [("request_done", None), ("worker_load", 1)]
