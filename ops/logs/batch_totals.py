@@ -75,7 +75,7 @@ class BatchTotals:
         self.dp_gain.add(gains[np.isfinite(gains) & (gains > 0)])
         for key, groups in (("trigger", self.by_trigger), ("partition", self.by_partition), ("size", self.by_tokens)):
             for (name,), part in frame.partition_by(key, as_dict=True).items():
-                _add_to_group(groups.setdefault(name, Group()), part)  # type: ignore[attr-defined]  # of either key
+                _add_to_group(groups.setdefault(name, Group()), part)
         _add_to_group(self.all, frame)
 
     def _keep_longest(self, source: int, frame: Any) -> None:

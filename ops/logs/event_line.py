@@ -16,7 +16,7 @@ _MAX_VALUE_CHARS = 200
 def event_line(event: Event, sources: Sequence[Source]) -> Text:
     """Time, level, log, worker, name and fields; a trace on lines of its own."""
     style = LEVEL_STYLES[event.level]
-    line = Text(f"{clock(event.time_s, ms=True)} ", style=DIM)
+    line = Text.assemble((f"{clock(event.time_s, ms=True)} ", DIM))
     line.append(f"{event.level:<8} ", style=style or DIM)
     if len(sources) > 1:
         line.append(f"{sources[event.source].name} ", style="cyan")

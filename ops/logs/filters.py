@@ -16,10 +16,10 @@ _TERM = re.compile(r"([\w-]+)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h|d)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
-_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le}
+_ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {">": gt, ">=": ge, "<": lt, "<=": le}
 _TIMES = ("since", "until")
-# The duration that `p` means, of each event that has one, and its seconds.
-DURATIONS = {"total_ms": 1e-3, "device_s": 1.0, "seconds": 1.0}
+# What `p` is, by event: a field, and its unit in seconds.
+_P = {"request_done": ("total_ms", 1e-3), "batch_done": ("device_s", 1.0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Term:
         """Whether a field's value fits; None: the line has no such field."""
         if self.order in _ORDERS:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and _ORDERS[self.order](value, self.limit)
+            return is_number and bool(_ORDERS[self.order](value, self.limit))
         is_equal = value is not None and any(fnmatchcase(str(value), pattern) for pattern in self.values)
         return is_equal == (self.order == "=")
 
@@ -158,8 +158,9 @@ def _moment(key: str, order: str, value: str, now_s: float) -> float:
 
 def _value(event: Event, key: str, model: str | None) -> object:
     if key == "p":
-        found = [seconds * unit for name, unit in DURATIONS.items() if (seconds := event.number(name)) is not None]
-        return found[0] if found else None
+        name, unit_s = _P.get(event.name, ("", 0.0))
+        time = event.number(name)
+        return None if time is None else time * unit_s
     if key == "model":
         return event.fields.get("model", model)
     return event.fields.get(key)

@@ -115,10 +115,10 @@ def sentence(event: Event) -> str:
             shown = ", ".join(sorted(set(map(str, parts.values())))) if isinstance(parts, dict) else str(parts)
             return f"{'got' if name == _ASSIGNED else 'gave up'} partitions {_shortened(shown)}"
         case "member_exited":
-            how = fields.get("signal") or f"exit code {fields.get('exit_code')}"
+            how = f"by {fields['signal']}" if "signal" in fields else f"with code {fields.get('exit_code')}"
             again = f", starts again in {fields['restart_in_s']} s" if "restart_in_s" in fields else ""
             rolled = ", replaced" if "replaced_by" in fields else ""
-            return f"exited by {how} after {_seconds(fields.get('uptime_s'))}{again}{rolled}"
+            return f"exited {how} after {_seconds(fields.get('uptime_s'))}{again}{rolled}"
         case "worker_ready":
             return f"ready, model {fields.get('model')}"
         case "stopped":

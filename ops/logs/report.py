@@ -15,6 +15,7 @@ from penstock.ops.logs.event import clock, date_and_clock, duration, printable
 from penstock.ops.logs.facts import facts, integer
 from penstock.ops.logs.libraries import pyplot
 from penstock.ops.logs.lifecycle import sentence
+from penstock.ops.logs.tables import count
 
 _STYLE = Path(__file__).with_name("report.css")
 _INCHES = (4.2, 2.2)
@@ -107,7 +108,7 @@ def _page(plots: Any, digest: Digest, spans: Spans) -> str:
     starts, ends = spans.starts_s[0], spans.starts_s[-1] + spans.width_s
     lines = digest.lines
     about = f"{date_and_clock(starts)} to {date_and_clock(ends)} UTC, {duration(ends - starts)}. "
-    about += f"{_logs(len(digest.sources))}, {integer(lines.lines)} lines"
+    about += f"{count(len(digest.sources), 'log')}, {integer(lines.lines)} lines"
     if digest.models:
         about += f", model {', '.join(sorted(digest.models))}"
     notes = []
@@ -197,10 +198,6 @@ def _events_table(digest: Digest) -> str:
         for event in events
     )
     return f'<section class="card"><h2>starts, ends and rebalances</h2><table>{rows}</table></section>'
-
-
-def _logs(number: int) -> str:
-    return "1 log" if number == 1 else f"{number} logs"
 
 
 def _safe(text: object) -> str:

@@ -10,7 +10,7 @@ from penstock.ops.logs.event_line import event_line
 from penstock.ops.logs.lifecycle import sentence
 from penstock.ops.logs.request_story import RequestStory, Stage, stages
 from penstock.ops.logs.source import Source
-from penstock.ops.logs.tables import BAR, DIM, WARN, heading, joined
+from penstock.ops.logs.tables import BAR, DIM, WARN, count, heading, joined
 
 _WIDTH = 56
 _COLOURS = {"kafka": "blue", "tokenize": "magenta", "cache": "green", "schedule": "yellow", "compute": BAR}
@@ -52,7 +52,7 @@ def _show_way(console: Console, sample: Event, sources: Sequence[Source]) -> Non
     about = joined(
         (
             str(fields.get("class", "")),
-            f"{fields.get('sequences')} sequences, {fields.get('cached')} from the cache",
+            f"{count(sample.number('sequences') or 0, 'sequence')}, {fields.get('cached')} from the cache",
             f"correlation id {fields['correlation_id']}" if fields.get("correlation_id") else "",
             f"{sources[sample.source].name}{worker}",
         )
@@ -73,7 +73,7 @@ def _show_way(console: Console, sample: Event, sources: Sequence[Source]) -> Non
     took = f"{duration(total_s)} after it arrived, {duration(end_s - start_s)} after it was produced{deadline}"
     console.print(Text(f"{clock(end_s, ms=True)} UTC  reply made, {took}"), soft_wrap=True)
     if fields.get("trigger"):
-        size = f"{fields.get('batch_sequences')} sequences and {fields.get('batch_tokens')} tokens"
+        size = f"{count(sample.number('batch_sequences') or 0, 'sequence')} and {fields.get('batch_tokens')} tokens"
         console.print(Text(printable(f"It ran in a batch of {size}, by {fields['trigger']}."), style=DIM))
     if (sample.number("kafka_ms") or 0.0) < 0:
         console.print(

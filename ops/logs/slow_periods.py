@@ -42,5 +42,5 @@ def slow_periods(series: Series) -> list[SlowPeriod]:
     return periods
 
 
-def _p95(columns: dict[str, np.ndarray], rows: slice) -> float:  # type: ignore[type-arg]  # of floats
+def _p95(columns: dict[str, np.ndarray], rows: slice) -> float:
     return latency_percentile_s({name: columns[name][rows] for name in LATENCIES}, 95)

@@ -11,10 +11,11 @@ from penstock.ops.logs.lifecycle import sentence
 from penstock.ops.logs.request_totals import STAGES
 from penstock.ops.logs.series import MISSES, TRIGGERS, latency_percentile_s
 from penstock.ops.logs.slow_periods import slow_periods
-from penstock.ops.logs.tables import BAD, DIM, WARN, bar, curve, heading, is_known, joined, row, table
+from penstock.ops.logs.tables import BAD, DIM, WARN, bar, count, curve, heading, is_known, joined, row, table
 
 _MAX_PERIODS = 5
 _MAX_LIFE = 12
+_MAX_NAME_CHARS = 40
 
 
 def show_summary(console: Console, digest: Digest) -> None:
@@ -52,7 +53,7 @@ def _show_input(console: Console, digest: Digest) -> None:
     starts = list(digest.gaps.first_s.values())
     ends = list(digest.gaps.last_s.values())
     lines = digest.lines
-    logs = f"{len(digest.sources)} logs" if len(digest.sources) > 1 else digest.sources[0].name
+    logs = count(len(digest.sources), "log") if len(digest.sources) > 1 else digest.sources[0].name
     head = f"{logs}, {integer(lines.lines)} lines, {integer(lines.events)} events"
     if digest.models:
         head += f"; model {', '.join(sorted(digest.models))}"
@@ -91,13 +92,13 @@ def _show_overview(console: Console, digest: Digest) -> None:
     if batches.all.batches:
         _add_batches(grid, digest)
     if totals["backlog_s"] or totals["queued_sequences"]:
-        queued = f"{duration(totals['backlog_s'])}, {integer(totals['queued_sequences'])} sequences"
+        queued = f"{duration(totals['backlog_s'])}, {count(totals['queued_sequences'], 'sequence')}"
         grid.add_row("greatest backlog", queued)
     problems = sorted(digest.requests.problems.items(), key=lambda one: -one[1].count)
     if problems:
         grid.add_row(
             "warnings, errors",
-            Text(printable(joined(f"{name} {integer(one.count)}" for name, one in problems[:6])), WARN),
+            Text(printable(joined(f"{_shortened(name)} {integer(one.count)}" for name, one in problems[:6])), WARN),
         )
     console.print()
     console.print(grid)
@@ -105,7 +106,7 @@ def _show_overview(console: Console, digest: Digest) -> None:
         _, columns = digest.series.spans(max(1, digest.series.span_s // 60))
         values = columns["answered"] if answered else columns["logged_sequences"]
         what = "answers" if answered else "sequences"
-        console.print(curve(values.tolist()) + Text(f"  {what} over time", style=DIM))
+        console.print(curve(values.tolist(), f"{what} over time"))
 
 
 def _best(digest: Digest) -> str:
@@ -117,7 +118,7 @@ def _add_batches(grid: Table, digest: Digest) -> None:
     batches, totals = digest.batches, digest.series.totals()
     number = max(totals["batches"], batches.all.batches)
     logged = "all logged" if number <= batches.all.batches else f"{integer(batches.all.batches)} of them logged"
-    sizes = f"{integer(batches.sequences.percentile(50))} sequences, {integer(batches.tokens.percentile(50))} tokens"
+    sizes = f"{count(batches.sequences.percentile(50), 'sequence')}, {count(batches.tokens.percentile(50), 'token')}"
     grid.add_row("batches", f"{integer(number)} ({logged}); median {sizes}, {duration(batches.seconds.percentile(50))}")
     grid.add_row("padding avoided", f"{share(batches.all.padding_avoided)} of the slots")
     error = f"p50 {share(batches.all.error(50))}, p95 {share(batches.all.error(95))}"
@@ -170,7 +171,7 @@ def _show_workers(console: Console, digest: Digest) -> None:
     if not digest.lifecycle.events and not digest.gaps.count:
         return
     figures = joined(
-        f"{number} {name}{'s' if number != 1 else ''}"
+        count(number, name)
         for number, name in (
             (counts.starts, "start"),
             (counts.restarts, "restart"),
@@ -201,3 +202,8 @@ def _most_telling(events: list[Event]) -> list[Event]:
     bad = [event for event in events if event.level not in ("debug", "info")][-_MAX_LIFE // 2 :]
     others = [event for event in events if event.level in ("debug", "info")][-(_MAX_LIFE - len(bad)) :]
     return sorted([*bad, *others], key=lambda event: event.time_s or 0.0)
+
+
+def _shortened(name: str) -> str:
+    """Events have names; what a library logs is a sentence."""
+    return name if len(name) <= _MAX_NAME_CHARS else f"'{name[: _MAX_NAME_CHARS - 1]}…'"

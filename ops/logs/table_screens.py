@@ -31,7 +31,7 @@ def show_errors(console: Console, digest: Digest) -> None:
             row(made, code, integer(one.count), bar(one.count / greatest, 12), first, last, _reason(one.example))
         console.print(made)
         _, columns = digest.series.spans(max(1, digest.series.span_s // 60))
-        console.print(curve(columns["refused"].tolist()) + Text("  rejected over time", style=DIM))
+        console.print(curve(columns["refused"].tolist(), "rejected over time"))
     if problems:
         heading(console, "Warnings and errors", integer(sum(one.count for one in problems.values())))
         made = table("event", ">lines", "level", "first", "last", "logs", "the latest")
@@ -40,7 +40,7 @@ def show_errors(console: Console, digest: Digest) -> None:
             style = WARN if level == "warning" else BAD
             logs = ", ".join(digest.sources[index].name for index in sorted(one.sources)[:3])
             cells = Text(level, style=style), clock(one.first_s), clock(one.last_s), logs, _details(one.example)
-            row(made, name[:48], integer(one.count), *cells)
+            row(made, name[:36], integer(one.count), *cells)
         console.print(made)
 
 
@@ -50,7 +50,17 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
     if requests:
         heading(console, "Slowest requests", _SAMPLED)
         made = table(
-            "time", ">total", ">kafka", ">tokenize", ">schedule", ">compute", ">batch", "trigger", "log", "request"
+            "time",
+            ">total",
+            ">kafka",
+            ">tokenize",
+            ">cache",
+            ">schedule",
+            ">compute",
+            ">batch",
+            "trigger",
+            "log",
+            "request",
         )
         for event in requests:
             row(made, clock(event.time_s), *_stage_cells(event), digest.sources[event.source].name, _position(event))
@@ -155,7 +165,8 @@ def _details(event: Event | None) -> str:
     if event is None:
         return ""
     hidden = {"event", "logger", "level", "timestamp", "exception", "worker", "pid"}
-    return " ".join(f"{key}={value}" for key, value in event.fields.items() if key not in hidden)[:300]
+    sentence = event.name if " " in event.name else ""  # of a library
+    return " ".join([sentence, *[f"{key}={value}" for key, value in event.fields.items() if key not in hidden]])[:300]
 
 
 def _position(event: Event) -> str:
@@ -165,7 +176,7 @@ def _position(event: Event) -> str:
 
 def _stage_cells(event: Event) -> list[str]:
     cells = []
-    for stage in ("total", "kafka", "tokenize", "schedule", "compute"):
+    for stage in ("total", "kafka", "tokenize", "cache", "schedule", "compute"):
         ms = event.number(f"{stage}_ms")
         cells.append("-" if ms is None else duration(ms / 1e3))
     tokens = number(event.fields.get("batch_tokens"))

@@ -24,7 +24,7 @@ def make_console() -> Console:
 def heading(console: Console, text: str, note: str = "") -> None:
     """A section's name, and what its figures are of."""
     console.print()
-    console.print(Text(text, style=HEAD) + Text(f"  {note}" if note else "", style=DIM), soft_wrap=True)
+    console.print(Text.assemble((text, HEAD), (f"  {note}" if note else "", DIM)), soft_wrap=True)
 
 
 def table(*columns: str) -> Table:
@@ -49,8 +49,8 @@ def bar(part: float, width: int = 24) -> Text:
     return Text("█" * full + (_PARTS[rest] if rest else ""), style=BAR)
 
 
-def curve(values: Sequence[float], width: int = 60) -> Text:
-    """A curve of one line. Values are added up into at most `width` characters."""
+def curve(values: Sequence[float], name: str, width: int = 60) -> Text:
+    """A curve of one line, and its name. Values are added up into at most `width` characters."""
     if not len(values):
         return Text("")
     chunks = np.array_split(np.asarray(values, float), min(width, len(values)))
@@ -61,7 +61,7 @@ def curve(values: Sequence[float], width: int = 60) -> Text:
         if greatest
         else [0] * len(chunks)
     )
-    return Text("".join(_BLOCKS[step] for step in steps), style=BAR)
+    return Text.assemble(("".join(_BLOCKS[step] for step in steps), BAR), (f"  {name}", DIM))
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -72,3 +72,10 @@ def joined(parts: Iterable[str]) -> str:
 def is_known(value: float) -> bool:
     """Whether the logs tell a figure."""
     return not math.isnan(value)
+
+
+def count(number: float, noun: str) -> str:
+    """`1 sequence`, `2 sequences`, `3 batches`."""
+    return (
+        f"{number:,.0f} {noun}" if round(number) == 1 else f"{number:,.0f} {noun}{'es' if noun.endswith('ch') else 's'}"
+    )

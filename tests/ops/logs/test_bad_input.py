@@ -158,10 +158,10 @@ def test_a_file_that_may_not_be_read_is_named_and_the_others_are_read(
     (tmp_path / "b.log").write_text(batch(0))
     opened = Path.open
 
-    def refused(self: Path, *arguments: str) -> object:
+    def refused(self: Path, mode: str) -> object:
         if self.name == "a.log":
             raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *arguments)
+        return opened(self, mode)
 
     monkeypatch.setattr(Path, "open", refused)  # the tests may run as root, which may read anything
     found = digest(tmp_path)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from penstock.ops.logs.facts import facts
 from penstock.ops.logs.histogram import LogHistogram
@@ -80,7 +79,7 @@ def test_several_workers_are_merged() -> None:
         assert merged[name] == pytest.approx(first[name] + second[name])
     assert merged["slowest_s"] == max(first["slowest_s"], second["slowest_s"])
     assert both.lifecycle.counts.starts == 3
-    slowest = [event.number("total_ms") for event in both.requests.slowest]
+    slowest = [event.number("total_ms") or 0.0 for event in both.requests.slowest]
     assert slowest == sorted(slowest, reverse=True)
 
 
@@ -133,7 +132,6 @@ def test_the_buckets_and_names_are_the_workers() -> None:
     ]
     assert {str(one) for one in Trigger} == set(TRIGGERS[:-1])
     assert {str(one) for one in Cause} < set(MISSES)
-    assert CollectorRegistry() is not None
 
 
 def test_percentiles_of_buckets() -> None:
@@ -157,7 +155,8 @@ def test_a_histogram_is_within_a_hundredth() -> None:
     assert np.isnan(LogHistogram().percentile(50))
     constant = LogHistogram()
     constant.add([0.01] * 9 + [0.0, -1.0])
-    assert (constant.percentile(99), constant.percentile(10)) == (pytest.approx(0.01), 0.0)
+    assert constant.percentile(99) == pytest.approx(0.01)
+    assert constant.percentile(10) == 0.0
 
 
 def test_every_figure_has_one_name() -> None:

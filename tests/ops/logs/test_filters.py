@@ -14,7 +14,7 @@ NOW_S = datetime(2026, 11, 22, 3, 30, tzinfo=UTC).timestamp()
 
 
 def accepts(*texts: str, time: str = "2026-11-22T03:00:00Z", model: str | None = None, **fields: Any) -> bool:
-    event = Event(0, parse_time(time), {"event": "request_done", "level": "info", **fields})
+    event = Event(0, parse_time(time), {"event": "request_done", "level": "info"} | fields)
     return parse_filters(texts, NOW_S).accepts(event, model)
 
 
@@ -35,7 +35,8 @@ def test_values_are_alternatives_by_commas_and_patterns() -> None:
 def test_p_is_the_time_of_a_request_or_a_batch() -> None:
     assert accepts("p>50ms", total_ms=51.0)
     assert not accepts("p>50ms", total_ms=50.0)
-    assert accepts("p>=0.05s", device_s=0.05)
+    assert accepts("p>=0.05s", event="batch_done", device_s=0.05)
+    assert not accepts("p>1ms", event="worker_load", device_s=0.05)  # of many batches
     assert not accepts("p>50ms")
 
 
