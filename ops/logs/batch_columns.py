@@ -9,6 +9,7 @@ import json
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.ops.logs.event import number, parse_time
 from penstock.ops.logs.libraries import polars
@@ -71,6 +72,7 @@ class BatchColumns:
         self._keys = list(fields)
         wanted = {*_NEEDED, "event", *(key for key in _KINDS if key in fields)}
         starts = {key: f' "{key}": ' for key in self._keys} | {self._keys[0]: f'{{"{self._keys[0]}": '}
+        starts |= {key: starts[key] + '"' for key in _TEXTS}
         self._starts = {key: start for key, start in starts.items() if key in wanted or key == self._keys[-1]}
 
     def _columns(self, block: bytes) -> Cut | None:
@@ -88,15 +90,11 @@ class BatchColumns:
             )
         except pl.exceptions.PolarsError:
             return None
-        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-        if not block.endswith(b"\n"):
-            ends = np.append(ends, len(block))
-        if len(ends) != len(cells):
+        if block.count(b"\n") + (not block.endswith(b"\n")) != len(cells):
             return None
         typed = cells.select(self._is_laid_out().alias("fits"), *self._typed())
         fits = typed.select(pl.col("fits") & pl.all_horizontal(pl.col("second", *_NEEDED).is_not_null()))["fits"]
-        others = [block[ends[row - 1] + 1 if row else 0 : ends[row]] for row in np.flatnonzero(~fits.to_numpy())]
-        others = [line for line in others if line.strip()]
+        others = [line for line in _lines_at(block, np.flatnonzero(~fits.to_numpy())) if line.strip()]
         batches = typed.filter(fits).select(BATCH_COLUMNS)
         return Cut(batches, others, len(batches) + len(others))
 
@@ -110,12 +108,20 @@ class BatchColumns:
         pl = polars()
         values = {key: pl.col(key).str.slice(len(start)) for key, start in self._starts.items()}
         values[self._keys[-1]] = values[self._keys[-1]].str.strip_suffix("}")
-        texts = {key: values[key].str.strip_chars('"') for key in _TEXTS}
+        texts = {key: values[key].str.strip_suffix('"') for key in _TEXTS}
         moment = texts["timestamp"].str.slice(0, 19).str.to_datetime(_TIME_FORMAT, strict=False)
         columns = [moment.dt.epoch("s").alias("second"), *[text.alias(key) for key, text in texts.items()]]
         for key, dtype in _dtypes().items():
             columns.append(values.get(key, pl.lit(None, pl.String)).cast(dtype, strict=False).alias(key))
         return columns
+
+
+def _lines_at(block: bytes, rows: npt.NDArray[np.int64]) -> list[bytes]:
+    if not len(rows):
+        return []
+    ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")), len(block))
+    starts = np.append(0, ends + 1)
+    return [block[start:end] for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)]
 
 
 def batches_of(rows: list[dict[str, Any]]) -> Any:

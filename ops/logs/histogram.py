@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 _GROWTH = np.log(1.02)
 _LOWEST = 1.02**-813.5  # 1e-7; 1 is the centre of a bin
+_MAX_SINGLE = 4096
 _BINS = 2200  # up to 8e11
 
 
@@ -18,9 +19,17 @@ class LogHistogram:
         self._sums = np.zeros(_BINS)
         self.total = 0.0  # sum of the numbers
         self.greatest = 0.0
+        self._single: list[float] = []  # numbers that are not in the bins yet
 
     def __len__(self) -> int:
-        return int(self._counts.sum())
+        return int(self._counts.sum()) + len(self._single)
+
+    def add_one(self, value: float) -> None:
+        """Count one finite number."""
+        self._single.append(value)
+        self.greatest = max(self.greatest, value)
+        if len(self._single) >= _MAX_SINGLE:
+            self._settle()
 
     def add(self, numbers: Iterable[float] | npt.NDArray[np.float64]) -> None:
         """Count finite numbers; negative ones as zero."""
@@ -38,6 +47,7 @@ class LogHistogram:
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
+        self._settle()
         count = len(self)
         if not count:
             return float("nan")
@@ -46,6 +56,7 @@ class LogHistogram:
 
     def deviation(self, centre: float, percent: float) -> float:
         """A percentile of |number / centre - 1|. NaN without numbers."""
+        self._settle()
         if not len(self):
             return float("nan")
         distances = np.abs(self._centres() / centre - 1.0)
@@ -56,11 +67,17 @@ class LogHistogram:
     @property
     def mean(self) -> float:
         """NaN without numbers."""
+        self._settle()
         return self.total / len(self) if len(self) else float("nan")
 
     def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Counts between edges, [len(edges) - 1], for a plot."""
+        self._settle()
         return np.histogram(self._centres(), edges, weights=self._counts)[0].astype(np.int64)
+
+    def _settle(self) -> None:
+        numbers, self._single = self._single, []
+        self.add(numbers)
 
     def _centres(self) -> npt.NDArray[np.float64]:
         centres: npt.NDArray[np.float64] = _LOWEST * np.exp((np.arange(_BINS) - 0.5) * _GROWTH)

@@ -71,7 +71,7 @@ class RequestTotals:
             return
         for stage, time_ms in times.items():
             if time_ms is not None:
-                self.stages[stage].add([time_ms / 1e3])
+                self.stages[stage].add_one(time_ms / 1e3)
         self.num_ahead += (times["kafka"] or 0.0) < -1.0
 
 
