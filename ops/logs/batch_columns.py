@@ -27,7 +27,7 @@ _KINDS = {
     "device_s": float,
 }
 _NEEDED = (*_TEXTS, "sequences", "tokens", "max_seqlen", "predicted_s", "device_s")
-BATCH_COLUMNS = ("second", *_TEXTS, *_KINDS)
+BATCH_COLUMNS = ("second", "trigger", "partition", *_KINDS)
 
 
 class Cut(NamedTuple):
@@ -90,11 +90,12 @@ class BatchColumns:
             )
         except pl.exceptions.PolarsError:
             return None
-        if block.count(b"\n") + (not block.endswith(b"\n")) != len(cells):
-            return None
         typed = cells.select(self._is_laid_out().alias("fits"), *self._typed())
-        fits = typed.select(pl.col("fits") & pl.all_horizontal(pl.col("second", *_NEEDED).is_not_null()))["fits"]
-        others = [line for line in _lines_at(block, np.flatnonzero(~fits.to_numpy())) if line.strip()]
+        fits = typed.select(pl.col("fits") & pl.all_horizontal(pl.col("second", *_NEEDED[1:]).is_not_null()))["fits"]
+        lines = _lines_at(block, np.flatnonzero(~fits.to_numpy()), len(cells))
+        if lines is None:
+            return None
+        others = [line for line in lines if line.strip()]
         batches = typed.filter(fits).select(BATCH_COLUMNS)
         return Cut(batches, others, len(batches) + len(others))
 
@@ -110,17 +111,22 @@ class BatchColumns:
         values[self._keys[-1]] = values[self._keys[-1]].str.strip_suffix("}")
         texts = {key: values[key].str.strip_suffix('"') for key in _TEXTS}
         moment = texts["timestamp"].str.slice(0, 19).str.to_datetime(_TIME_FORMAT, strict=False)
-        columns = [moment.dt.epoch("s").alias("second"), *[text.alias(key) for key, text in texts.items()]]
+        columns = [moment.dt.epoch("s").alias("second"), *[texts[key].alias(key) for key in _TEXTS[1:]]]
         for key, dtype in _dtypes().items():
             columns.append(values.get(key, pl.lit(None, pl.String)).cast(dtype, strict=False).alias(key))
         return columns
 
 
-def _lines_at(block: bytes, rows: npt.NDArray[np.int64]) -> list[bytes]:
+def _lines_at(block: bytes, rows: npt.NDArray[np.int64], num_rows: int) -> list[bytes] | None:
+    """The lines of rows; None if the table's rows are not the block's lines."""
     if not len(rows):
         return []
-    ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")), len(block))
-    starts = np.append(0, ends + 1)
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(block))
+    if len(ends) != num_rows:
+        return None
+    starts = np.append(0, ends[:-1] + 1)
     return [block[start:end] for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)]
 
 
@@ -130,7 +136,7 @@ def batches_of(rows: list[dict[str, Any]]) -> Any:
     made = []
     for fields in rows:
         time_s = parse_time(fields.get("timestamp"))
-        row: dict[str, Any] = {key: str(fields.get(key)) for key in _TEXTS}
+        row: dict[str, Any] = {key: str(fields.get(key)) for key in _TEXTS[1:]}
         row["second"] = None if time_s is None else int(time_s // 1)
         for key, kind in _KINDS.items():
             value = number(fields.get(key))
@@ -142,7 +148,7 @@ def batches_of(rows: list[dict[str, Any]]) -> Any:
 def empty_batches() -> Any:
     """A frame with BATCH_COLUMNS and no row."""
     pl = polars()
-    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **_dtypes()})
+    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS[1:], pl.String), **_dtypes()})
 
 
 def _dtypes() -> dict[str, Any]:

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.logs.histogram import LogHistogram
+from penstock.ops.logs.histogram import LogHistogram, bins_of
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.series import LOGGED, TRIGGERS, Series
 
 NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
+_SUMMED = ("batches", "sequences", "tokens", "slots", "predicted_s", "device_s")
 
 
 @dataclass(slots=True)
@@ -73,10 +74,10 @@ class BatchTotals:
         self.seconds.add(numpy["device_s"])
         gains = numpy["dp_gain"]
         self.dp_gain.add(gains[np.isfinite(gains) & (gains > 0)])
-        for key, groups in (("trigger", self.by_trigger), ("partition", self.by_partition), ("size", self.by_tokens)):
-            for (name,), part in frame.partition_by(key, as_dict=True).items():
-                _add_to_group(groups.setdefault(name, Group()), part)
-        _add_to_group(self.all, frame)
+        groups = _grouped(frame)
+        for key, table in (("trigger", self.by_trigger), ("partition", self.by_partition), ("size", self.by_tokens)):
+            _add_to_table(table, key, groups)
+        _add_to_table({"": self.all}, "", groups)
 
     def _keep_longest(self, source: int, frame: Any) -> None:
         longest = frame.top_k(NUM_LONGEST, by="device_s").to_dicts()
@@ -84,12 +85,24 @@ class BatchTotals:
         self.longest_batches = sorted(merged, key=lambda row: -row["device_s"])[:NUM_LONGEST]
 
 
-def _add_to_group(group: Group, frame: Any) -> None:
-    group.batches += len(frame)
-    for name in ("sequences", "tokens", "slots", "predicted_s", "device_s"):
-        setattr(group, name, getattr(group, name) + frame[name].sum())
-    measured = frame["device_s"].to_numpy()
-    group.ratios.add((frame["predicted_s"].to_numpy() / np.maximum(measured, 1e-9))[measured > 0])
+def _grouped(frame: Any) -> Any:
+    """Batches that are alike in all keys and in the bin of their cost's error, added up."""
+    pl = polars()
+    ratios = frame["predicted_s"].to_numpy() / np.maximum(frame["device_s"].to_numpy(), 1e-9)
+    frame = frame.with_columns(bin=pl.Series(bins_of(ratios)), batches=pl.lit(1))
+    return (
+        frame.group_by("trigger", "partition", "size", "bin")
+        .agg(pl.col(_SUMMED).sum())
+        .with_columns(pl.lit("").alias(""))
+    )
+
+
+def _add_to_table(table: dict[Any, Group], key: str, groups: Any) -> None:
+    for (name,), part in groups.partition_by(key, as_dict=True).items():
+        group = table.setdefault(name, Group())
+        for column in _SUMMED:
+            setattr(group, column, getattr(group, column) + part[column].sum())
+        group.ratios.add_counts(part["bin"].to_numpy(), part["batches"].to_numpy())
 
 
 def _add_to_series(frame: Any, series: Series) -> None:

@@ -17,7 +17,8 @@ class Event(NamedTuple):
     @property
     def name(self) -> str:
         """The fixed name, such as batch_done; or a library's sentence."""
-        return str(self.fields["event"])
+        name: str = self.fields["event"]  # the parser has looked
+        return name
 
     @property
     def level(self) -> str:

@@ -1,5 +1,6 @@
 """A histogram of positive numbers with bins 2 % wide, in place of the numbers: percentiles of any number of them."""
 
+import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -37,13 +38,16 @@ class LogHistogram:
         if not values.size:
             return
         values = np.maximum(values, 0.0)
-        bins = np.log(np.maximum(values, _LOWEST) / _LOWEST) / _GROWTH
-        bins = np.where(values < _LOWEST, 0, bins + 1)
-        places = np.minimum(bins, _BINS - 1).astype(np.int64)
+        places = bins_of(values)
         self._counts += np.bincount(places, minlength=_BINS)
         self._sums += np.bincount(places, values, _BINS)
         self.total += float(values.sum())
         self.greatest = max(self.greatest, float(values.max()))
+
+    def add_counts(self, bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        """Count numbers of which only the bins are known, by `bins_of`."""
+        np.add.at(self._counts, bins, counts)
+        np.add.at(self._sums, bins, counts * _centres()[bins])
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
@@ -59,7 +63,7 @@ class LogHistogram:
         self._settle()
         if not len(self):
             return float("nan")
-        distances = np.abs(self._centres() / centre - 1.0)
+        distances = np.abs(_centres() / centre - 1.0)
         order = np.argsort(distances)
         index = np.searchsorted(np.cumsum(self._counts[order]), np.ceil(len(self) * percent / 100))
         return float(distances[order][index])
@@ -73,13 +77,21 @@ class LogHistogram:
     def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Counts between edges, [len(edges) - 1], for a plot."""
         self._settle()
-        return np.histogram(self._centres(), edges, weights=self._counts)[0].astype(np.int64)
+        return np.histogram(_centres(), edges, weights=self._counts)[0].astype(np.int64)
 
     def _settle(self) -> None:
         numbers, self._single = self._single, []
         self.add(numbers)
 
-    def _centres(self) -> npt.NDArray[np.float64]:
-        centres: npt.NDArray[np.float64] = _LOWEST * np.exp((np.arange(_BINS) - 0.5) * _GROWTH)
-        centres[0] = 0.0
-        return centres
+
+def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The bin of each number. None is negative."""
+    bins = np.log(np.maximum(values, _LOWEST) / _LOWEST) / _GROWTH + 1.0
+    return np.where(values < _LOWEST, 0, np.minimum(bins, _BINS - 1)).astype(np.int64)
+
+
+@functools.cache
+def _centres() -> npt.NDArray[np.float64]:
+    centres: npt.NDArray[np.float64] = _LOWEST * np.exp((np.arange(_BINS) - 0.5) * _GROWTH)
+    centres[0] = 0.0
+    return centres

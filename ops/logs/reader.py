@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from penstock.ops.logs.block_parser import BlockParser, LineCounts
+from penstock.ops.logs.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.event import Event
 from penstock.ops.logs.filters import Filters
@@ -36,9 +37,8 @@ class LogReader:
     def parts(self) -> Iterator[Part]:
         """Read everything, one source after another. Raises NoEvents at the end if no line was an event."""
         for index, source in enumerate(self.sources):
-            parser = BlockParser(index, self.counts)
-            for block in source.blocks():
-                yield self._filtered(index, *parser.parse(block))
+            for parsed in _parsed_ahead(source, BlockParser(index, self.counts)):
+                yield self._filtered(index, *parsed)
             self.counts.broken += source.num_long_lines
             self.counts.lines += source.num_long_lines
         if not self.counts.events:
@@ -78,6 +78,21 @@ class LogReader:
             f"{names}: none of {self.counts.lines:,} lines is an event of penstock.{notes} A worker logs JSON with "
             "PENSTOCK_LOG_FORMAT=json, and where its stderr is no terminal."
         )
+
+
+def _parsed_ahead(source: Source, parser: BlockParser) -> Iterator[Parsed]:
+    """A source's blocks, parsed one ahead in a thread, on another core."""
+    blocks = source.blocks()
+
+    def parse_next() -> Parsed | None:
+        block = next(blocks, None)
+        return None if block is None else parser.parse(block)
+
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(parse_next)
+        while (parsed := ahead.result()) is not None:
+            ahead = thread.submit(parse_next)
+            yield parsed
 
 
 def origin(name: str) -> str:

@@ -62,17 +62,22 @@ class RequestTotals:
         return [event for _, _, event in sorted(self._slowest, reverse=True)]
 
     def _add_sample(self, event: Event) -> None:
-        times = {stage: event.number(f"{stage}_ms") for stage in STAGES}
-        if (total := times["total"]) is not None:
-            heapq.heappush(self._slowest, (total, next(self._number), event))
-            if len(self._slowest) > NUM_SLOWEST:
-                heapq.heappop(self._slowest)
+        total = event.number("total_ms")
+        if total is not None:
+            self._keep_slowest(total, event)
         if event.fields.get("sample") != "first":
             return
-        for stage, time_ms in times.items():
+        for stage, times in self.stages.items():
+            time_ms = event.number(f"{stage}_ms")
             if time_ms is not None:
-                self.stages[stage].add_one(time_ms / 1e3)
-        self.num_ahead += (times["kafka"] or 0.0) < -1.0
+                times.add_one(time_ms / 1e3)
+        self.num_ahead += (event.number("kafka_ms") or 0.0) < -1.0
+
+    def _keep_slowest(self, total_ms: float, event: Event) -> None:
+        if len(self._slowest) < NUM_SLOWEST:
+            heapq.heappush(self._slowest, (total_ms, next(self._number), event))
+        elif total_ms > self._slowest[0][0]:
+            heapq.heapreplace(self._slowest, (total_ms, next(self._number), event))
 
 
 def _of(table: dict[str, Rejected], key: str) -> Rejected:

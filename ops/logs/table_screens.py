@@ -5,13 +5,14 @@ from rich.text import Text
 
 from penstock.ops.logs.batch_totals import Group
 from penstock.ops.logs.digest import Digest
-from penstock.ops.logs.event import Event, clock, date_and_clock, duration, number
+from penstock.ops.logs.event import Event, clock, date_and_clock, duration, number, printable
 from penstock.ops.logs.facts import integer, share, short
 from penstock.ops.logs.request_totals import Rejected
 from penstock.ops.logs.slow_periods import slow_periods
 from penstock.ops.logs.tables import BAD, DIM, WARN, bar, curve, heading, is_known, row, table
 
 _MAX_ROWS = 40
+_STAGES = ("total", "kafka", "tokenize", "cache", "schedule", "compute")
 _BIASED = 0.2  # from here on the predicted times are worth measuring again
 _SAMPLED = "of each worker the slowest online request of each second is logged"
 _LOGGED = "of each worker the first 100 of each second are logged"
@@ -48,22 +49,14 @@ def show_slow(console: Console, digest: Digest, count: int) -> None:
     """The slowest requests, slow periods, and the batches that took longest."""
     requests = digest.requests.slowest[:count]
     if requests:
-        heading(console, "Slowest requests", _SAMPLED)
-        made = table(
-            "time",
-            ">total",
-            ">kafka",
-            ">tokenize",
-            ">cache",
-            ">schedule",
-            ">compute",
-            ">batch",
-            "trigger",
-            "log",
-            "request",
-        )
+        topics = {str(event.fields.get("topic")) for event in requests}
+        topic = f"; all of {printable(topics.pop())}" if len(topics) == 1 else ""
+        heading(console, "Slowest requests", _SAMPLED + topic)
+        stages = [f">{stage}" for stage in _STAGES]
+        made = table("time", *stages, ">batch", "trigger", *_log_column(digest), "request")
         for event in requests:
-            row(made, clock(event.time_s), *_stage_cells(event), digest.sources[event.source].name, _position(event))
+            name = _place(event) if topic else _position(event)
+            row(made, clock(event.time_s), *_stage_cells(event), *_log_cell(digest, event.source), name)
         console.print(made)
     else:
         console.print("No answered request is in the logs (request_done).")
@@ -140,14 +133,13 @@ def _show_longest_batches(console: Console, digest: Digest, count: int) -> None:
     if not batches:
         return
     heading(console, "Longest batches", _LOGGED)
-    made = table(
-        "time", ">measured", ">predicted", ">sequences", ">tokens", ">longest", "trigger", "partition", ">worker", "log"
-    )
+    sizes = ">sequences", ">tokens", ">longest"
+    made = table("time", ">measured", ">predicted", *sizes, "trigger", "partition", *_log_column(digest), ">worker")
     for one in batches:
         sizes = integer(one["sequences"]), integer(one["tokens"]), integer(one["max_seqlen"])
         worker = "" if one["worker"] is None else one["worker"]
-        cells = *sizes, one["trigger"], one["partition"], worker, digest.sources[one["source"]].name
-        row(made, str(one["timestamp"])[11:23], duration(one["device_s"]), duration(one["predicted_s"]), *cells)
+        cells = *sizes, one["trigger"], one["partition"], *_log_cell(digest, one["source"]), worker
+        row(made, clock(one["second"]), duration(one["device_s"]), duration(one["predicted_s"]), *cells)
     console.print(made)
 
 
@@ -169,6 +161,19 @@ def _details(event: Event | None) -> str:
     return " ".join([sentence, *[f"{key}={value}" for key, value in event.fields.items() if key not in hidden]])[:300]
 
 
+def _log_column(digest: Digest) -> list[str]:
+    """Which log a row is of, where there are several."""
+    return ["log"] if len(digest.sources) > 1 else []
+
+
+def _log_cell(digest: Digest, source: int) -> list[str]:
+    return [digest.sources[source].name] if len(digest.sources) > 1 else []
+
+
+def _place(event: Event) -> str:
+    return f"{event.fields.get('partition')}:{event.fields.get('offset')}"
+
+
 def _position(event: Event) -> str:
     fields = event.fields
     return f"{fields.get('topic')}-{fields.get('partition')}-{fields.get('offset')}"
@@ -176,7 +181,7 @@ def _position(event: Event) -> str:
 
 def _stage_cells(event: Event) -> list[str]:
     cells = []
-    for stage in ("total", "kafka", "tokenize", "cache", "schedule", "compute"):
+    for stage in _STAGES:
         ms = event.number(f"{stage}_ms")
         cells.append("-" if ms is None else duration(ms / 1e3))
     tokens = number(event.fields.get("batch_tokens"))

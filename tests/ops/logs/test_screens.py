@@ -56,7 +56,7 @@ def test_errors_by_code_and_by_event() -> None:
 
 def test_slow_batches_and_costs() -> None:
     slowest = max((one for one in lines(HOST_A) if one["event"] == "request_done"), key=lambda one: one["total_ms"])
-    assert f"{slowest['topic']}-{slowest['partition']}-{slowest['offset']}" in logs("slow", HOST_A, "-n", "1")
+    assert f" {slowest['partition']}:{slowest['offset']} " in logs("slow", HOST_A, "-n", "1")
     assert "padding avoided" in logs("batches", FLEET)
     text = logs("costs", FLEET)
     assert "bias" in text
