@@ -45,7 +45,7 @@ class BlockParser:
     def parse(self, block: bytes) -> Parsed:
         """Batches in columns, and the other events of whole lines."""
         cut = self._columns.cut(unwrapped(block) if is_journal(block) else block)
-        self._counts.lines += cut.num_lines
+        self._counts.lines += len(cut.batches) + len(cut.others)
         events: list[Event] = []
         rows: list[dict[str, Any]] = []
         for fields in self._objects(cut.others):
