@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.ops.cli.reading_bar import reading_bar
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, exit_code_of, say
 from penstock.ops.logs.digest import Digest
 from penstock.ops.logs.errors import BadFilter
@@ -206,7 +207,8 @@ def _show(given: list[str] | None, show: Callable[[Digest], None]) -> int:
 
 def _digest(given: list[str] | None) -> Digest:
     files, filters = _arguments(given)
-    digest = Digest(_reader(files, filters))
+    with reading_bar(files) as progress:
+        digest = Digest(_reader(files, filters, progress))
     if filters.words and not digest.num_kept:
         say("No event passes the filters.", "yellow")
     return digest
@@ -226,12 +228,12 @@ def _filters(texts: Sequence[str]) -> Filters:
     return parse_filters(texts, time.time())
 
 
-def _reader(files: Sequence[str], filters: Filters) -> LogReader:
+def _reader(files: Sequence[str], filters: Filters, progress: Callable[[int], None] | None = None) -> LogReader:
     sources, skipped = find_sources(files)
     if skipped:
         names = ", ".join(skipped[:3]) + (" …" if len(skipped) > 3 else "")
         say(f"Left out, because no event is in it: {names}", "dim")
-    return LogReader(sources, filters)
+    return LogReader(sources, filters, progress)
 
 
 def _as_json(digest: Digest) -> dict[str, dict[str, float | None]]:

@@ -1,8 +1,8 @@
 """`batch_done` lines as columns.
 
-Nearly all lines of a busy worker are `batch_done`, and a worker writes the fields of an event in one order. The first such
-line of a log gives this order, by which a compiled scanner takes the values out of the others. Lines that are laid out
-otherwise are left to the caller.
+Nearly all lines of a busy worker are `batch_done`, and a worker writes the fields of an event in one order. The first
+such line of a log gives this order, by which a compiled scanner takes the values out of the others. Lines that are laid
+out otherwise are left to the caller.
 """
 
 import json
@@ -42,8 +42,8 @@ class BatchColumns:
         """Whole lines. Never raises for what they hold."""
         if not self._keys and len(block) >= MIN_SCANNED_BYTES:
             self._keys = _keys_of_first(block)
-        if self._keys:
-            return _scanned(block, self._keys)
+        if self._keys and (kernel := _load_kernel()) is not None:
+            return _scanned(kernel, block, self._keys)
         return Cut(empty_batches(), [line for line in block.split(b"\n") if line.strip()])
 
 
@@ -62,8 +62,8 @@ def _keys_of_first(block: bytes) -> list[str]:
     return [] if any(isinstance(value, dict | list) for value in fields.values()) else list(fields)
 
 
-def _scanned(block: bytes, keys: list[str]) -> Cut:
-    pl, kernel = polars(), _load_kernel()
+def _scanned(kernel: ModuleType, block: bytes, keys: list[str]) -> Cut:
+    pl = polars()
     data = np.frombuffer(block, np.uint8)
     rows = np.empty((len(block) // _MIN_LINE_BYTES + 2, len(keys)))
     texts, others = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.empty((len(block) // 2 + 2, 2), np.int64)
@@ -88,7 +88,7 @@ def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
         "timestamp": kernel.TIME,
         "event": kernel.NOTHING,
     }
-    starts = [f'{", " if place else "{"}{json.dumps(key)}: ' for place, key in enumerate(keys)]
+    starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(keys)]
     starts = [start + '"batch_done"' if key == "event" else start for key, start in zip(keys, starts, strict=True)]
     encoded = [start.encode() for start in starts]
     ends = np.cumsum([len(one) for one in encoded])
@@ -97,10 +97,15 @@ def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
 
 
 @cache
-def _load_kernel() -> ModuleType:
-    """The compiled scanner: at once where an earlier process left it, else within seconds."""
-    from penstock.ops.logs import batch_kernel
+def _load_kernel() -> ModuleType | None:
+    """The compiled scanner: at once where an earlier process left it, else within seconds. None: there is none."""
+    try:
+        from penstock.ops.logs import batch_kernel
 
+        nothing, places = np.zeros(1, np.uint8), np.zeros((1, 2), np.int64)
+        batch_kernel.scan(nothing, nothing, places[0, :1], places[0, :1], np.zeros((1, 1)), places, places)
+    except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
+        return None
     return batch_kernel
 
 

@@ -31,13 +31,19 @@ def _compiled(function: object) -> Dispatcher:
 
 
 @_compiled
+def byte(data: ByteArray, place: int) -> int:
+    """A byte. An index without a sign cannot count from the end, which saves the test for it: a third of the time."""
+    return data[np.uintp(place)]  # type: ignore[no-any-return]  # numba has no cast
+
+
+@_compiled
 def scan_text(block: ByteArray, place: int, end: int) -> int:
     """The place after a string without escapes, which begins here."""
-    if place >= end or block[place] != _QUOTE:
+    if place >= end or byte(block, place) != _QUOTE:
         return _FAILED
     place += 1
-    while place < end and block[place] != _QUOTE:
-        if block[place] == _BACKSLASH:
+    while place < end and byte(block, place) != _QUOTE:
+        if byte(block, place) == _BACKSLASH:
             return _FAILED
         place += 1
     return place + 1 if place < end else _FAILED
@@ -47,18 +53,18 @@ def scan_text(block: ByteArray, place: int, end: int) -> int:
 def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     """The place after a number, and its value. Up to 15 digits are exact."""
     sign = 1.0
-    if place < end and block[place] == _MINUS:
+    if place < end and byte(block, place) == _MINUS:
         sign = -1.0
         place += 1
     value, digits, decimals = 0.0, 0, 0
     is_behind_point = False
     while place < end:
-        byte = block[place]
-        if _ZERO <= byte <= _NINE:
-            value = value * 10.0 + (byte - _ZERO)
+        digit = byte(block, place)
+        if _ZERO <= digit <= _NINE:
+            value = value * 10.0 + (digit - _ZERO)
             digits += 1
             decimals += is_behind_point
-        elif byte == _POINT and not is_behind_point:
+        elif digit == _POINT and not is_behind_point:
             is_behind_point = True
         else:
             break
@@ -66,14 +72,14 @@ def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     if digits == 0 or digits > 300:
         return _FAILED, 0.0
     exponent = 0
-    if place < end and (block[place] == _EXPONENT or block[place] == _CAPITAL):
+    if place < end and (byte(block, place) == _EXPONENT or byte(block, place) == _CAPITAL):
         place += 1
-        is_negative = place < end and block[place] == _MINUS
-        if place < end and (block[place] == _MINUS or block[place] == _PLUS):
+        is_negative = place < end and byte(block, place) == _MINUS
+        if place < end and (byte(block, place) == _MINUS or byte(block, place) == _PLUS):
             place += 1
         first = place
-        while place < end and _ZERO <= block[place] <= _NINE and place - first < 3:
-            exponent = exponent * 10 + block[place] - _ZERO
+        while place < end and _ZERO <= byte(block, place) <= _NINE and place - first < 3:
+            exponent = exponent * 10 + byte(block, place) - _ZERO
             place += 1
         if place == first:
             return _FAILED, 0.0
@@ -87,16 +93,21 @@ def scan_digits(block: ByteArray, place: int, count: int) -> int:
     """The number of so many digits; a large negative number if one is none."""
     value = 0
     for at in range(place, place + count):
-        if not _ZERO <= block[at] <= _NINE:
+        if not _ZERO <= byte(block, at) <= _NINE:
             return -1_000_000
-        value = value * 10 + block[at] - _ZERO
+        value = value * 10 + byte(block, at) - _ZERO
     return value
 
 
 @_compiled
 def scan_time(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     """The place after a UTC timestamp in quotes, and its whole seconds since 1970."""
-    if place + 22 > end or block[place] != _QUOTE or block[place + 11] != _T or block[place + 14] != _COLON:
+    if (
+        place + 22 > end
+        or byte(block, place) != _QUOTE
+        or byte(block, place + 11) != _T
+        or byte(block, place + 14) != _COLON
+    ):
         return _FAILED, 0.0
     year, month = scan_digits(block, place + 1, 4), scan_digits(block, place + 6, 2)
     day, hour = scan_digits(block, place + 9, 2), scan_digits(block, place + 12, 2)
@@ -104,9 +115,9 @@ def scan_time(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     if min(year, month, day, hour, minute, second) < 0 or not 1 <= month <= 12:
         return _FAILED, 0.0
     place += 20
-    while place < end and (block[place] == _POINT or _ZERO <= block[place] <= _NINE):
+    while place < end and (byte(block, place) == _POINT or _ZERO <= byte(block, place) <= _NINE):
         place += 1
-    if place + 1 >= end or block[place] != _Z or block[place + 1] != _QUOTE:
+    if place + 1 >= end or byte(block, place) != _Z or byte(block, place + 1) != _QUOTE:
         return _FAILED, 0.0
     # Days from the civil date, as Howard Hinnant's chrono-compatible algorithms count them.
     year -= month <= 2
@@ -125,7 +136,7 @@ def find_text(block: ByteArray, first: int, last: int, texts: IntArray, num_text
         if texts[number, 1] - start != last - first:
             continue
         at = 0
-        while at < last - first and block[start + at] == block[first + at]:
+        while at < last - first and byte(block, start + at) == byte(block, first + at):
             at += 1
         if at == last - first:
             return number
@@ -155,7 +166,7 @@ def scan(
         place, begin = start, 0
         for field in range(len(kinds)):
             for at in range(begin, key_ends[field]):
-                if place >= size or block[place] != keys[at]:
+                if place >= size or byte(block, place) != byte(keys, at):
                     place = _FAILED
                     break
                 place += 1
@@ -179,26 +190,26 @@ def scan(
                     if number == MAX_TEXTS:
                         place = _FAILED
             elif kind == SKIP:
-                if place < size and block[place] == _QUOTE:
+                if place < size and byte(block, place) == _QUOTE:
                     place = scan_text(block, place, size)
                 else:
-                    while place < size and block[place] != _COMMA and block[place] != _BRACE:
-                        if block[place] == _NEWLINE:
+                    while place < size and byte(block, place) != _COMMA and byte(block, place) != _BRACE:
+                        if byte(block, place) == _NEWLINE:
                             break
                         place += 1
             if place == _FAILED:
                 break
-        if place != _FAILED and place < size and block[place] == _BRACE:
+        if place != _FAILED and place < size and byte(block, place) == _BRACE:
             place += 1
-            if place < size and block[place] == _RETURN:
+            if place < size and byte(block, place) == _RETURN:
                 place += 1
-            if place >= size or block[place] == _NEWLINE:
+            if place >= size or byte(block, place) == _NEWLINE:
                 num_rows += 1
                 start = place + 1
                 continue
-        while end < size and block[end] != _NEWLINE:
+        while end < size and byte(block, end) != _NEWLINE:
             end += 1
-        if end - start > 1:
+        if end > start:
             others[num_others, 0], others[num_others, 1] = start, end
             num_others += 1
         start = end + 1

@@ -11,6 +11,7 @@ from penstock.ops.logs.series import LOGGED, TRIGGERS, Series
 
 NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
+_ROWS_AT_ONCE = 100_000
 _SUMMED = ("batches", "sequences", "tokens", "slots", "predicted_s", "device_s")
 
 
@@ -52,10 +53,22 @@ class BatchTotals:
         self.sequences, self.tokens, self.longest, self.seconds = (LogHistogram() for _ in range(4))
         self.dp_gain = LogHistogram()
         self.longest_batches: list[dict[str, Any]] = []
+        self._source = 0
+        self._waiting: list[Any] = []  # frames of this source
 
     def add(self, source: int, frame: Any, series: Series) -> None:
-        """Count a frame of BATCH_COLUMNS."""
+        """Count a frame of BATCH_COLUMNS, at the latest in `settle`: many small frames take longer than a large one."""
+        if self._waiting and (source != self._source or sum(map(len, self._waiting)) >= _ROWS_AT_ONCE):
+            self.settle(series)
+        self._source = source
+        self._waiting.append(frame)
+
+    def settle(self, series: Series) -> None:
+        """Count what is waiting. Called before anything is read."""
+        if not self._waiting:
+            return
         pl = polars()
+        source, frame, self._waiting = self._source, pl.concat(self._waiting), []
         frame = frame.drop_nulls(["sequences", "tokens", "max_seqlen", "predicted_s", "device_s"]).with_columns(
             slots=pl.col("sequences") * pl.col("max_seqlen"),
             size=pl.col("tokens").clip(1).log(2).ceil().clip(0, _MAX_TOKENS_BIN).cast(pl.Int64),

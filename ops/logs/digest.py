@@ -32,6 +32,7 @@ class Digest:
         self._last_load: dict[tuple[str, Any], float] = {}
         for part in reader.parts():
             self._add(part)
+        self.batches.settle(self.series)
 
     @property
     def lines(self) -> LineCounts:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from penstock.ops.logs.event import Event, duration
 
 MIN_GAP_S = 30.0  # a worker with work logs its load every 10 s
-MIN_SKEW_S = 0.5
 _MAX_KEPT = 2_000
 _STARTS = ("worker_starting", "member_started")
 _ENDS = ("stopped", "supervisor_stopped")
@@ -49,9 +48,6 @@ class Lifecycle:
     def __init__(self) -> None:
         self.counts = Counts()
         self.events: list[Event] = []
-        self.skew_s = 0.0  # the clocks of two hosts differ at least by so much
-        self._revoked_at: dict[str, tuple[int, float]] = {}  # partition -> source and time
-        self._assigned_at: dict[str, tuple[int, float]] = {}
 
     def add(self, event: Event) -> None:
         """Any event. Sources may come one after another."""

@@ -1,7 +1,7 @@
 """Reads several logs: batches and events that pass the filters, and what else the lines were."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -27,8 +27,12 @@ class Part(NamedTuple):
 class LogReader:
     """One pass over logs, in bounded memory."""
 
-    def __init__(self, sources: Sequence[Source], filters: Filters) -> None:
+    def __init__(
+        self, sources: Sequence[Source], filters: Filters, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """`progress` is called after each block, with the bytes that have been read of all sources."""
         self.sources = sources
+        self._progress = progress
         self.counts = LineCounts()
         self.num_kept = 0  # batches and events that passed the filters
         self._filters = filters
@@ -39,6 +43,8 @@ class LogReader:
         for index, source in enumerate(self.sources):
             for parsed in _parsed_ahead(source, BlockParser(index, self.counts)):
                 yield self._filtered(index, *parsed)
+                if self._progress is not None:
+                    self._progress(sum(one.num_bytes for one in self.sources))
             self.counts.broken += source.num_long_lines
             self.counts.lines += source.num_long_lines
         if not self.counts.events:

@@ -83,6 +83,10 @@ class Source:
         compression = next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
         if compression is None:
             while first:
+                if len(first) == BLOCK_BYTES:  # whole lines need not be copied again
+                    end = file.readline(MAX_LINE_BYTES)
+                    self.num_bytes += len(end)
+                    first += end
                 yield first
                 first = _read(file)
                 self.num_bytes += len(first)
