@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -12,13 +12,14 @@ from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.custody import NoMarks
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
 from penstock.worker.transactions.batches import Carrier
-from penstock.worker.transactions.partition import PartitionLost, PartitionTransactions, complete
+from penstock.worker.transactions.partition import PartitionTransactions, complete
+from penstock.worker.transactions.plan import PartitionLost
 from penstock.worker.transactions.producer import TransactionalProducer
 
 # Shared by the partitions: a broker answers one request of a connection after another, and a worker may have a hundred
@@ -33,7 +34,7 @@ _HINT = "The broker's transaction coordinator is not there. See transaction.stat
 log = structlog.get_logger("penstock.transactions")
 
 
-class TransactionalOutbox(NoMarks):
+class TransactionalOutbox(PartitionMarks):
     """In the place of the outbox and of the committer. Called on the worker's event loop only."""
 
     def __init__(
@@ -43,6 +44,7 @@ class TransactionalOutbox(NoMarks):
         offsets: OffsetTracker,
         settings: ResolvedSettings,
     ) -> None:
+        super().__init__()
         consumer.owner = self
         consumer.isolation_level = "read_committed"  # a request of an aborted transaction was never made
         self._cluster = cluster
@@ -102,6 +104,18 @@ class TransactionalOutbox(NoMarks):
         running = [self._partitions[source] for source, task in self._running.items() if not task.done()]
         await asyncio.gather(*[transactions.commit() for transactions in running], return_exceptions=True)
 
+    # PartitionMarks
+
+    def _changed(self, sources: Collection[Source]) -> None:
+        for source in sources:
+            if source in self._running:
+                self._partitions[source].hasten()
+
+    async def _commit_marks(self, sources: Collection[Source]) -> bool:
+        running = [self._partitions[source] for source in sources if source in self._running]
+        are_committed = await asyncio.gather(*[transactions.commit_mark() for transactions in running])
+        return len(running) == len(sources) and all(are_committed)
+
     # PartitionOwner
 
     async def acquire(self, sources: set[Source]) -> None:
@@ -139,6 +153,7 @@ class TransactionalOutbox(NoMarks):
     def acquired(self, committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
         self._offsets.restore(committed)
+        self._take_over(committed)
         for source, transactions in self._partitions.items():
             transactions.begin(committed.get(source))
             self._running[source] = watched(self._run(source, transactions))
@@ -152,6 +167,7 @@ class TransactionalOutbox(NoMarks):
             await asyncio.wait(tasks)
         closing = [self._partitions.pop(source) for source in sources if source in self._partitions]
         await asyncio.gather(*[transactions.close() for transactions in closing])
+        self._forget_marks()
 
     async def _run(self, source: Source, transactions: PartitionTransactions) -> None:
         try:
@@ -171,6 +187,7 @@ class TransactionalOutbox(NoMarks):
         return PartitionTransactions(
             source,
             self._offsets,
+            self,
             lambda: TransactionalProducer(self._cluster, carrier.producer, transactional_id, self._timeout_s),
             lambda: self._consumer.committed(source),
             carrier=carrier,
