@@ -60,10 +60,11 @@ class Committer(PartitionMarks):
         self.passed(source, progress.offset)
         return progress._replace(custody=self.mark_at(source, progress.offset))
 
-    async def acquire(self, sources: set[Source]) -> None:
+    async def acquire(self, sources: set[Source]) -> set[Source]:
         """Nothing keeps an earlier owner from committing, but the group's generation."""
+        return sources
 
-    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
         self._offsets.restore(committed)
         self._take_over(committed)

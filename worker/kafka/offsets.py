@@ -21,11 +21,14 @@ class Progress(NamedTuple):
 class PartitionOwner(Protocol):
     """Commits the offsets of the partitions that this worker has. The consumer calls it around their assignment."""
 
-    async def acquire(self, sources: set[Source]) -> None:
-        """These were assigned. What is committed is read when this returns. Cancelled if they are revoked."""
+    async def acquire(self, sources: set[Source]) -> set[Source]:
+        """These were assigned. Cancelled if they are revoked.
 
-    def acquired(self, committed: Mapping[Source, Progress]) -> None:
-        """Take over the committed progress of partitions that have any. Their records come from now on."""
+        Returns those whose commits may be read, at least one if there are any. Called again for the others.
+        """
+
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+        """Take over partitions, and their committed progress if they have any. Their records come from now on."""
 
     async def release(self, sources: set[Source]) -> None:
         """These were revoked, and their records finished or given up."""

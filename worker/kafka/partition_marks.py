@@ -62,8 +62,7 @@ class PartitionMarks(Marks):
     def _take_over(self, committed: Mapping[Source, Progress]) -> None:
         """These partitions were assigned, with the marks of owners that died."""
         doubts = {source: (one.custody, one.offset) for source, one in committed.items()}
-        self._custody = {source: found for source, (found, offset) in doubts.items() if found and found.until > offset}
-        self._marked.clear()
+        self._custody |= {source: found for source, (found, offset) in doubts.items() if found and found.until > offset}
 
     def _forget_marks(self) -> None:
         """The partitions were revoked. A rebalance revokes all."""

@@ -24,6 +24,7 @@ from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.batches import Batches, Carrier, DestinationRefused
 from penstock.worker.transactions.plan import Content, PartitionLost, TransactionPlan
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
 
 _FULL = 1000  # records: the window is committed before its time
 _RETRY_S = 0.5
@@ -123,6 +124,8 @@ class PartitionTransactions:
                     await self._attempt(content)
                 except DestinationRefused as refused:
                     self._refuse(refused.answers, refused.error)
+                except LeaderMissing:
+                    await asyncio.sleep(_RETRY_S)
                 except PartitionLost:
                     raise
                 except Exception as error:  # aiokafka raises AssertionError, too, where a producer has failed
@@ -162,8 +165,16 @@ class PartitionTransactions:
         self._finished(self._plan.finish())
 
     async def _recover(self) -> None:
-        """Replace the producer. Raises PartitionLost if another worker has committed meanwhile."""
-        producer = await self._start_producer()
+        """Replace the producer.
+
+        Raises PartitionLost if another worker has committed meanwhile, or if the last transaction does not end. Then
+        the answers are dropped: what is held for this partition must not fill the worker.
+        """
+        try:
+            async with asyncio.timeout(STALL_S):
+                producer = await self._start_producer()
+        except TimeoutError as error:
+            raise PartitionLost("its last transaction does not end, or its coordinator is away") from error
         try:
             self._finished(self._plan.settle(await self._ask_committed()))
         except BaseException:

@@ -1,5 +1,6 @@
 """A broker's transactions in memory: transactional ids that fence, and commits with the outcomes that a test gives."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from penstock.worker.transactions.batches import Batch
 
 
 class Broker:
-    """Also the topics that batches are made for; each has one partition."""
+    """Also the topics that batches are made for, with one partition each, and what knows their leaders."""
+
+    client = None
 
     def __init__(self) -> None:
         self.committed: dict[Source, Progress] = {}
@@ -20,6 +23,8 @@ class Broker:
         self.outcomes: list[tuple[bool, Exception]] = []  # of the next commits: whether it happens, the error
         self.refusals: list[Exception] = []  # of the next starts of a producer
         self.epochs: dict[str, int] = {}  # of transactional ids
+        self.missing: dict[str, float] = {}  # topics without a leader, and seconds since
+        self.stuck: set[str] = set()  # transactional ids whose last transaction does not end
         self.num_producers = 0
         self.is_deaf = 0  # how often the question for what is committed fails
 
@@ -34,6 +39,9 @@ class Broker:
 
     check_partition = partitions
 
+    async def missing_s(self, client: object, topic: str, partition: int) -> float | None:
+        return self.missing.get(topic)
+
 
 class Producer:
     """In the place of TransactionalProducer. Also the builder of its batches."""
@@ -47,6 +55,8 @@ class Producer:
     async def start(self) -> None:
         if self._broker.refusals:
             raise self._broker.refusals.pop(0)
+        while self._id in self._broker.stuck:  # noqa: ASYNC110 — as aiokafka, which asks again and again
+            await asyncio.sleep(0)
         self._epoch = self._broker.epochs[self._id] = self._broker.epochs.get(self._id, 0) + 1
 
     async def stop(self) -> None: ...

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, OffsetMetadataTooLargeError, ProducerFenced
+from aiokafka.errors import KafkaError, LeaderNotAvailableError, OffsetMetadataTooLargeError, ProducerFenced
 
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
@@ -16,6 +17,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.transactions import partition
 from penstock.worker.transactions.partition import PartitionTransactions
 from penstock.worker.transactions.plan import PartitionLost
+from penstock.worker.transactions.reply_leaders import STALL_S
 from tests.worker.transactions.fakes import Broker, Producer
 
 SOURCE = TopicPartition("requests", 0)
@@ -43,7 +45,7 @@ class Line:
         self.offsets.start(SOURCE, [0, 1, 2, 3])
         self.done: list[tuple[bytes, KafkaError | None]] = []
         self.make_record = make_record
-        carrier: Any = type("Carrier", (), {"producer": None, "topics": self.broker})
+        carrier: Any = SimpleNamespace(producer=self.broker, topics=self.broker, leaders=self.broker)
         make_producer: Any = lambda: Producer(self.broker)  # noqa: E731 — of the type that is expected
         self.transactions = self.marks.transactions = PartitionTransactions(
             SOURCE,
@@ -74,7 +76,7 @@ class Line:
     def ended(self, answers: Sequence[Answer], error: KafkaError | None) -> None:
         self.done += [(answer.key, error) for answer in answers]
         for answer in answers:
-            if answer.origin.reading == self.offsets.reading(SOURCE):  # as the ledger
+            if error is None and answer.origin.reading == self.offsets.reading(SOURCE):  # as the ledger
                 self.offsets.finish(SOURCE, [answer.origin.original.offset])
 
     @property
@@ -254,3 +256,50 @@ async def test_a_broker_that_refuses_metadata_gets_offsets_alone(line: Line) -> 
     assert await marked(line)
     await line.transactions.commit()
     assert (line.broker.written, line.committed) == ([b"0"], Progress(1))
+
+
+async def test_answers_wait_for_a_reply_partition_without_a_leader_and_are_then_refused(line: Line) -> None:
+    """No transaction is begun with it, as Kafka could not end it."""
+    line.answer(0, 1)
+    line.broker.missing = {"replies": 1.0}
+    committing = asyncio.create_task(line.transactions.commit())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (line.broker.commits, line.done) == ([], [])
+    assert await marked(line)  # meanwhile
+    line.broker.missing = {"replies": STALL_S}
+    await asyncio.wait_for(committing, 10)
+    assert [(key, type(error)) for key, error in line.done] == [(b"%d" % n, LeaderNotAvailableError) for n in (0, 1)]
+    line.broker.missing = {}
+    line.answer(0, 1)
+    await line.transactions.commit()
+    assert line.broker.written == [b"0", b"1"]
+
+
+async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
+    record = line.record(0)
+    topic = f"{record.original.topic}.dead-letter"
+    line.broker.missing = {topic: 10 * STALL_S}
+    line.transactions.put(topic, None, [Answer(b"0", b"", [], line.ended, record)])
+    committing = asyncio.create_task(line.transactions.commit())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert line.done == []
+    line.broker.missing = {}
+    await asyncio.wait_for(committing, 10)
+    assert (line.broker.written, line.done) == ([b"0"], [(b"0", None)])
+
+
+async def test_a_partition_whose_transaction_does_not_end_is_given_up(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers must not fill the worker. It is opened again in the background."""
+    monkeypatch.setattr(partition, "STALL_S", 0.01)
+    line.answer(0)
+    line.broker.outcomes = [(False, TimeoutError())]
+    line.broker.stuck = {"id"}
+    with pytest.raises(PartitionLost, match="does not end"):
+        await asyncio.wait_for(line.transactions.commit(), 10)
+    await line.transactions.close()
+    assert line.done == [(b"0", None)]
+    assert line.broker.written == []
