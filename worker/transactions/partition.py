@@ -171,9 +171,11 @@ class PartitionTransactions:
         the answers are dropped: what is held for this partition must not fill the worker.
         """
         try:
-            async with asyncio.timeout(STALL_S):
+            async with asyncio.timeout(STALL_S) as limit:
                 producer = await self._start_producer()
         except TimeoutError as error:
+            if not limit.expired():  # of a connection
+                raise
             raise PartitionLost("its last transaction does not end, or its coordinator is away") from error
         try:
             self._finished(self._plan.settle(await self._ask_committed()))

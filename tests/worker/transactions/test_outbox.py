@@ -236,3 +236,28 @@ async def test_a_worker_that_is_fenced_drops_its_answers_and_joins_again(
     assert sorted(broker.written) == [b"0-0", b"0-1", b"1-0"]
     assert first.ledger.num_unfinished == 0
     assert broker.committed[A] == Progress(2, custody=Custody())
+
+
+async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_owner(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    """As after any error of the group: an illegal generation, an unknown member, a new coordinator."""
+    first = Owner(broker)
+    await first.own({A: 2})
+    [slow] = first.ledger.receive([make_record(partition=0, offset=0)])
+    first.ledger.admit([slow])
+    await first.outbox.mark({A: Custody()})
+    await first.run(make_record, (A, 1))
+    first.quarantine.hand_over(is_hung=False)
+    first.ledger.give_up([slow])
+    await first.outbox.commit_last()
+    first.ledger.forget({A})
+    await first.outbox.release({A})
+    assert (broker.written, broker.committed) == ([], {A: Progress(0)})
+    assert (first.ledger.num_unfinished, first.ledger.num_running) == (0, 0)
+    second = Owner(broker)
+    await second.own({A: 2})
+    assert not second.outbox.has_doubts
+    await second.run(make_record, (A, 0), (A, 1))
+    await second.outbox.commit_last()
+    assert broker.written == [b"0-0", b"0-1"]

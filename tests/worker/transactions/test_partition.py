@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, LeaderNotAvailableError, OffsetMetadataTooLargeError, ProducerFenced
+from aiokafka.errors import (
+    CoordinatorNotAvailableError,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    KafkaError,
+    LeaderNotAvailableError,
+    NotCoordinatorError,
+    OffsetMetadataTooLargeError,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
+)
 
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
@@ -303,3 +313,29 @@ async def test_a_partition_whose_transaction_does_not_end_is_given_up(
     await line.transactions.close()
     assert line.done == [(b"0", None)]
     assert line.broker.written == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotCoordinatorError(),
+        CoordinatorNotAvailableError(),
+        InvalidTxnState(),
+        InvalidProducerIdMapping(),
+        OutOfOrderSequenceNumber(),
+        TimeoutError(),
+        AssertionError("Invalid state transition"),
+    ],
+)
+@pytest.mark.parametrize("happened", [False, True])
+async def test_no_error_of_a_coordinator_that_changes_costs_or_doubles_an_answer(
+    line: Line, error: Exception, happened: bool
+) -> None:
+    line.answer(0, 1)
+    line.broker.outcomes = [(happened, error), (False, error)]
+    line.broker.refusals = [error, error]
+    line.broker.is_deaf = 1
+    await line.transactions.commit()
+    line.answer(2, 3)
+    await line.transactions.commit()
+    assert (line.broker.written, line.committed) == ([b"0", b"1", b"2", b"3"], Progress(4))
