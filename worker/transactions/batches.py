@@ -13,7 +13,7 @@ from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
 from penstock.worker.transactions.window import Outgoing
 
 _BATCH_RECORDS = 10_000
@@ -107,6 +107,10 @@ class Batches:
                 taken.append(answers.popleft())
             batches.append(Batch(topic, partition, builder, taken))
         return batches
+
+    async def are_brokers_answering(self) -> bool:
+        """Whether the cluster is there."""
+        return await is_answering(self._carrier.producer.client)
 
     def shrink(self, batch: Batch) -> bool:
         """The broker has refused a batch for its size. True if it holds one answer, which is then at fault."""

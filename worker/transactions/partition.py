@@ -167,16 +167,16 @@ class PartitionTransactions:
     async def _recover(self) -> None:
         """Replace the producer.
 
-        Raises PartitionLost if another worker has committed meanwhile, or if the last transaction does not end. Then
-        the answers are dropped: what is held for this partition must not fill the worker.
+        Raises PartitionLost if another worker has committed meanwhile, or if the last transaction does not end though
+        brokers answer. Then the answers are dropped: what is held for this partition must not fill the worker.
         """
         try:
             async with asyncio.timeout(STALL_S) as limit:
                 producer = await self._start_producer()
         except TimeoutError as error:
-            if not limit.expired():  # of a connection
+            if not limit.expired() or not await self._batches.are_brokers_answering():
                 raise
-            raise PartitionLost("its last transaction does not end, or its coordinator is away") from error
+            raise PartitionLost("its last transaction does not end") from error
         try:
             self._finished(self._plan.settle(await self._ask_committed()))
         except BaseException:

@@ -50,25 +50,33 @@ class ReplyLeaders:
 
     async def _look(self, client: AIOKafkaClient, source: TopicPartition) -> None:
         is_there = await _is_there(client, source)
+        is_outage = not is_there and not await is_answering(client)
         now, missing = self._clock(), self._missing.get(source)
         if not is_there:
-            self._missing[source] = _Missing(now if missing is None else missing.since, now)
+            since = now if missing is None or is_outage else missing.since  # after an outage all get time to come back
+            self._missing[source] = _Missing(since, now)
             if missing is None:
                 log.warning("reply_partition_unreachable", partition=name(source), refused_after_s=STALL_S)
         elif missing is not None:
             del self._missing[source]
-            log.info("reply_partition_back", partition=name(source), seconds=round(now - missing.since, 1))
+            log.info("reply_partition_back", partition=name(source))
 
 
-async def _is_there(client: AIOKafkaClient, source: TopicPartition) -> bool:
+async def is_answering(client: AIOKafkaClient) -> bool:
+    """Whether any broker answers."""
     try:
         async with asyncio.timeout(_CONNECT_S):
-            if not _has_leader(client, source):
-                await client.force_metadata_update()
-            return _has_leader(client, source) and bool(await client.ready(client.cluster.leader_for_partition(source)))
+            return bool(await client.force_metadata_update())
     except TimeoutError:
         return False
 
 
-def _has_leader(client: AIOKafkaClient, source: TopicPartition) -> bool:
-    return client.cluster.leader_for_partition(source) not in (None, -1)
+async def _is_there(client: AIOKafkaClient, source: TopicPartition) -> bool:
+    leader = client.cluster.leader_for_partition(source)
+    if leader in (None, -1):
+        return False
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return bool(await client.ready(leader))
+    except TimeoutError:
+        return False

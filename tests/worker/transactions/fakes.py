@@ -14,8 +14,6 @@ from penstock.worker.transactions.batches import Batch
 class Broker:
     """Also the topics that batches are made for, with one partition each, and what knows their leaders."""
 
-    client = None
-
     def __init__(self) -> None:
         self.committed: dict[Source, Progress] = {}
         self.written: list[bytes] = []  # keys of the answers that are committed
@@ -25,6 +23,7 @@ class Broker:
         self.epochs: dict[str, int] = {}  # of transactional ids
         self.missing: dict[str, float] = {}  # topics without a leader, and seconds since
         self.stuck: set[str] = set()  # transactional ids whose last transaction does not end
+        self.is_there = True  # whether any broker answers
         self.num_producers = 0
         self.is_deaf = 0  # how often the question for what is committed fails
 
@@ -38,6 +37,13 @@ class Broker:
         return {0}
 
     check_partition = partitions
+
+    @property
+    def client(self) -> "Broker":
+        return self
+
+    async def force_metadata_update(self) -> bool:
+        return self.is_there
 
     async def missing_s(self, client: object, topic: str, partition: int) -> float | None:
         return self.missing.get(topic)

@@ -300,6 +300,19 @@ async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
     assert (line.broker.written, line.done) == ([b"0"], [(b"0", None)])
 
 
+async def test_an_outage_of_all_brokers_costs_no_answer(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "STALL_S", 0.01)
+    line.answer(0)
+    line.broker.outcomes = [(False, TimeoutError())]
+    line.broker.stuck, line.broker.is_there = {"id"}, False
+    committing = asyncio.create_task(line.transactions.commit())
+    await asyncio.wait((committing,), timeout=0.1)
+    assert (committing.done(), line.done) == (False, [])
+    line.broker.stuck, line.broker.is_there = set(), True
+    await asyncio.wait_for(committing, 10)
+    assert (line.broker.written, line.done) == ([b"0"], [(b"0", None)])
+
+
 async def test_a_partition_whose_transaction_does_not_end_is_given_up(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ class Client:
         self.cluster = self
         self.leader: int | None = 1
         self.is_reachable = True
+        self.is_answering = True
         self.num_looks = 0
 
     def leader_for_partition(self, _: object) -> int | None:
@@ -21,7 +22,7 @@ class Client:
 
     async def force_metadata_update(self) -> bool:
         self.num_looks += 1
-        return True
+        return self.is_answering
 
     async def ready(self, leader: int) -> bool:
         self.num_looks += 1
@@ -51,6 +52,15 @@ async def test_a_leader_is_missing_since_the_first_look_that_found_none(leader: 
     assert await look.at(126) is None
     look.client.is_reachable = False
     assert await look.at(130) == 0
+
+
+async def test_the_time_begins_again_after_an_outage_of_all_brokers() -> None:
+    look = Look()
+    look.client.is_reachable = look.client.is_answering = False
+    assert await look.at(100) == 0
+    assert await look.at(200) == 0
+    look.client.is_answering = True
+    assert await look.at(210) == 10
 
 
 async def test_a_missing_leader_is_looked_for_twice_a_second_by_all_partitions_together() -> None:
