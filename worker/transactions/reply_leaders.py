@@ -50,7 +50,10 @@ class ReplyLeaders:
 
     async def _look(self, client: AIOKafkaClient, source: TopicPartition) -> None:
         is_there = await _is_there(client, source)
-        is_outage = not is_there and not await is_answering(client)
+        is_outage = False
+        if not is_there:
+            is_outage = not await is_answering(client)
+            is_there = await _is_there(client, source)  # with the leaders that are known by now
         now, missing = self._clock(), self._missing.get(source)
         if not is_there:
             since = now if missing is None or is_outage else missing.since  # after an outage all get time to come back
