@@ -1,5 +1,7 @@
 """Every order of answers, transactions, lost connections, crashes and takeovers, around the real transaction plan."""
 
+from typing import Any
+
 import pytest
 
 from penstock.worker.kafka.offsets import Progress
@@ -22,7 +24,7 @@ from tests.worker.transaction_model import Member, World, explore
     ],
 )
 def test_no_order_of_events_answers_a_request_twice_or_commits_an_unanswered_one(
-    num_records: int, faults: dict[str, int]
+    num_records: int, faults: dict[str, Any]
 ) -> None:
     assert explore(World.of(num_records, **faults)) > 100
 
@@ -52,7 +54,7 @@ class RunsUnmarked(Member):
     """Does not wait until its mark is committed."""
 
     class Plan(TransactionPlan):
-        is_marked = True  # type: ignore[assignment]
+        is_marked = True
 
     plan_class = Plan
 
@@ -84,7 +86,7 @@ class Forgets(Member):
     ],
 )
 def test_the_exploration_finds_members_that_break_the_protocol(
-    mutant: type[Member], faults: dict[str, int], found: str
+    mutant: type[Member], faults: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(Violation, match=found):
         explore(World.of(1, mutant, **faults))

@@ -46,7 +46,7 @@ class Owner:
 
     async def acquire(self, sources: set[Source]) -> set[Source]:
         if A in sources:
-            return {tuple(A)}  # type: ignore[arg-type]  # a plain tuple, as owners may return
+            return {(A.topic, A.partition)}
         await self.is_free.wait()
         return sources
 
