@@ -225,7 +225,7 @@ class Consumer:
 
     async def _open(self, sources: set[TopicPartition]) -> None:
         """Read on where the partitions' last owners have committed."""
-        while sources or not self.assigned.is_set():
+        while True:
             acquired = set(map(TopicPartition._make, await self._owner.acquire(set(sources))))
             committed = await take_over(self._joined, acquired)
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
@@ -236,6 +236,8 @@ class Consumer:
                 self._joined.resume(*[source for source in acquired if source.topic not in self._paused])
                 self.assigned.set()
             sources = sources - acquired
+            if not sources:
+                return
 
     async def committed(self, source: TopicPartition) -> Progress | None:
         """Committed progress of a partition. Waits for a broker."""

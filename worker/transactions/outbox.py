@@ -29,7 +29,10 @@ _CARRIERS = 4
 _STOP_S = 2.0
 _RETRY_S = 1.0
 _WAIT_S = 10.0
-_HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
+_HINT = (
+    "The broker's transaction coordinator is not there (see transaction.state.log.replication.factor and .min.isr), or "
+    "an earlier owner's transaction does not end, as one of its reply partitions has no leader."
+)
 
 log = structlog.get_logger("penstock.transactions")
 
@@ -130,10 +133,11 @@ class TransactionalOutbox(PartitionMarks):
         try:
             while self._acquiring:
                 tasks = self._acquiring.values()
-                done, _ = await asyncio.wait(tasks, timeout=_WAIT_S, return_when=asyncio.FIRST_EXCEPTION)
+                done, waiting = await asyncio.wait(tasks, timeout=_WAIT_S, return_when=asyncio.FIRST_EXCEPTION)
+                if waiting:
+                    log.warning("transactions_waiting", prefix=f"{self._group_id}-", num=len(waiting), hint=_HINT)
                 if done:
                     break
-                log.warning("transactions_waiting", prefix=f"{self._group_id}-", hint=_HINT)
         except asyncio.CancelledError:
             await self._give_up_acquiring()
             raise
