@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.types import Cause, Job, Plan, Refusal, Wait
+from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Wait
 
 _TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is measured again this often
 
@@ -37,7 +37,7 @@ class Dispatch(NamedTuple):
     """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
     start: tuple[LaneBatch, ...]
-    refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue
+    rejected: tuple[RejectedJob, ...]  # jobs that will not run; they have left the queue
     planned: tuple[int, ...]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
@@ -77,18 +77,18 @@ class LaneDriver:
         batches = (*self._submitted, *self._prepared)
         return sum([batch.left_s(now) for batch in batches]) / self.num_lanes
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
+    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
 
         When nothing else is queued or running, one job (or all, with `together`) that would be late is admitted every
         `_TRIAL_EVERY_S`, without a deadline: predictions that are far too high learn only from batches that run.
         """
-        refused = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
-        if refused and together:
+        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
+        if rejected and together:
             self.scheduler.remove([job.id for job in jobs])
-        if refused and not self.scheduler.num_queued and not self.num_unfinished:
-            return self._try_one(jobs, refused, now, together=together)
-        return refused
+        if rejected and not self.scheduler.num_queued and not self.num_unfinished:
+            return self._try_one(jobs, rejected, now, together=together)
+        return rejected
 
     def remove(self, ids: Iterable[int]) -> int:
         """Take back queued jobs; returns how many were still queued."""
@@ -97,13 +97,13 @@ class LaneDriver:
     def dispatch(self, now: float) -> Dispatch:
         """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
         start: list[LaneBatch] = []
-        refused: list[Refusal] = []
+        rejected: list[RejectedJob] = []
         planned: list[int] = []
         wake_at: float | None = None
         while self._has_room():
             if not self._prepared:
                 decision = self._ask(now)
-                refused += decision.refused
+                rejected += decision.rejected
                 if isinstance(decision, Wait):
                     wake_at = decision.wake_at
                     break
@@ -114,7 +114,7 @@ class LaneDriver:
                 continue
             start.append(self._prepared.popleft())
             self.run_now(start[-1], now)
-        return Dispatch(tuple(start), tuple(refused), tuple(planned), wake_at)
+        return Dispatch(tuple(start), tuple(rejected), tuple(planned), wake_at)
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
         """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
@@ -157,12 +157,14 @@ class LaneDriver:
         idle_lanes = max(1, self.num_lanes - len(self._submitted))
         return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
 
-    def _try_one(self, jobs: Sequence[Job], refused: list[Refusal], now: float, *, together: bool) -> list[Refusal]:
-        overloaded = {refusal.id for refusal in refused if refusal.cause is Cause.OVERLOADED}
-        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(refused)):
-            return refused
+    def _try_one(
+        self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool
+    ) -> list[RejectedJob]:
+        overloaded = {one.id for one in rejected if one.cause is Cause.OVERLOADED}
+        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(rejected)):
+            return rejected
         self._next_trial = now + _TRIAL_EVERY_S
         tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
         self.scheduler.add([job._replace(deadline=math.inf) for job in tried], now)
         ids = {job.id for job in tried}
-        return [refusal for refusal in refused if refusal.id not in ids]
+        return [one for one in rejected if one.id not in ids]

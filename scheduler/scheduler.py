@@ -5,17 +5,16 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 
 from penstock.scheduler.costs.cost import CostFunction
-from penstock.scheduler.planner import Composition, Planner
-from penstock.scheduler.policies.bulk_share import BulkShare
+from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies.order import ORDERS
-from penstock.scheduler.policies.partition import Caps, PartitionPolicy
+from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.policies.trigger import TRIGGERS
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.steady_clock import SteadyClock
 from penstock.scheduler.queueing.work_estimator import BATCH_SHARE, WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
-from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
+from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
 
 
 class Scheduler:
@@ -30,17 +29,13 @@ class Scheduler:
         self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
         self._by_deadline = ORDERS[settings.order].by_deadline
-        self._partition = PartitionPolicy(settings.partition)
-        self._in_order = PartitionPolicy("fifo")
-        self._estimator = WorkEstimator(cost, caps, slo_s=self._slo_s)
+        self._estimator = WorkEstimator(cost, caps, self._slo_s)
         self._lateness = LatenessTracker()
         self._planner = Planner(settings, cost, caps, self._estimator, self._lateness)
-        self._bulk_share = BulkShare(settings, self._lateness)
+        self._bulk_share = self._planner.bulk_share
         self._clock = SteadyClock()
-        self._online = JobQueue()
-        self._bulk = JobQueue()
-        self._num_received = 0
-        self._num_gone = 0
+        self._online, self._bulk = JobQueue(), JobQueue()
+        self._num_received = self._num_gone = 0
 
     @property
     def max_batch_tokens(self) -> int:
@@ -73,8 +68,8 @@ class Scheduler:
         is_quiet = self._bulk_share.is_quiet(self._clock.latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
-    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[Refusal]:
-        """Queue jobs. Returns the rejections, whose jobs are not queued.
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
+        """Queue jobs. Returns the rejected ones, which are not queued.
 
         `busy_s`: predicted seconds of the batches planned before, mean over lanes. ValueError (nothing is queued): id
         in use, num_tokens < 1, a time that is no number.
@@ -85,23 +80,27 @@ class Scheduler:
         if not jobs:
             return []
         self._estimator.observe(jobs)
-        refused: list[Refusal] = []
-        bulk = self._in_time([job for job in jobs if job.bulk], now, refused)
-        online = self._in_time([job for job in jobs if not job.bulk], now, refused)
+        rejected: list[RejectedJob] = []
+        bulk = self._in_time([job for job in jobs if job.bulk], now, rejected)
+        online = self._in_time([job for job in jobs if not job.bulk], now, rejected)
         if bulk:
             self._bulk.add(bulk)
         if online:
             work_s = self._online.work_s
-            refused += self._admit(online, now + busy_s * (1 + self._lateness.share(self._estimator.full_s)))
+            rejected += self._admit(online, now + busy_s * (1 + self._lateness.share(self._estimator.full_s)))
             self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
-        self._num_gone += len(refused)
+        self._num_gone += len(rejected)
         self._check_conservation()
-        return refused
+        return rejected
 
     def remove(self, ids: Iterable[int]) -> int:
         """Remove cancelled jobs; returns how many were still queued. Other ids are skipped."""
-        return self._remove(list(ids))
+        gone = list(ids)
+        num_left = self._online.remove(gone) + (self._bulk.remove(gone) if self._bulk else 0)
+        self._num_gone += num_left
+        self._check_conservation()
+        return num_left
 
     def poll(self, now: float, *, idle_lanes: int, busy_s: float = 0.0, draining: bool = False) -> Plan | Wait:
         """Plan batches, or say when to ask again. Ask after arrivals, at `Wait.wake_at`, and when a lane falls idle.
@@ -113,15 +112,16 @@ class Scheduler:
         """
         _check_busy(busy_s)
         now = self._clock.read(now)
-        refused = self._expired(now)
+        rejected = self._expired(now)
         decision = self._decide(now, draining) if idle_lanes >= 1 else None
         while isinstance(decision, Trigger):
-            plan = self._plan(decision, now + busy_s, idle_lanes)
-            refused += plan.refused
+            plan = self._planner.plan(self._online, self._bulk, decision, now + busy_s, idle_lanes)
+            self._release(plan)
+            rejected += plan.rejected
             if plan.batches:
-                return plan._replace(refused=tuple(refused))
+                return plan._replace(rejected=tuple(rejected))
             decision = self._decide(now, draining)
-        return Wait(None if decision is None else self._clock.to_caller(decision), tuple(refused))
+        return Wait(None if decision is None else self._clock.to_caller(decision), tuple(rejected))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
         """A batch predicted to take `predicted_s` ended `late_s` later than that; below 0: sooner.
@@ -143,9 +143,8 @@ class Scheduler:
 
     def _check(self, jobs: Sequence[Job]) -> None:
         incoming: set[int] = set()
-        online, bulk = self._online.ids, self._bulk.ids
         for job_id, num_tokens, arrival, deadline, _ in jobs:
-            if job_id in incoming or job_id in online or job_id in bulk:
+            if job_id in incoming or job_id in self._online or job_id in self._bulk:
                 raise ValueError(f"Job ids must be unique among queued jobs. Already queued: {job_id}")
             incoming.add(job_id)
             if num_tokens < 1:
@@ -153,8 +152,8 @@ class Scheduler:
             if not -math.inf < arrival < math.inf or deadline != deadline:
                 raise ValueError(f"A job's times must be numbers. Job {job_id}: {arrival}, {deadline}")
 
-    def _in_time(self, jobs: Sequence[Job], now: float, refused: list[Refusal]) -> list[QueuedJob]:
-        """The jobs of one class in steady time. Those whose deadline has passed are added to `refused` instead.
+    def _in_time(self, jobs: Sequence[Job], now: float, rejected: list[RejectedJob]) -> list[QueuedJob]:
+        """The jobs of one class in steady time. Those whose deadline has passed are added to `rejected` instead.
 
         Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. A
         job from the future (the clock stepped back) came now, and keeps its SLO.
@@ -169,7 +168,7 @@ class Scheduler:
             arrival = came_at + ahead_s if came_at + ahead_s < now else now
             deadline = arrival + slo_s
             if deadline <= now:
-                refused.append(Refusal(job_id, Cause.ARRIVED_LATE, now - deadline))
+                rejected.append(RejectedJob(job_id, Cause.ARRIVED_LATE, now - deadline))
                 continue
             lane_s = num_tokens * token_s
             latest_begin = math.inf
@@ -183,7 +182,7 @@ class Scheduler:
             queued.append(QueuedJob(due, number, job_id, num_tokens, arrival, deadline, work_s, latest_begin))
         return queued
 
-    def _admit(self, jobs: Sequence[QueuedJob], begin: float) -> list[Refusal]:
+    def _admit(self, jobs: Sequence[QueuedJob], begin: float) -> list[RejectedJob]:
         """Queue online jobs. Returns the rejections of those that would be late, or would make others late.
 
         Admission is the schedulability test of earliest deadline first: a job is admitted only if it and all admitted
@@ -192,14 +191,14 @@ class Scheduler:
         if self._settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)
             return []
-        refused = []
+        rejected = []
         for job in jobs:
             late_s = self._online.lateness(job, begin)
             if late_s > 0:
-                refused.append(Refusal(job.id, Cause.OVERLOADED, late_s))
+                rejected.append(RejectedJob(job.id, Cause.OVERLOADED, late_s))
             else:
                 self._online.add((job,))
-        return refused
+        return rejected
 
     def _decide(self, now: float, draining: bool) -> Trigger | float | None:
         """The rule that fires now, or when one will; None: not before an arrival."""
@@ -211,64 +210,23 @@ class Scheduler:
         # Waiting for a fuller batch gains nothing while bulk jobs can fill it.
         return Trigger.BULK if self._bulk and not isinstance(decision, Trigger) else decision
 
-    def _plan(self, trigger: Trigger, now: float, lanes: int) -> Plan:
-        """Batches that start at `now`, or rejections only: at least one."""
-        if not self._online:
-            return self._release(self._compose_bulk(trigger, now, lanes), trigger)
-        made = self._planner.compose(self._online, self._partition, now, lanes=lanes)
-        if not made.refused:
-            made = self._fill_up(made, trigger, now, lanes)
-        return self._release(made, trigger)
-
-    def _fill_up(self, made: Composition, trigger: Trigger, now: float, lanes: int) -> Composition:
-        """Learn from a plan of online jobs, and add bulk jobs if no online job is left for the next."""
-        jobs = [job for draft in made.drafts for job in draft.jobs]
-        batch_s = [draft.seconds for draft in made.drafts]
-        are_all = len(jobs) == len(self._online)
-        self._bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
-        tokens = sum([job.num_tokens for job in jobs])
-        self._estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
-        if not self._bulk or not are_all:
-            return made
-        growth_s = self._bulk_share.growth_s(now)
-        drafts = self._planner.fill_up(made.drafts, self._bulk, now, lanes=lanes, growth_s=growth_s)
-        self._bulk_share.grown(sum([draft.seconds for draft in drafts]) - sum(batch_s))
-        return made._replace(drafts=drafts)
-
-    def _compose_bulk(self, trigger: Trigger, now: float, lanes: int) -> Composition:
-        partition, max_seconds = self._partition, math.inf
-        if trigger is not Trigger.DRAIN and not self._bulk_share.is_quiet(now):
-            # In order of arrival: a job that does not fit one slice is the first of the next.
-            partition, max_seconds = self._in_order, max(self._bulk_share.alone_s, self._estimator.small_s)
-        return self._planner.compose(self._bulk, partition, now, lanes=lanes, max_seconds=max_seconds)
-
-    def _release(self, made: Composition, trigger: Trigger) -> Plan:
+    def _release(self, plan: Plan) -> None:
         """Remove the jobs of a plan from the queues, and check its contract: each was queued, and appears once."""
-        batches = tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in made.drafts])
-        leaving = [*chain.from_iterable(batch.ids for batch in batches), *(refusal.id for refusal in made.refused)]
-        num_left = self._remove(leaving)
+        leaving = [*chain.from_iterable(batch.ids for batch in plan.batches), *(job.id for job in plan.rejected)]
+        num_left = self.remove(leaving)
         if not num_left == len(leaving) > 0:
-            raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {made}. This is a bug.")
-        return Plan(batches, trigger, made.partition, made.refused, made.dp_gain)
+            raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
 
-    def _expired(self, now: float) -> list[Refusal]:
+    def _expired(self, now: float) -> list[RejectedJob]:
         """Remove the jobs at the front whose deadline has passed. Others are found when they are due."""
-        refused = [
-            Refusal(job.id, Cause.QUEUED, now - job.deadline)
+        rejected = [
+            RejectedJob(job.id, Cause.QUEUED, now - job.deadline)
             for queue in (self._online, self._bulk)
             for job in takewhile(lambda job: job.deadline <= now, queue)
         ]
-        if refused:
-            self._remove([refusal.id for refusal in refused])
-        return refused
-
-    def _remove(self, ids: Sequence[int]) -> int:
-        num_left = self._online.remove(ids)
-        if self._bulk:
-            num_left += self._bulk.remove(ids)
-        self._num_gone += num_left
-        self._check_conservation()
-        return num_left
+        if rejected:
+            self.remove([job.id for job in rejected])
+        return rejected
 
     def _check_conservation(self) -> None:
         if self._num_received != self._num_gone + self.num_queued:

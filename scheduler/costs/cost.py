@@ -59,3 +59,11 @@ class PaddedCost(PackedCost):
     """An engine that pads to the longest: f = max(floor, alpha + beta * max(L) * n + gamma * n * max(L)^2)."""
 
     padded: ClassVar[bool] = True
+
+
+def predicted_s(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:
+    """Seconds of one batch. ValueError when the cost function gives no finite number, 0 or more."""
+    seconds = float(cost.seconds(tokens, squares, longest, count))
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {seconds}")
+    return seconds

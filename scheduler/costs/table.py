@@ -5,21 +5,20 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
 
-
-class CorruptTable(ValueError):
-    """Stored data that cannot be a cost table."""
-
-
 _LAW = ("floor_s", "alpha_s", "beta_s", "gamma_s")
 _KEYS = {"padded", *_LAW, "sizes", "lengths", "factors", "samples"}
 _MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
 _MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
+
+
+class CorruptTable(ValueError):
+    """Stored data that cannot be a cost table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,16 @@ class Sample:
     count: int
     seconds: float  # measured
 
+    @classmethod
+    def of(cls, lengths: Sequence[int], seconds: float) -> "Sample":
+        """The timing of a batch with these lengths, at least one."""
+        return cls(sum(lengths), sum([length * length for length in lengths]), max(lengths), len(lengths), seconds)
+
     def predicted_by(self, cost: CostFunction) -> float:
         return float(cost.seconds(self.tokens, self.squares, self.longest, self.count))
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
+class Residual(NamedTuple):
     """A timing beside what the table says of it."""
 
     sample: Sample
@@ -68,8 +71,10 @@ class CostTable:
     _cells: list[list[list[float]]] = field(init=False, compare=False, repr=False)  # for one batch
 
     def __post_init__(self) -> None:
-        _check_knots("sizes", self.sizes)
-        _check_knots("lengths", self.lengths)
+        for name, knots in (("sizes", self.sizes), ("lengths", self.lengths)):
+            ascend = all(before < after for before, after in pairwise(knots))
+            if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
+                raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
         if [len(row) for row in self.factors] != [len(self.lengths)] * len(self.sizes):
             raise ValueError(f"factors must be {len(self.sizes)} rows of {len(self.lengths)}.")
         if not all(0 < factor < math.inf for row in self.factors for factor in row):
@@ -120,24 +125,13 @@ class CostTable:
         if not isinstance(data["padded"], bool):
             raise CorruptTable(f"padded must be true or false. Found: {data['padded']!r}")
         base = PaddedCost if data["padded"] else PackedCost
+        sizes, lengths = _numbers("sizes", data["sizes"], 1), _numbers("lengths", data["lengths"], 1)
+        factors, samples = _numbers("factors", data["factors"], 2), _numbers("samples", data["samples"], 2)
+        law = [_numbers(name, data[name], 0) for name in _LAW]
         try:
-            return cls(
-                base(*[_numbers(name, data[name], 0) for name in _LAW]),
-                _numbers("sizes", data["sizes"], 1),
-                _numbers("lengths", data["lengths"], 1),
-                _numbers("factors", data["factors"], 2),
-                tuple(_to_sample(row) for row in _numbers("samples", data["samples"], 2)),
-            )
-        except CorruptTable:
-            raise
+            return cls(base(*law), sizes, lengths, factors, tuple(map(_to_sample, samples)))
         except ValueError as error:
             raise CorruptTable(f"A cost table that cannot be true: {error}") from error
-
-
-def _check_knots(name: str, knots: Sequence[float]) -> None:
-    ascend = all(before < after for before, after in pairwise(knots))
-    if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
-        raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
 
 
 def knot_lines(knots: FloatArray) -> FloatArray:
@@ -167,6 +161,6 @@ def _numbers(name: str, value: object, depth: int) -> Any:
 
 def _to_sample(numbers: Sequence[float]) -> Sample:
     if len(numbers) != 5 or not all(number.is_integer() and number >= 1 for number in numbers[:4]) or numbers[4] <= 0:
-        raise CorruptTable(f"A sample is [tokens, squares, longest, count, seconds]. Found: {numbers!r:.80}")
+        raise ValueError(f"A sample is [tokens, squares, longest, count, seconds]. Found: {numbers!r:.80}")
     tokens, squares, longest, count = map(int, numbers[:4])
     return Sample(tokens, squares, longest, count, numbers[4])

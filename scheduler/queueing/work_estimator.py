@@ -1,9 +1,8 @@
 """Estimated cost of a queued job in a typical batch: the seconds that backlogs and admission are counted in."""
 
-import math
 from collections.abc import Sequence
 
-from penstock.scheduler.costs.cost import CostFunction
+from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.types import Job
 
@@ -18,7 +17,7 @@ class WorkEstimator:
     A plan covers what one typical batch leaves out: padding, and batches that do not come out even.
     """
 
-    def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
+    def __init__(self, cost: CostFunction, caps: Caps, slo_s: float) -> None:
         self._cost = cost
         self._caps = caps
         self._slo_s = slo_s
@@ -33,17 +32,12 @@ class WorkEstimator:
             return
         count, tokens = len(jobs), sum([job.num_tokens for job in jobs])
         squares = sum([job.num_tokens * job.num_tokens for job in jobs])
+        times = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
+        # The length of an average token's sequence, for the longest.
+        full_s = predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
         self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
-        full = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
-
-        def seconds(times: float) -> float:
-            # The length of an average token's sequence, for the longest.
-            return predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
-
-        max_seconds = self.longest_batch_s(self._slo_s)
-        if seconds(full) > max_seconds:
-            full = max(1 / count, full * max_seconds / seconds(full))
-        self.full_s, self.token_s = seconds(full), seconds(full) / (tokens * full)
+        self.token_s = full_s / (tokens * times)
+        self.full_s = min(full_s, self.longest_batch_s(self._slo_s))
 
     def learn(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
         """A plan of online batches, at least one, was made. Underfull batches only lower the estimate.
@@ -62,14 +56,9 @@ class WorkEstimator:
         if are_full:
             self.full_s = sum(batch_s) / len(batch_s)
 
-    def longest_batch_s(self, slo_s: float) -> float:
-        """Most seconds of a batch while this is the tightest SLO queued. One sequence may take longer."""
-        return max(slo_s * BATCH_SHARE, self.small_s)
+    def longest_batch_s(self, tightest_slo_s: float) -> float:
+        """Most seconds of a batch now: a job that comes just after its start must be able to wait for it and run.
 
-
-def predicted_s(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:
-    """Seconds of one batch. ValueError when the cost function gives no finite number, 0 or more."""
-    seconds = float(cost.seconds(tokens, squares, longest, count))
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {seconds}")
-    return seconds
+        One sequence may take longer.
+        """
+        return max(min(self._slo_s, tightest_slo_s) * BATCH_SHARE, self.small_s)

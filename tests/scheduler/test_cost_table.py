@@ -91,7 +91,7 @@ def test_beyond_the_papers_dictionary_seconds_grow_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("seconds", [{}, {10: {}}, {10: {1: 1.0}, 20: {2: 1.0}}])
-def test_a_dictionary_with_gaps_is_refused(seconds: dict[int, dict[int, float]]) -> None:
+def test_a_dictionary_with_gaps_is_rejected(seconds: dict[int, dict[int, float]]) -> None:
     with pytest.raises(ValueError, match="same counts at every length"):
         cached_cost(seconds)
 

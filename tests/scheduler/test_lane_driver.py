@@ -59,17 +59,17 @@ def test_busy_seconds_count_what_runs_and_what_waits() -> None:
 def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:
     lanes = driver()
     lanes.add([Job(9, 100, 0.0)], 0.0)
-    refused = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
-    assert [refusal.id for refusal in refused] == [2]
+    rejected = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
+    assert [rejection.id for rejection in rejected] == [2]
     assert lanes.scheduler.num_queued == 1
 
 
 def test_an_idle_engine_tries_one_job_a_second_that_is_thought_to_be_late() -> None:
     lanes = driver()
     late = [Job(1, 100, 0.0, 0.5), Job(2, 100, 0.0, 0.5)]
-    assert [refusal.id for refusal in lanes.add(late, 0.0)] == [2]
+    assert [rejection.id for rejection in lanes.add(late, 0.0)] == [2]
     lanes.finish(lanes.dispatch(0.0).start[0], 0.1, failed=True)
-    assert [refusal.cause for refusal in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
+    assert [rejection.cause for rejection in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
     assert lanes.add([Job(4, 100, 1.2, 1.5)], 1.2) == []
 
 

@@ -124,9 +124,9 @@ class Dispatcher:
         while True:
             dispatch = self._driver.dispatch(self._clock())
             self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
-            self._queue.refuse(dispatch.refused)
+            self._queue.reject_jobs(dispatch.rejected)
             are_unchanged = [self._submit(batch) for batch in dispatch.start]
-            if all(are_unchanged) and not dispatch.refused:
+            if all(are_unchanged) and not dispatch.rejected:
                 break
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())

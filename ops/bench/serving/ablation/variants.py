@@ -8,15 +8,16 @@ from unittest.mock import patch
 from penstock.scheduler import planner, scheduler
 from penstock.scheduler.costs import learned
 from penstock.scheduler.lane_driver import LaneDriver
-from penstock.scheduler.planner import Composition, Planner
+from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies import bulk_share, partition
 from penstock.scheduler.policies.bulk_share import BulkShare
+from penstock.scheduler.policies.order import Draft
 from penstock.scheduler.policies.partition import PartitionPolicy
 from penstock.scheduler.queueing import lateness, work_estimator
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.work_estimator import WorkEstimator
-from penstock.scheduler.types import Cause, Refusal
+from penstock.scheduler.types import Cause, RejectedJob
 
 Variant = Callable[[], AbstractContextManager[Any]]
 
@@ -32,15 +33,17 @@ def _own_deadlines_only() -> Iterator[None]:
         yield
 
 
-def _reject_in_every_batch(self: Planner, made: Composition, now: float, lanes: int) -> Composition:
+def _reject_in_every_batch(
+    self: Planner, drafts: list[Draft], now: float, lanes: int
+) -> tuple[list[Draft], tuple[RejectedJob, ...]]:
     """All late jobs of all batches are rejected, not those of the first batch alone."""
     late = tuple(
-        Refusal(job.id, Cause.QUEUED, end - job.deadline)
-        for draft, end in zip(made.drafts, self._ends(made.drafts, now, lanes), strict=True)
+        RejectedJob(job.id, Cause.QUEUED, end - job.deadline)
+        for draft, end in zip(drafts, self._ends(drafts, now, lanes), strict=True)
         for job in draft.jobs
         if job.deadline < end
     )
-    return made._replace(drafts=[], refused=late) if late else made
+    return ([], late) if late else (drafts, ())
 
 
 def _mean_lateness(self: LatenessTracker, predicted_s: float, late_s: float) -> None:
@@ -57,7 +60,11 @@ def _half_slice(self: BulkShare, now: float) -> float:
 
 
 def _no_credit(self: BulkShare, now: float) -> float:
-    return self._earned_s(now)
+    self._credit_s = 0.0
+    return _growth_s(self, now)
+
+
+_growth_s = BulkShare.growth_s
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -93,7 +100,7 @@ VARIANTS: dict[str, Variant] = {
     "learning: none": _replaced(learned.LearnedCost, "observe", _nothing),
     "learning: median of 45, not 15": _constant(learned, "_NUM_RECENT", 45),
     "admission: own deadline only": _own_deadlines_only,
-    "second check before running: none": _replaced(Planner, "_in_time", lambda _self, made, *_: made),
+    "second check before running: none": _replaced(Planner, "_in_time", lambda _self, drafts, *_: (drafts, ())),
     "second check before running: in every batch": _replaced(Planner, "_in_time", _reject_in_every_batch),
     "prepared ahead: none": _replaced(LaneDriver, "_has_room", lambda self: not self.is_busy),
     "sharing out among lanes: none": _replaced(planner, "share_out", lambda parts, *_, **__: parts),
@@ -101,6 +108,6 @@ VARIANTS: dict[str, Variant] = {
     "bulk: nothing saved up": _replaced(BulkShare, "growth_s", _no_credit),
     "bulk: load averaged over 0.05 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 0.05),
     "bulk: load averaged over 1 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 1.0),
-    "partition: fifo": _replaced(scheduler, "PartitionPolicy", lambda _: PartitionPolicy("fifo")),
+    "partition: fifo": _replaced(planner, "PartitionPolicy", lambda _: PartitionPolicy("fifo")),
     "partition: dp at any gain": _constant(partition, "MIN_DP_GAIN", 0.0),
 }
