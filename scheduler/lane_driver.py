@@ -1,8 +1,4 @@
-"""The lanes of one engine: what each runs, which batch is prepared ahead, and for how long they are busy.
-
-Pure and synchronous: `now` is an argument, and the caller runs the batches. The worker's dispatcher, the benchmarks'
-real runs, the simulator and the tests all drive their lanes with this object, so that they measure the product.
-"""
+"""The lanes of one engine: what each runs, which batch is prepared ahead, and for how long they are busy."""
 
 import math
 from collections import deque
@@ -11,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Wait
+from penstock.scheduler.types import Cause, Job, RejectedJob, Wait
 
 _TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is measured again this often
 
@@ -36,17 +32,17 @@ class LaneBatch:
 class Dispatch(NamedTuple):
     """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
-    start: tuple[LaneBatch, ...]
-    rejected: tuple[RejectedJob, ...]  # jobs that will not run; they have left the queue
-    planned: tuple[int, ...]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
+    start: list[LaneBatch]
+    rejected: list[RejectedJob]  # jobs that will not run; they have left the queue
+    planned: list[int]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
 
 class LaneDriver:
     """Keeps every lane busy: one batch a lane, and one prepared ahead once waiting cannot make it any fuller.
 
-    Lanes take up batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at
-    `wake_at`. Not thread-safe.
+    The worker's dispatcher, the benchmarks, the simulator and the tests run their batches by this object. Lanes take up
+    batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at `wake_at`.
     """
 
     def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
@@ -96,25 +92,22 @@ class LaneDriver:
 
     def dispatch(self, now: float) -> Dispatch:
         """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
-        start: list[LaneBatch] = []
-        rejected: list[RejectedJob] = []
-        planned: list[int] = []
-        wake_at: float | None = None
+        done = Dispatch([], [], [], None)
         while self._has_room():
-            if not self._prepared:
-                decision = self._ask(now)
-                rejected += decision.rejected
-                if isinstance(decision, Wait):
-                    wake_at = decision.wake_at
-                    break
-                for ids, predicted_s in decision.batches:
-                    made_by = decision.trigger.value, decision.partition
-                    self._prepared.append(LaneBatch(ids, *made_by, predicted_s, decision.dp_gain))
-                    planned += ids
+            if self._prepared:
+                done.start.append(self._prepared.popleft())
+                self.run_now(done.start[-1], now)
                 continue
-            start.append(self._prepared.popleft())
-            self.run_now(start[-1], now)
-        return Dispatch(tuple(start), tuple(rejected), tuple(planned), wake_at)
+            first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
+            idle_lanes = max(1, self.num_lanes - len(self._submitted))
+            plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
+            done.rejected.extend(plan.rejected)
+            if isinstance(plan, Wait):
+                return done._replace(wake_at=plan.wake_at)
+            for ids, predicted_s in plan.batches:
+                self._prepared.append(LaneBatch(ids, plan.trigger.value, plan.partition, predicted_s, plan.dp_gain))
+                done.planned.extend(ids)
+        return done
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
         """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
@@ -128,11 +121,11 @@ class LaneDriver:
     def withdraw(self, batch: LaneBatch, now: float) -> LaneBatch | None:
         """A submitted batch leaves the lanes without having run. Returns as `finish`."""
         self._submitted.remove(batch)
-        if not self.is_busy or self._submitted[self.num_lanes - 1].started is not None:
-            return None
-        following = self._submitted[self.num_lanes - 1]
-        following.started = now
-        return following
+        for following in self.running:
+            if following.started is None:
+                following.started = now
+                return following
+        return None
 
     def shrink(self, batch: LaneBatch, ids: tuple[int, ...], predicted_s: float) -> None:
         """Keep only these jobs, at least one, of a batch that was just dispatched."""
@@ -148,14 +141,8 @@ class LaneDriver:
         self._submitted.append(batch)
 
     def _has_room(self) -> bool:
-        if not self.is_busy:
-            return True
-        return len(self._submitted) == self.num_lanes and (bool(self._prepared) or self.scheduler.is_full)
-
-    def _ask(self, now: float) -> Plan | Wait:
-        first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
-        idle_lanes = max(1, self.num_lanes - len(self._submitted))
-        return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
+        may_prepare = len(self._submitted) == self.num_lanes and (self._prepared or self.scheduler.is_full)
+        return not self.is_busy or bool(may_prepare)
 
     def _try_one(
         self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool

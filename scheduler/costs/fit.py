@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from penstock.scheduler.costs.cost import FloatArray, PackedCost, PaddedCost
-from penstock.scheduler.costs.table import CostTable, Sample, knot_lines
+from penstock.scheduler.costs.table import CostTable, Sample
 
 _MAX_SIZES = 12  # knots of the grid; more would need more timings
 _MAX_LENGTHS = 8
@@ -115,9 +115,7 @@ def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
 
 def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
     """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
-    lines = knot_lines(knots)[np.searchsorted(knots, values, side="right")]
-    weights: FloatArray = lines[:, 0] + lines[:, 1] * values[:, None]
-    return weights
+    return np.stack([np.interp(values, knots, of_knot) for of_knot in np.eye(len(knots))], axis=1)
 
 
 def _knots(values: FloatArray, most: int) -> FloatArray:

@@ -5,14 +5,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
 
-_LAW = ("floor_s", "alpha_s", "beta_s", "gamma_s")
-_KEYS = {"padded", *_LAW, "sizes", "lengths", "factors", "samples"}
+# Of stored data: the numbers, in how many lists of lists.
+_DEPTHS = {"floor_s": 0, "alpha_s": 0, "beta_s": 0, "gamma_s": 0, "sizes": 1, "lengths": 1, "factors": 2, "samples": 2}
 _MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
 _MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
 
@@ -39,17 +39,9 @@ class Sample:
     def predicted_by(self, cost: CostFunction) -> float:
         return float(cost.seconds(self.tokens, self.squares, self.longest, self.count))
 
-
-class Residual(NamedTuple):
-    """A timing beside what the table says of it."""
-
-    sample: Sample
-    predicted_s: float
-
-    @property
-    def error(self) -> float:
+    def error(self, cost: CostFunction) -> float:
         """Predicted / measured - 1."""
-        return self.predicted_s / self.sample.seconds - 1
+        return self.predicted_by(cost) / self.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,7 @@ class CostTable:
         if not all(0 < factor < math.inf for row in self.factors for factor in row):
             raise ValueError("factors must be finite and above 0.")
         sizes, lengths = np.array(self.sizes, dtype=np.float64), np.array(self.lengths, dtype=np.float64)
-        cells = np.einsum("icn,nm,jdm->ijcd", knot_lines(sizes), np.array(self.factors), knot_lines(lengths))
+        cells = np.einsum("icn,nm,jdm->ijcd", _knot_lines(sizes), np.array(self.factors), _knot_lines(lengths))
         cells = np.ascontiguousarray(cells.reshape(len(sizes) + 1, len(lengths) + 1, 4))
         object.__setattr__(self, "arrays", (sizes, lengths, cells))
         object.__setattr__(self, "_cells", cells.tolist())
@@ -101,10 +93,6 @@ class CostTable:
         seconds: Value = law_s * (p + q * longest + (r + s * longest) * size)
         return seconds
 
-    def residuals(self) -> list[Residual]:
-        """Each timing of the fit beside its prediction, in the order they were given."""
-        return [Residual(sample, sample.predicted_by(self)) for sample in self.samples]
-
     def to_dict(self) -> dict[str, object]:
         """Plain JSON data, from which `from_dict` makes an equal table."""
         return {
@@ -119,33 +107,27 @@ class CostTable:
     @classmethod
     def from_dict(cls, data: object) -> "CostTable":
         """The table that `to_dict` gave. CorruptTable for anything that cannot be one."""
-        if not isinstance(data, dict) or set(data) != _KEYS:
+        if not isinstance(data, dict) or set(data) != {"padded", *_DEPTHS}:
             found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
-            raise CorruptTable(f"A cost table has the keys {sorted(_KEYS)}. Found: {found}")
+            raise CorruptTable(f"A cost table has the keys padded, {', '.join(_DEPTHS)}. Found: {found}")
         if not isinstance(data["padded"], bool):
             raise CorruptTable(f"padded must be true or false. Found: {data['padded']!r}")
-        base = PaddedCost if data["padded"] else PackedCost
-        sizes, lengths = _numbers("sizes", data["sizes"], 1), _numbers("lengths", data["lengths"], 1)
-        factors, samples = _numbers("factors", data["factors"], 2), _numbers("samples", data["samples"], 2)
-        law = [_numbers(name, data[name], 0) for name in _LAW]
+        law = PaddedCost if data["padded"] else PackedCost
+        *terms, sizes, lengths, factors, samples = [_numbers(key, data[key], _DEPTHS[key]) for key in _DEPTHS]
         try:
-            return cls(base(*law), sizes, lengths, factors, tuple(map(_to_sample, samples)))
+            return cls(law(*terms), sizes, lengths, factors, tuple(map(_to_sample, samples)))
         except ValueError as error:
             raise CorruptTable(f"A cost table that cannot be true: {error}") from error
 
 
-def knot_lines(knots: FloatArray) -> FloatArray:
+def _knot_lines(knots: FloatArray) -> FloatArray:
     """[len + 1, 2, len]: intercept and slope, in each gap between knots, of the weight of each knot's value.
 
     The first and the last gap lie outside the knots: there the edge has weight 1.
     """
-    lines = np.zeros((len(knots) + 1, 2, len(knots)))
-    lines[0, 0, 0] = lines[-1, 0, -1] = 1.0
-    for gap, (left, right) in enumerate(pairwise(knots)):
-        slope = 1 / (right - left)
-        lines[gap + 1, :, gap] = right * slope, -slope
-        lines[gap + 1, :, gap + 1] = -left * slope, slope
-    return lines
+    begins = np.append(0, np.arange(len(knots)))  # the knot at which each gap begins; the first gap has a slope of 0
+    slopes = np.pad(np.diff(np.eye(len(knots)), axis=0) / np.diff(knots)[:, None], ((1, 1), (0, 0)))
+    return np.stack([np.eye(len(knots))[begins] - slopes * knots[begins, None], slopes], axis=1)
 
 
 def _numbers(name: str, value: object, depth: int) -> Any:

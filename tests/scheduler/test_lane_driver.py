@@ -24,7 +24,7 @@ def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
     dispatch = lanes.dispatch(0.0)
     assert [batch.ids for batch in dispatch.start] == [(0, 1), (2, 3), (4, 5)]
     assert [batch.started for batch in dispatch.start] == [0.0, 0.0, None]
-    assert lanes.dispatch(0.0).start == ()
+    assert lanes.dispatch(0.0).start == []
 
 
 def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
@@ -100,7 +100,7 @@ def test_draining_runs_jobs_without_waiting_for_a_trigger() -> None:
     lanes = LaneDriver(Scheduler(chosen, COST), 1)
     lanes.add(jobs(0), 0.0)
     waiting = lanes.dispatch(0.0)
-    assert (waiting.start, waiting.wake_at) == ((), 10.0)
+    assert (waiting.start, waiting.wake_at) == ([], 10.0)
     lanes.draining = True
     assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(0,)]
 
