@@ -2,8 +2,7 @@
 
 from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
 from penstock.scheduler.costs.fit import fit_cost_table
-from penstock.scheduler.costs.learned import LearnedCost
-from penstock.scheduler.costs.table import CorruptTable, CostTable
+from penstock.scheduler.costs.table import CorruptTable, CostTable, LearnedCost
 from penstock.scheduler.lane_driver import Dispatch, LaneBatch, LaneDriver
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings

@@ -14,7 +14,7 @@ _TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is m
 
 @dataclass(slots=True, eq=False)
 class LaneBatch:
-    """One batch on its way through the lanes."""
+    """One batch on its way through the lanes. Its jobs may become fewer, with a new prediction, until it runs."""
 
     ids: tuple[int, ...]
     trigger: str
@@ -91,7 +91,7 @@ class LaneDriver:
         return self.scheduler.remove(ids)
 
     def dispatch(self, now: float) -> Dispatch:
-        """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
+        """The batches that the lanes can take now. They count as submitted: call `finish` for each."""
         done = Dispatch([], [], [], None)
         while self._has_room():
             if self._prepared:
@@ -110,26 +110,18 @@ class LaneDriver:
         return done
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
-        """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
+        """A submitted batch leaves the lanes. Returns the batch that its lane takes up next, if one waits.
 
-        The scheduler learns how late batches end, but not from one that `failed`.
+        The scheduler learns how late batches end, but not from one that `failed`, or that did not run.
         """
         if batch.started is not None and not failed:
             self.scheduler.ended(batch.predicted_s, now - batch.started - batch.predicted_s, now)
-        return self.withdraw(batch, now)
-
-    def withdraw(self, batch: LaneBatch, now: float) -> LaneBatch | None:
-        """A submitted batch leaves the lanes without having run. Returns as `finish`."""
         self._submitted.remove(batch)
         for following in self.running:
             if following.started is None:
                 following.started = now
                 return following
         return None
-
-    def shrink(self, batch: LaneBatch, ids: tuple[int, ...], predicted_s: float) -> None:
-        """Keep only these jobs, at least one, of a batch that was just dispatched."""
-        batch.ids, batch.predicted_s = ids, predicted_s
 
     def run_first(self, batches: Sequence[LaneBatch]) -> None:
         """Batches made by the caller, such as halves of one that failed, run before any other that is prepared."""

@@ -21,25 +21,18 @@ from penstock.scheduler.types import Batch, Cause, Plan, RejectedJob, Trigger
 class Planner:
     """Makes plans of the jobs at the front of the queues, and leaves the queues as they are."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        cost: CostFunction,
-        caps: Caps,
-        estimator: WorkEstimator,
-        late: LatenessTracker,
-    ) -> None:
-        """`caps`: of every batch."""
+    def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
+        max_sequences = 1 if settings.partition == "none" else settings.max_batch_sequences
         self._cost = cost
-        self._caps = caps
-        self._estimator = estimator
-        self._lateness = late
+        self._caps = Caps(max_sequences, settings.max_batch_tokens)  # of every batch
         self._partition = PartitionPolicy(settings.partition)
         self._in_order = PartitionPolicy("fifo")
         self._rank = ORDERS[settings.order].rank
         self._keeps_deadlines = settings.admission == "deadline"
-        self._window = max(settings.window, caps.max_sequences)
-        self.bulk_share = BulkShare(settings, late)
+        self._window = max(settings.window, max_sequences)
+        self.estimator = WorkEstimator(cost, self._caps, math.inf if settings.slo_s is None else settings.slo_s)
+        self.lateness = LatenessTracker()
+        self.bulk_share = BulkShare(settings, self.lateness)
 
     def outlook(self, queue: JobQueue) -> Outlook:
         """The figures that a trigger decides by. `queue` is not empty."""
@@ -47,7 +40,7 @@ class Planner:
             return Outlook(is_full=True)
         jobs = list(queue)
         run_s = predicted_s(self._cost, queue.tokens, queue.squares, max([job.num_tokens for job in jobs]), len(jobs))
-        is_full = run_s >= self._estimator.longest_batch_s(min([job.deadline - job.arrival for job in jobs]))
+        is_full = run_s >= self.estimator.longest_batch_s(min([job.deadline - job.arrival for job in jobs]))
         half_slo_at = min([job.arrival + job.deadline for job in jobs]) / 2
         return Outlook(is_full, min([job.arrival for job in jobs]), half_slo_at, run_s)
 
@@ -59,7 +52,7 @@ class Planner:
         queue, policy, max_seconds = online or bulk, self._partition, math.inf
         if not online and trigger is not Trigger.DRAIN and not self.bulk_share.is_quiet(now):
             # In order of arrival: a job that does not fit one slice is the first of the next.
-            policy, max_seconds = self._in_order, max(self.bulk_share.alone_s, self._estimator.small_s)
+            policy, max_seconds = self._in_order, max(self.bulk_share.alone_s, self.estimator.small_s)
         jobs, caps = self._due(queue, policy, lanes, max_seconds)
         lengths = [job.num_tokens for job in jobs]
         parts = share_out(policy.partition(lengths, self._cost, caps, most=lanes), lengths, self._cost, lanes)
@@ -81,13 +74,13 @@ class Planner:
         """
         jobs = queue.first(self._window if policy.reorders else min(self._window, lanes * self._caps.max_sequences))
         tightest_slo_s = min([job.deadline - job.arrival for job in jobs])
-        max_seconds = min(max_seconds, self._estimator.longest_batch_s(tightest_slo_s))
+        max_seconds = min(max_seconds, self.estimator.longest_batch_s(tightest_slo_s))
         if policy.reorders:
             jobs = jobs[: max(1, bisect_right(list(accumulate([job.work_s for job in jobs])), max_seconds))]
         elif policy.name != "naive":
             tokens = list(accumulate([job.num_tokens for job in jobs]))
             jobs = jobs[: bisect_right(tokens, lanes * self._caps.max_tokens) + 1]
-        return jobs, Caps(self._caps.max_sequences, self._caps.max_tokens, max_seconds)
+        return jobs, self._caps._replace(max_seconds=max_seconds)
 
     def _in_time(self, drafts: list[Draft], now: float, lanes: int) -> tuple[list[Draft], tuple[RejectedJob, ...]]:
         """The batches before the first that would make a job late; where that is the first of all, its late jobs.
@@ -117,7 +110,7 @@ class Planner:
         are_all = len(jobs) == len(online)
         self.bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
         tokens = sum([job.num_tokens for job in jobs])
-        self._estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
+        self.estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if not bulk or not are_all:
             return drafts
         growth_s = self.bulk_share.growth_s(now)
@@ -140,14 +133,14 @@ class Planner:
                 jobs.append(job)
             if room_s < 0:
                 break
-        caps = Caps(self._caps.max_sequences, self._caps.max_tokens, max(max_seconds, math.ulp(0.0)))
+        caps = self._caps._replace(max_seconds=max_seconds)
         filled = fifo([job.num_tokens for job in jobs], self._cost, caps, 1)
         num = len(filled.batches[0])
         return Draft(jobs[:num], filled.seconds[0]) if num > len(draft.jobs) else draft
 
     def _ends(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[float]:
         """End of each batch if it goes to the first free lane, and all lanes are free now."""
-        free = [now + self._lateness.usual_s] * lanes
+        free = [now + self.lateness.usual_s] * lanes
         ends = []
         for draft in drafts:
             ends.append(free[0] + draft.seconds)

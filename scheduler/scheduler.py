@@ -7,12 +7,10 @@ from itertools import chain, takewhile
 from penstock.scheduler.costs.cost import CostFunction
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies.order import ORDERS
-from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.policies.trigger import TRIGGERS
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
-from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.steady_clock import SteadyClock
-from penstock.scheduler.queueing.work_estimator import BATCH_SHARE, WorkEstimator
+from penstock.scheduler.queueing.work_estimator import BATCH_SHARE
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
 
@@ -25,13 +23,11 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
         self._settings = settings
-        caps = Caps(1 if settings.partition == "none" else settings.max_batch_sequences, settings.max_batch_tokens)
         self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
         self._by_deadline = ORDERS[settings.order].by_deadline
-        self._estimator = WorkEstimator(cost, caps, self._slo_s)
-        self._lateness = LatenessTracker()
-        self._planner = Planner(settings, cost, caps, self._estimator, self._lateness)
+        self._planner = Planner(settings, cost)
+        self._estimator, self._lateness = self._planner.estimator, self._planner.lateness
         self._bulk_share = self._planner.bulk_share
         self._clock = SteadyClock()
         self._online, self._bulk = JobQueue(), JobQueue()

@@ -27,10 +27,8 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
     Timings that cannot be true are left out: NaN, infinity, 0, less, an hour, or 8 times off what the others say.
     ValueError when none is left, or when a batch is empty or holds a length below 1.
     """
-    timings = [(lengths, seconds) for lengths, seconds in samples]
-    if bad := [lengths for lengths, _ in timings if not lengths or min(lengths) < 1]:
-        raise ValueError(f"A timing needs a batch of lengths >= 1. Given: {list(bad[0])}")
-    possible = [Sample.of(lengths, float(seconds)) for lengths, seconds in timings if 0 < seconds < _MAX_S]
+    timings = [Sample.of(lengths, seconds) for lengths, seconds in samples]
+    possible = [timing for timing in timings if 0 < timing.seconds < _MAX_S]
     if not possible:
         raise ValueError(f"A cost table needs at least one timing above 0 s and below {_MAX_S:g} s. Given: {timings}")
     credible = _without_absurd(possible, padded)
@@ -46,17 +44,14 @@ def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]
     for _ in range(len(samples) // 4):
         rests = [[*samples[:index], *samples[index + 1 :]] for index in range(len(samples))]
         laws = [_fit_law(rest, padded) for rest in rests]
-        disagreements = [_disagreement(law, rest) for law, rest in zip(laws, rests, strict=True)]
-        worst = int(np.argmin(disagreements))
-        if abs(math.log(samples[worst].predicted_by(laws[worst]) / samples[worst].seconds)) < math.log(_ABSURD):
+        # Logarithms count too long and too short alike.
+        errors = [[math.log1p(sample.error(law)) for sample in samples] for law in laws]
+        rest_errors = [sum(error**2 for error in of) - of[index] ** 2 for index, of in enumerate(errors)]
+        worst = int(np.argmin(rest_errors))
+        if abs(errors[worst][worst]) < math.log(_ABSURD):
             break
         samples = rests[worst]
     return samples
-
-
-def _disagreement(law: PackedCost, samples: Sequence[Sample]) -> float:
-    """Mean of log(predicted / measured) squared, which counts too long and too short alike."""
-    return sum(math.log(sample.predicted_by(law) / sample.seconds) ** 2 for sample in samples) / len(samples)
 
 
 def _fit_law(samples: Sequence[Sample], padded: bool) -> PackedCost:

@@ -1,7 +1,8 @@
-"""A measured cost: a law of launch and work, corrected on a small grid of measurements."""
+"""A measured cost: a law of launch and work, corrected on a grid of timings, and by every batch that ran."""
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
@@ -9,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
+from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost
 
 # Of stored data: the numbers, in how many lists of lists.
 _DEPTHS = {"floor_s": 0, "alpha_s": 0, "beta_s": 0, "gamma_s": 0, "sizes": 1, "lengths": 1, "factors": 2, "samples": 2}
+_NUM_RECENT = 15  # batches whose median the learned scale is: seven outliers among them move nothing
+_NUM_ERRORS = 1000
+_ABSURD = 1e6  # times as long, or as short, as predicted
 _MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
 _MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
 
@@ -33,11 +37,13 @@ class Sample:
 
     @classmethod
     def of(cls, lengths: Sequence[int], seconds: float) -> "Sample":
-        """The timing of a batch with these lengths, at least one."""
+        """The timing of a batch. ValueError when it is empty, or holds a length below 1."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"A timing needs a batch of lengths >= 1. Given: {list(lengths)}")
         return cls(sum(lengths), sum([length * length for length in lengths]), max(lengths), len(lengths), seconds)
 
     def predicted_by(self, cost: CostFunction) -> float:
-        return float(cost.seconds(self.tokens, self.squares, self.longest, self.count))
+        return cost.seconds(self.tokens, self.squares, self.longest, self.count)
 
     def error(self, cost: CostFunction) -> float:
         """Predicted / measured - 1."""
@@ -57,7 +63,7 @@ class CostTable:
     lengths: tuple[float, ...] = (1.0,)  # knots, ascending: longest sequence
     factors: tuple[tuple[float, ...], ...] = ((1.0,),)  # [len(sizes)][len(lengths)]
     samples: tuple[Sample, ...] = field(default=(), compare=False, repr=False)  # what it was fitted to
-    # Sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for looking up many batches. The factor in a cell (p, q, r, s)
+    # Sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for the dynamic program. The factor in a cell (p, q, r, s)
     # is p + q * longest + r * size + s * size * longest.
     arrays: tuple[FloatArray, FloatArray, FloatArray] = field(init=False, compare=False, repr=False)
     _cells: list[list[list[float]]] = field(init=False, compare=False, repr=False)  # for one batch
@@ -81,17 +87,11 @@ class CostTable:
     def padded(self) -> bool:
         return self.base.padded
 
-    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
         law_s = self.base.seconds(tokens, squares, longest, count)
         size = count if self.base.padded else tokens
-        if isinstance(size, np.ndarray) or isinstance(longest, np.ndarray):
-            sizes, lengths, cells = self.arrays
-            where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
-            p, q, r, s = np.moveaxis(cells[where], -1, 0)
-        else:
-            p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
-        seconds: Value = law_s * (p + q * longest + (r + s * longest) * size)
-        return seconds
+        p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
+        return law_s * (p + q * longest + (r + s * longest) * size)
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON data, from which `from_dict` makes an equal table."""
@@ -118,6 +118,48 @@ class CostTable:
             return cls(law(*terms), sizes, lengths, factors, tuple(map(_to_sample, samples)))
         except ValueError as error:
             raise CorruptTable(f"A cost table that cannot be true: {error}") from error
+
+
+class LearnedCost:
+    """`scale * table`: a table corrected by the measured seconds of every batch. Not thread-safe.
+
+    The scale is the median of the last ratios of measured to tabulated seconds. So a step, such as another process that
+    starts on the same device, is followed within eight batches, and a single outlier changes next to nothing.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self.table = table
+        self.scale = 1.0
+        # Measured / tabulated. The table counts as two batches, so that the first batch alone decides nothing.
+        self._recent = deque([1.0, 1.0], maxlen=_NUM_RECENT)
+        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+
+    @property
+    def padded(self) -> bool:
+        return self.table.padded
+
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
+        return self.scale * self.table.seconds(tokens, squares, longest, count)
+
+    def observe(self, tokens: int, squares: int, longest: int, count: int, measured_s: float) -> None:
+        """Learn from one batch that ran. Impossible times (NaN, infinite, 0, negative, absurd) are ignored."""
+        tabulated_s = self.table.seconds(tokens, squares, longest, count)
+        predicted_s = self.scale * tabulated_s
+        if not predicted_s / _ABSURD < measured_s < predicted_s * _ABSURD:
+            return
+        self._errors.append(abs(predicted_s / measured_s - 1))
+        self._recent.append(measured_s / tabulated_s)
+        self.scale = sorted(self._recent)[len(self._recent) // 2]
+
+    def errors(self) -> tuple[float, float]:
+        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches. NaN before the first.
+
+        Each prediction was made before its batch was learned from.
+        """
+        if not self._errors:
+            return math.nan, math.nan
+        p50, p95 = np.quantile(self._errors, (0.5, 0.95)).tolist()
+        return p50, p95
 
 
 def _knot_lines(knots: FloatArray) -> FloatArray:

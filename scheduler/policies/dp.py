@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost
-from penstock.scheduler.costs.learned import LearnedCost
-from penstock.scheduler.costs.table import CostTable
+from penstock.scheduler.costs.table import CostTable, LearnedCost
 
 IntArray = npt.NDArray[np.int64]
 # Of n sequences in ascending order: lengths [n]; sums [n + 1] over the first ones of their tokens, and of

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import inf
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +18,12 @@ MIN_DP_GAIN = 0.01  # share of FIFO's predicted seconds that the DP must save fo
 _MAX_REST = 64  # plans by FIFO between two questions to the DP, while it gains nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(NamedTuple):
     """Limits of a batch. A single sequence is always allowed."""
 
     max_sequences: int
     max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
     max_seconds: float = inf  # predicted
-
-    def __post_init__(self) -> None:
-        if self.max_sequences < 1 or self.max_tokens < 1 or not self.max_seconds > 0:
-            raise ValueError(f"A batch must have room for one sequence, one token and some time. Given: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +73,12 @@ def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) ->
     return _priced([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
 
 
-def _alone(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
-    """No batching: every sequence is a batch of its own."""
-    return _naive(lengths, cost, Caps(1, caps.max_tokens), most)
-
-
-_POLICIES: Mapping[str, _Policy] = {"fifo": fifo, "sorted": _sorted, "naive": _naive, "none": _alone}
+_POLICIES: Mapping[str, _Policy] = {
+    "fifo": fifo,
+    "sorted": _sorted,
+    "naive": _naive,
+    "none": lambda lengths, cost, caps, most: _naive(lengths, cost, caps._replace(max_sequences=1), most),
+}
 
 
 class PartitionPolicy:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import penstock.scheduler
 from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost
-from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 from tests.scheduler.cached_cost import cached_cost
+from tests.scheduler.many_costs import many_seconds
 
 Floats = npt.NDArray[np.float64]
 LONGEST = 12
@@ -66,7 +66,7 @@ class Instance:
             starts = np.arange(stop)
             sums = tokens[stop] - tokens[starts], squares[stop] - squares[starts]
             longest, count = lengths[stop - 1], (stop - starts).astype(np.float64)
-            seconds = np.asarray(self.cost.seconds(*sums, longest, count))
+            seconds = many_seconds(self.cost, *sums, longest, count)
             used = longest * count if self.cost.padded else sums[0]
             over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
             best[stop] = np.min(best[starts] + np.where(over & (count > 1), np.inf, seconds))
@@ -76,7 +76,7 @@ class Instance:
         """[P]: seconds of the batches that rows of `members` [P, n] mark with ones; infinite where a cap is broken."""
         lengths = np.array(self.lengths, dtype=np.float64)
         tokens, count, longest = members @ lengths, members.sum(axis=1), (members * lengths).max(axis=1)
-        seconds = np.asarray(self.cost.seconds(tokens, members @ lengths**2, longest, count))
+        seconds = many_seconds(self.cost, tokens, members @ lengths**2, longest, count)
         used = longest * count if self.cost.padded else tokens
         over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
         costs: Floats = np.where(over & (count > 1), np.inf, seconds)
@@ -283,7 +283,7 @@ def test_a_cost_without_a_table_is_rejected() -> None:
     class Untabulated:
         padded = True
 
-        def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+        def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
             return 1.0
 
     with pytest.raises(TypeError, match=r"needs a cost with a table\. Given: Untabulated"):

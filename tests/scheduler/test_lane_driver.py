@@ -91,7 +91,7 @@ def test_a_probe_runs_beside_full_lanes_and_a_withdrawn_batch_gives_its_lane_up(
     probe = LaneBatch((), "probe", "probe", 0.0)
     lanes.run_now(probe, 0.0)
     assert probe.started is None
-    assert lanes.withdraw(running, 0.5) is probe
+    assert lanes.finish(running, 0.5, failed=True) is probe
     assert probe.started == 0.5
 
 
@@ -110,6 +110,5 @@ def test_a_batch_that_lost_jobs_is_expected_to_end_sooner() -> None:
     lanes.add(jobs(0, 1), 0.0)
     (batch,) = lanes.dispatch(0.0).start
     assert math.isclose(lanes.busy_s(0.0), 0.02)
-    lanes.shrink(batch, (1,), 0.01)
-    assert batch.ids == (1,)
+    batch.ids, batch.predicted_s = (1,), 0.01
     assert math.isclose(lanes.busy_s(0.0), 0.01)

@@ -194,12 +194,6 @@ def test_an_unknown_policy_is_rejected_with_the_known_ones() -> None:
         PartitionPolicy("best")
 
 
-@pytest.mark.parametrize("caps", [(0, 5, 1.0), (5, 0, 1.0), (5, 5, 0.0), (5, 5, math.nan)])
-def test_caps_without_room_are_rejected(caps: tuple[int, int, float]) -> None:
-    with pytest.raises(ValueError, match="room for one sequence, one token and some time"):
-        Caps(*caps)
-
-
 @given(
     st.sampled_from(["fifo", "dp"]),
     st.lists(st.integers(1, 500), min_size=1, max_size=60),

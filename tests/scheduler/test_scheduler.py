@@ -28,7 +28,6 @@ from penstock.scheduler import (
     Trigger,
     Wait,
 )
-from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
@@ -278,7 +277,7 @@ def test_bad_limits_are_rejected(change: dict[str, object], message: str) -> Non
 class BrokenCost:
     padded = False
 
-    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
         return math.nan
 
 

@@ -152,7 +152,7 @@ class Dispatcher:
                 is_unchanged = False
         ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
         if not ids:
-            self._driver.withdraw(batch, now)
+            self._driver.finish(batch, now, failed=True)
             return False
         sequences = [self._planned[job_id] for job_id in ids]
         num_fitting = self.token_budget.num_fitting(sequences)
@@ -161,7 +161,7 @@ class Dispatcher:
             ids, sequences = ids[:num_fitting], sequences[:num_fitting]
             is_unchanged = False
         if len(ids) < len(batch.ids):
-            self._driver.shrink(batch, ids, self._predict(sequences))
+            batch.ids, batch.predicted_s = ids, self._predict(sequences)
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
         return is_unchanged

@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from penstock.scheduler import planner, scheduler
-from penstock.scheduler.costs import learned
+from penstock.scheduler.costs import table
 from penstock.scheduler.lane_driver import LaneDriver
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies import bulk_share, partition
@@ -97,8 +97,8 @@ VARIANTS: dict[str, Variant] = {
     "estimate: without the last plan": _replaced(WorkEstimator, "learn", _nothing),
     "batch share 1/2, not 1/4": lambda: _batch_share(1 / 2),
     "batch share 1/8, not 1/4": lambda: _batch_share(1 / 8),
-    "learning: none": _replaced(learned.LearnedCost, "observe", _nothing),
-    "learning: median of 45, not 15": _constant(learned, "_NUM_RECENT", 45),
+    "learning: none": _replaced(table.LearnedCost, "observe", _nothing),
+    "learning: median of 45, not 15": _constant(table, "_NUM_RECENT", 45),
     "admission: own deadline only": _own_deadlines_only,
     "second check before running: none": _replaced(Planner, "_in_time", lambda _self, drafts, *_: (drafts, ())),
     "second check before running: in every batch": _replaced(Planner, "_in_time", _reject_in_every_batch),
