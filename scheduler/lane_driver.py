@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ class LaneDriver:
     def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
 
-        When nothing else is queued or running, one job (or all, with `together`) that would be late is admitted every
+        When nothing else is queued or running, one job (or all, with `together`) that would be late is tried every
         `_TRIAL_EVERY_S`, without a deadline: predictions that are far too high learn only from batches that run.
         """
         rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
@@ -85,10 +85,6 @@ class LaneDriver:
         if rejected and not self.scheduler.num_queued and not self.num_unfinished:
             return self._try_one(jobs, rejected, now, together=together)
         return rejected
-
-    def remove(self, ids: Iterable[int]) -> int:
-        """Take back queued jobs; returns how many were still queued."""
-        return self.scheduler.remove(ids)
 
     def dispatch(self, now: float) -> Dispatch:
         """The batches that the lanes can take now. They count as submitted: call `finish` for each."""

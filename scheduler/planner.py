@@ -58,7 +58,9 @@ class Planner:
         parts = share_out(policy.partition(lengths, self._cost, caps, most=lanes), lengths, self._cost, lanes)
         made = zip(parts.batches, parts.seconds, strict=True)
         drafts = [Draft([jobs[index] for index in batch], seconds) for batch, seconds in made]
-        drafts, late = self._in_time(sorted(drafts, key=self._rank), now, lanes)
+        if len(drafts) > 1:
+            drafts.sort(key=self._rank)
+        drafts, late = self._in_time(drafts, now, lanes)
         if online and drafts:
             drafts = self._with_bulk(drafts, online, bulk, trigger, now, lanes)
         batches = tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in drafts])
@@ -67,12 +69,12 @@ class Planner:
     def _due(
         self, queue: JobQueue, policy: PartitionPolicy, lanes: int, max_seconds: float
     ) -> tuple[list[QueuedJob], Caps]:
-        """The jobs to make batches of, of which the window bounds the time a plan takes, and the caps for those.
+        """The jobs to make batches of, and the caps for those. The window bounds the time that a plan takes.
 
-        A partition that reorders gets no more jobs than run in the time of one batch, so that no job runs later than
-        admission assumed.
+        If the partition reorders, no more than run in the time of one batch: no job runs later than admission assumed.
         """
-        jobs = queue.first(self._window if policy.reorders else min(self._window, lanes * self._caps.max_sequences))
+        most = self._window if policy.reorders else min(self._window, lanes * self._caps.max_sequences)
+        jobs = list(islice(queue, most))
         tightest_slo_s = min([job.deadline - job.arrival for job in jobs])
         max_seconds = min(max_seconds, self.estimator.longest_batch_s(tightest_slo_s))
         if policy.reorders:
@@ -101,25 +103,20 @@ class Planner:
     def _with_bulk(
         self, drafts: list[Draft], online: JobQueue, bulk: JobQueue, trigger: Trigger, now: float, lanes: int
     ) -> list[Draft]:
-        """Learn from a plan of online jobs, and add bulk jobs if no online job is left for the next.
-
-        Bulk jobs come into the last batch of each lane, since no other online job waits for those.
-        """
-        jobs = [job for draft in drafts for job in draft.jobs]
-        batch_s = [draft.seconds for draft in drafts]
+        """Learn from a plan of online jobs. If none is left to wait for them, fill up the last batch of each lane."""
+        jobs, batch_s = [job for draft in drafts for job in draft.jobs], [draft.seconds for draft in drafts]
         are_all = len(jobs) == len(online)
         self.bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
         tokens = sum([job.num_tokens for job in jobs])
         self.estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if not bulk or not are_all:
             return drafts
-        growth_s = self.bulk_share.growth_s(now)
-        first, ends, queued = max(0, len(drafts) - lanes), self._ends(drafts, now, lanes), iter(bulk)
-        filled = [
-            self._fill(draft, end, queued, growth_s) for draft, end in zip(drafts[first:], ends[first:], strict=True)
-        ]
-        self.bulk_share.grown(sum([draft.seconds for draft in filled]) - sum(batch_s[first:]))
-        return [*drafts[:first], *filled]
+        growth_s, queued = self.bulk_share.growth_s(now), iter(bulk)
+        ends, first = self._ends(drafts, now, lanes), max(0, len(drafts) - lanes)
+        last = zip(drafts[first:], ends[first:], strict=True)
+        filled = [*drafts[:first], *[self._fill(draft, end, queued, growth_s) for draft, end in last]]
+        self.bulk_share.grown(sum([draft.seconds for draft in filled]) - sum(batch_s))
+        return filled
 
     def _fill(self, draft: Draft, end: float, queued: Iterator[QueuedJob], growth_s: float) -> Draft:
         """The batch with as many of the first bulk jobs as make it at most `growth_s` longer, and no job late."""

@@ -65,10 +65,9 @@ class Scheduler:
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
-        """Queue jobs. Returns the rejected ones, which are not queued.
+        """Queue jobs. Returns those rejected. ValueError, and nothing queued: id in use, no token, no number as a time.
 
-        `busy_s`: predicted seconds of the batches planned before, mean over lanes. ValueError (nothing is queued): id
-        in use, num_tokens < 1, a time that is no number.
+        `busy_s`: predicted seconds of the batches planned before, mean over lanes.
         """
         self._check(jobs)
         _check_busy(busy_s)
@@ -101,10 +100,9 @@ class Scheduler:
     def poll(self, now: float, *, idle_lanes: int, busy_s: float = 0.0, draining: bool = False) -> Plan | Wait:
         """Plan batches, or say when to ask again. Ask after arrivals, at `Wait.wake_at`, and when a lane falls idle.
 
-        A plan's jobs leave the queue, and are the caller's now. While no lane is idle nothing is planned, so that
-        batches grow; a short queue is shared out among several idle lanes. `busy_s`: seconds that the plan's first
-        batch will wait for a lane; above 0 only if it is prepared ahead. `draining`: run the queued jobs without asking
-        the trigger. A clock that steps back counts as no time elapsed.
+        A plan's jobs leave the queue. Nothing is planned while no lane is idle, so that batches grow. `busy_s`: seconds
+        that the plan's first batch will wait for a lane; above 0 only if it is prepared ahead. `draining`: run the
+        queued jobs without asking the trigger. A clock that steps back counts as no time elapsed.
         """
         _check_busy(busy_s)
         now = self._clock.read(now)
@@ -120,10 +118,7 @@ class Scheduler:
         return Wait(None if decision is None else self._clock.to_caller(decision), tuple(rejected))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
-        """A batch predicted to take `predicted_s` ended `late_s` later than that; below 0: sooner.
-
-        Admission and planning leave room for it. Times that are no numbers are ignored.
-        """
+        """A batch predicted to take `predicted_s` ended `late_s` later. Admission and planning leave room for it."""
         self._clock.read(now)
         self._lateness.observe(predicted_s, late_s)
 
@@ -155,8 +150,8 @@ class Scheduler:
         job from the future (the clock stepped back) came now, and keeps its SLO.
         """
         by_deadline, ahead_s, estimator = self._by_deadline, self._clock.ahead_s, self._estimator
-        token_s, small_s, late_s = estimator.token_s, estimator.small_s, self._lateness.batch_s
-        reply_s = self._lateness.reply_s
+        token_s, small_s = estimator.token_s, estimator.small_s
+        late_s, reply_s = self._lateness.batch_s, self._lateness.reply_s
         work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
@@ -189,8 +184,7 @@ class Scheduler:
             return []
         rejected = []
         for job in jobs:
-            late_s = self._online.lateness(job, begin)
-            if late_s > 0:
+            if (late_s := self._online.lateness(job, begin)) > 0:
                 rejected.append(RejectedJob(job.id, Cause.OVERLOADED, late_s))
             else:
                 self._online.add((job,))
@@ -208,28 +202,22 @@ class Scheduler:
 
     def _release(self, plan: Plan) -> None:
         """Remove the jobs of a plan from the queues, and check its contract: each was queued, and appears once."""
-        leaving = [*chain.from_iterable(batch.ids for batch in plan.batches), *(job.id for job in plan.rejected)]
+        leaving = [*chain(*[batch.ids for batch in plan.batches]), *[job.id for job in plan.rejected]]
         num_left = self.remove(leaving)
         if not num_left == len(leaving) > 0:
             raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
 
     def _expired(self, now: float) -> list[RejectedJob]:
         """Remove the jobs at the front whose deadline has passed. Others are found when they are due."""
-        rejected = [
-            RejectedJob(job.id, Cause.QUEUED, now - job.deadline)
-            for queue in (self._online, self._bulk)
-            for job in takewhile(lambda job: job.deadline <= now, queue)
-        ]
-        if rejected:
-            self.remove([job.id for job in rejected])
-        return rejected
+        late = [*chain(*[takewhile(lambda job: job.deadline <= now, queue) for queue in (self._online, self._bulk)])]
+        if late:
+            self.remove([job.id for job in late])
+        return [RejectedJob(job.id, Cause.QUEUED, now - job.deadline) for job in late]
 
     def _check_conservation(self) -> None:
-        if self._num_received != self._num_gone + self.num_queued:
-            raise RuntimeError(
-                f"{self._num_received} jobs received, but {self._num_gone} gone and {self.num_queued} queued. "
-                "This is a bug."
-            )
+        received, gone, queued = self._num_received, self._num_gone, self.num_queued
+        if received != gone + queued:
+            raise RuntimeError(f"{received} jobs received, but {gone} gone and {queued} queued. This is a bug.")
 
 
 def _check_busy(busy_s: float) -> None:

@@ -38,8 +38,7 @@ class RejectedJob(NamedTuple):
 
     id: int
     cause: Cause
-    # Seconds by which it is, or would be, late. OVERLOADED: by which it, or a job behind it, would be late.
-    late_s: float
+    late_s: float  # seconds by which it is, or would be, late; OVERLOADED: it, or a job behind it
 
 
 class Batch(NamedTuple):

@@ -56,10 +56,8 @@ def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]
 
 def _fit_law(samples: Sequence[Sample], padded: bool) -> PackedCost:
     """The law with the least relative squared error, where the floor alone explains some of the fastest timings."""
-    if padded:
-        columns = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
-    else:
-        columns = [(s.tokens, 1, s.squares) for s in samples]
+    slots = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
+    columns = slots if padded else [(s.tokens, 1, s.squares) for s in samples]
     num_terms = min(2, len(samples)) if len(samples) < 4 else 3
     features = np.array(columns, dtype=np.float64)[:, :num_terms]
     measured = np.array([sample.seconds for sample in samples])
@@ -97,7 +95,10 @@ def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
     sizes, lengths = _knots(size_of, _MAX_SIZES), _knots(longest_of, _MAX_LENGTHS)
     num = len(sizes) * len(lengths)
     ratio = np.array([sample.predicted_by(base) / sample.seconds for sample in samples])
-    weights = _weights(sizes, size_of)[:, :, None] * _weights(lengths, longest_of)[:, None, :]
+    # [timings, knots] each: how much a knot counts at a timing.
+    by_size = np.stack([np.interp(size_of, sizes, of_knot) for of_knot in np.eye(len(sizes))], axis=1)
+    by_length = np.stack([np.interp(longest_of, lengths, of_knot) for of_knot in np.eye(len(lengths))], axis=1)
+    weights = by_size[:, :, None] * by_length[:, None, :]
     knots = np.eye(num).reshape(len(sizes), len(lengths), num)
     steps = [np.diff(knots, axis=axis).reshape(-1, num) for axis in (0, 1)]
     stiff = _STIFFNESS * np.concatenate(steps)
@@ -106,11 +107,6 @@ def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
     factors = np.clip(np.linalg.lstsq(system, wanted, rcond=None)[0], _LEAST_FACTOR, _MOST_FACTOR)
     rows = tuple(tuple(row) for row in factors.reshape(len(sizes), len(lengths)).tolist())
     return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
-
-
-def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
-    """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
-    return np.stack([np.interp(values, knots, of_knot) for of_knot in np.eye(len(knots))], axis=1)
 
 
 def _knots(values: FloatArray, most: int) -> FloatArray:

@@ -14,15 +14,13 @@ class BulkShare:
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
     Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
     the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
-    as load nears 1. Load and growth are predicted seconds. Real batches take
-    `LatenessTracker.slowdown` times as long. This lengthens both the growth and the work that gathers meanwhile, so
-    growth is divided by its square.
+    as load nears 1. Real batches take `LatenessTracker.slowdown` times as long as predicted. This lengthens both the
+    growth and the work that gathers meanwhile, so growth is divided by its square.
     """
 
     def __init__(self, settings: SchedulerSettings, lateness: LatenessTracker) -> None:
         self.alone_s = settings.bulk_slice_s / 2  # longest batch of bulk jobs alone, while online jobs come
-        self._slice_s = settings.bulk_slice_s
-        self._quiet_s = settings.bulk_quiet_s
+        self._settings = settings
         self._lateness = lateness
         self._mean_load = 0.0  # seconds of online work that come in a second, as of `_came_at`
         self._plan_load = 0.0  # the same between the last two plans of it
@@ -42,7 +40,7 @@ class BulkShare:
 
     def is_quiet(self, now: float) -> bool:
         """Whether no online job came for so long that bulk may have the lanes to itself."""
-        return now - self._came_at >= self._quiet_s
+        return now - self._came_at >= self._settings.bulk_quiet_s
 
     def growth_s(self, now: float) -> float:
         """Seconds by which the online batch that was planned last may grow with bulk jobs in it.
@@ -51,8 +49,8 @@ class BulkShare:
         whole slice, so that a long bulk job fits in the end.
         """
         load = min(1.0, max(self._mean_load_at(now), self._plan_load))
-        earned_s = (1 - load) / self._lateness.slowdown**2 * self._slice_s / 2
-        self._credit_s = min(self._slice_s, self._credit_s + earned_s)
+        earned_s = (1 - load) / self._lateness.slowdown**2 * self.alone_s
+        self._credit_s = min(self._settings.bulk_slice_s, self._credit_s + earned_s)
         return self._credit_s
 
     def grown(self, seconds: float) -> None:

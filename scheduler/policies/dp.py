@@ -49,7 +49,8 @@ def cheapest_cuts(
     work = (table.base.beta_s + table.base.gamma_s * ascending) * ascending
     queue = ascending, before, np.append(0.0, np.cumsum(work))
     best, cut = np.zeros(len(before)), np.zeros(len(before), dtype=np.int64)
-    load_kernel()(queue, low, _for_kernel(table), max_seconds / scale, best, cut)
+    law = np.array(astuple(table.base), dtype=np.float64)
+    load_kernel()(queue, low, (law, table.padded, *table.arrays), max_seconds / scale, best, cut)
     best *= scale
     cuts = [len(ascending)]
     while cuts[-1] > 0:
@@ -67,7 +68,7 @@ def load_kernel() -> Any:
     from numba import njit  # takes half a second to load
 
     queue, low = (np.ones(1), np.arange(2.0), np.arange(2.0)), np.zeros(1, dtype=np.int64)
-    table = _for_kernel(CostTable(PaddedCost(1.0, 0.0, 0.0, 0.0)))
+    table = np.ones(4), True, *CostTable(PaddedCost(1.0, 1.0, 1.0, 1.0)).arrays
     arguments = queue, low, table, math.inf, np.zeros(2), np.zeros(2, dtype=np.int64)
     fast = {"nnan", "nsz"}  # no NaN comes in, and no zero's sign matters
     try:
@@ -118,7 +119,3 @@ def _recurrence(
                 start -= 1
             gap += 1
         best[stop] = least
-
-
-def _for_kernel(table: CostTable) -> _Table:
-    return np.array(astuple(table.base), dtype=np.float64), table.padded, *table.arrays

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import inf
 from operator import mul
@@ -26,8 +25,7 @@ class Caps(NamedTuple):
     max_seconds: float = inf  # predicted
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """Batches of indices into the given lengths. An order policy says which of them runs first."""
 
     batches: tuple[tuple[int, ...], ...]
@@ -108,9 +106,8 @@ class PartitionPolicy:
 
     def name_of(self, partition: Partition) -> str:
         """The policy that made it."""
-        if self.name == "auto":
-            return "dp" if partition.dp_gain > 0 else "fifo"
-        return self.name
+        by_auto = "dp" if partition.dp_gain > 0 else "fifo"
+        return by_auto if self.name == "auto" else self.name
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         """Batches within `caps` of sequences with these lengths (>= 1), given in the order in which they are due.
@@ -157,8 +154,7 @@ def _by_dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, fifo_s: float
     """Eq. 2's partition where it takes less than `fifo_s` by more than `min_gain` of it."""
     unsorted = np.array(lengths, dtype=np.float64)
     order = np.argsort(unsorted, kind="stable")
-    limits = {"max_sequences": caps.max_sequences, "max_tokens": caps.max_tokens}
-    cuts, seconds = cheapest_cuts(unsorted[order], cost, **limits, max_seconds=caps.max_seconds)
+    cuts, seconds = cheapest_cuts(unsorted[order], cost, **caps._asdict())
     if fifo_s * (1 - min_gain) <= sum(seconds):
         return None
     batches = tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts))

@@ -48,10 +48,6 @@ class JobQueue:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._by_id
 
-    def first(self, num: int) -> list[QueuedJob]:
-        """The `num` jobs due first, or all when there are fewer. They stay queued."""
-        return self._jobs[:num]
-
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
         jobs = sorted(jobs)

@@ -14,8 +14,7 @@ class SteadyClock:
         """Steady time at the caller's `now`. ValueError when that is no finite number."""
         if not -math.inf < now < math.inf:
             raise ValueError(f"now must be a finite number of seconds. Given: {now}")
-        if now + self.ahead_s < self.latest:
-            self.ahead_s = self.latest - now
+        self.ahead_s = max(self.ahead_s, self.latest - now)
         self.latest = max(self.latest, now + self.ahead_s)
         return self.latest
 

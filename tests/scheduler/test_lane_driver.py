@@ -34,7 +34,7 @@ def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
     dispatch = lanes.dispatch(0.0)
     started = {job_id for batch in dispatch.start for job_id in batch.ids}
     assert started < set(dispatch.planned)
-    assert lanes.remove(dispatch.planned) == 0
+    assert lanes.scheduler.remove(dispatch.planned) == 0
     assert lanes.scheduler.num_queued == 10 - len(dispatch.planned)
 
 

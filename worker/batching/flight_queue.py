@@ -57,7 +57,7 @@ class FlightQueue:
         for request in requests:
             request.is_failed = True
             ids += [job_id for job_id in request.job_ids if job_id in self._leaders]
-        self._driver.remove(ids)
+        self._driver.scheduler.remove(ids)
         self._enqueue(self._next_leaders(self.take(ids)))
 
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
@@ -98,7 +98,7 @@ class FlightQueue:
     def _promote(self, leaders: Mapping[int, PendingSequence]) -> None:
         """The jobs of these sequences, by job id, are queued: each leads its flight."""
         for former in self._flights.promote(leaders.values()):
-            self._driver.remove([former.job_id])
+            self._driver.scheduler.remove([former.job_id])
             del self._leaders[former.job_id]
         for job_id, sequence in leaders.items():
             sequence.job_id = job_id
@@ -126,7 +126,7 @@ class FlightQueue:
         ids = [job_id for job_id in request.job_ids if job_id in self._leaders]
         if not ids:
             return []
-        self._driver.remove(ids)
+        self._driver.scheduler.remove(ids)
         return self.take(ids)
 
     def _next_leaders(self, former: Iterable[PendingSequence]) -> list[PendingSequence]:

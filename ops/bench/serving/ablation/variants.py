@@ -1,12 +1,13 @@
 """Variants of the scheduler for its ablation: each leaves out, simplifies or retunes one mechanism."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 from penstock.scheduler import planner, scheduler
 from penstock.scheduler.costs import table
+from penstock.scheduler.costs.cost import predicted_s
 from penstock.scheduler.lane_driver import LaneDriver
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies import bulk_share, partition
@@ -55,8 +56,26 @@ def _mean_lateness(self: LatenessTracker, predicted_s: float, late_s: float) -> 
 _observe = LatenessTracker.observe
 
 
+def _share_of_recent(self: LatenessTracker, full_s: float) -> float:
+    """As if queued work ran in batches like the recent ones, however short they were."""
+    mean_s = sum(predicted_s for predicted_s, _ in self._recent) / max(1, len(self._recent))
+    return _share(self, mean_s)
+
+
+_share = LatenessTracker.share
+
+
+def _learn_without_scale(self: WorkEstimator, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
+    """The estimate follows the learned cost with the next full plan only."""
+    self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
+    _learn(self, tokens, batch_s, are_full=are_full)
+
+
+_learn = WorkEstimator.learn
+
+
 def _half_slice(self: BulkShare, now: float) -> float:
-    return self._slice_s / 2
+    return self.alone_s
 
 
 def _no_credit(self: BulkShare, now: float) -> float:
@@ -94,7 +113,9 @@ VARIANTS: dict[str, Variant] = {
     "lateness: 16 batches, not 64": _constant(lateness, "_NUM_RECENT", 16),
     "lateness: one block, not of 8 batches": _constant(lateness, "_BLOCK", 64),
     "lateness: quantile 0.5, not 0.9": _constant(lateness, "_HIGH", 0.5),
+    "lateness: share of the recent batches, not of a full one": _replaced(LatenessTracker, "share", _share_of_recent),
     "estimate: without the last plan": _replaced(WorkEstimator, "learn", _nothing),
+    "estimate: not scaled with the learned cost": _replaced(WorkEstimator, "learn", _learn_without_scale),
     "batch share 1/2, not 1/4": lambda: _batch_share(1 / 2),
     "batch share 1/8, not 1/4": lambda: _batch_share(1 / 8),
     "learning: none": _replaced(table.LearnedCost, "observe", _nothing),
@@ -110,4 +131,5 @@ VARIANTS: dict[str, Variant] = {
     "bulk: load averaged over 1 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 1.0),
     "partition: fifo": _replaced(planner, "PartitionPolicy", lambda _: PartitionPolicy("fifo")),
     "partition: dp at any gain": _constant(partition, "MIN_DP_GAIN", 0.0),
+    "partition: dp by FIFO's total, not its pace": _replaced(partition, "_pace", lambda in_order, _: in_order.total_s),
 }
