@@ -12,7 +12,6 @@ from penstock.scheduler.policies.order import ORDERS, Draft
 from penstock.scheduler.policies.partition import Caps, PartitionPolicy, fifo, share_out
 from penstock.scheduler.policies.trigger import Outlook
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
-from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.work_estimator import WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Batch, Cause, Plan, RejectedJob, Trigger
@@ -31,8 +30,7 @@ class Planner:
         self._keeps_deadlines = settings.admission == "deadline"
         self._window = max(settings.window, max_sequences)
         self.estimator = WorkEstimator(cost, self._caps, math.inf if settings.slo_s is None else settings.slo_s)
-        self.lateness = LatenessTracker()
-        self.bulk_share = BulkShare(settings, self.lateness)
+        self.bulk_share = BulkShare(settings, self.estimator)
 
     def outlook(self, queue: JobQueue) -> Outlook:
         """The figures that a trigger decides by. `queue` is not empty."""
@@ -66,9 +64,7 @@ class Planner:
         batches = tuple([Batch(tuple([job.id for job in draft.jobs]), draft.seconds) for draft in drafts])
         return Plan(batches, trigger, policy.name_of(parts), late, parts.dp_gain)
 
-    def _due(
-        self, queue: JobQueue, policy: PartitionPolicy, lanes: int, max_seconds: float
-    ) -> tuple[list[QueuedJob], Caps]:
+    def _due(self, queue: JobQueue, policy: PartitionPolicy, lanes: int, max_s: float) -> tuple[list[QueuedJob], Caps]:
         """The jobs to make batches of, and the caps for those. The window bounds the time that a plan takes.
 
         If the partition reorders, no more than run in the time of one batch: no job runs later than admission assumed.
@@ -76,13 +72,13 @@ class Planner:
         most = self._window if policy.reorders else min(self._window, lanes * self._caps.max_sequences)
         jobs = list(islice(queue, most))
         tightest_slo_s = min([job.deadline - job.arrival for job in jobs])
-        max_seconds = min(max_seconds, self.estimator.longest_batch_s(tightest_slo_s))
+        max_s = min(max_s, self.estimator.longest_batch_s(tightest_slo_s))
         if policy.reorders:
-            jobs = jobs[: max(1, bisect_right(list(accumulate([job.work_s for job in jobs])), max_seconds))]
+            jobs = jobs[: max(1, bisect_right(list(accumulate([job.work_s for job in jobs])), max_s))]
         elif policy.name != "naive":
             tokens = list(accumulate([job.num_tokens for job in jobs]))
             jobs = jobs[: bisect_right(tokens, lanes * self._caps.max_tokens) + 1]
-        return jobs, self._caps._replace(max_seconds=max_seconds)
+        return jobs, self._caps._replace(max_seconds=max_s)
 
     def _in_time(self, drafts: list[Draft], now: float, lanes: int) -> tuple[list[Draft], tuple[RejectedJob, ...]]:
         """The batches before the first that would make a job late; where that is the first of all, its late jobs.
@@ -108,7 +104,7 @@ class Planner:
         are_all = len(jobs) == len(online)
         self.bulk_share.online_planned(sum([job.work_s for job in jobs]), now)
         tokens = sum([job.num_tokens for job in jobs])
-        self.estimator.learn(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
+        self.estimator.planned(tokens, batch_s, are_full=not are_all or trigger is Trigger.MAX_BATCH)
         if not bulk or not are_all:
             return drafts
         growth_s, queued = self.bulk_share.growth_s(now), iter(bulk)
@@ -137,7 +133,7 @@ class Planner:
 
     def _ends(self, drafts: Sequence[Draft], now: float, lanes: int) -> list[float]:
         """End of each batch if it goes to the first free lane, and all lanes are free now."""
-        free = [now + self.lateness.usual_s] * lanes
+        free = [now + self.estimator.usual_late_s] * lanes
         ends = []
         for draft in drafts:
             ends.append(free[0] + draft.seconds)

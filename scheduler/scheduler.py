@@ -9,7 +9,6 @@ from penstock.scheduler.planner import Planner
 from penstock.scheduler.policies.order import ORDERS
 from penstock.scheduler.policies.trigger import TRIGGERS
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
-from penstock.scheduler.queueing.steady_clock import SteadyClock
 from penstock.scheduler.queueing.work_estimator import BATCH_SHARE
 from penstock.scheduler.settings import SchedulerSettings
 from penstock.scheduler.types import Cause, Job, Plan, RejectedJob, Trigger, Wait
@@ -27,9 +26,9 @@ class Scheduler:
         self._decide_trigger = TRIGGERS[settings.trigger]
         self._by_deadline = ORDERS[settings.order].by_deadline
         self._planner = Planner(settings, cost)
-        self._estimator, self._lateness = self._planner.estimator, self._planner.lateness
-        self._bulk_share = self._planner.bulk_share
-        self._clock = SteadyClock()
+        self._estimator, self._bulk_share = self._planner.estimator, self._planner.bulk_share
+        self._latest = -math.inf  # moment of the last call, in steady time: see `_steady`
+        self._ahead_s = 0.0  # of the caller's clock: the sum of all its steps back
         self._online, self._bulk = JobQueue(), JobQueue()
         self._num_received = self._num_gone = 0
 
@@ -55,13 +54,11 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether a full batch is queued, which may be prepared ahead since waiting cannot make it fuller.
-
-        Bulk jobs count only after a quiet time, when they have the lanes to themselves.
-        """
+        """Whether a full batch is queued, which may be prepared ahead since waiting cannot make it fuller."""
         if self._online:
             return self._planner.outlook(self._online).is_full
-        is_quiet = self._bulk_share.is_quiet(self._clock.latest)
+        # Bulk jobs count only when they have the lanes to themselves.
+        is_quiet = self._bulk_share.is_quiet(self._latest)
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
@@ -70,11 +67,10 @@ class Scheduler:
         `busy_s`: predicted seconds of the batches planned before, mean over lanes.
         """
         self._check(jobs)
-        _check_busy(busy_s)
-        now = self._clock.read(now)
+        now = self._steady(now, busy_s)
         if not jobs:
             return []
-        self._estimator.observe(jobs)
+        self._estimator.jobs_came(jobs)
         rejected: list[RejectedJob] = []
         bulk = self._in_time([job for job in jobs if job.bulk], now, rejected)
         online = self._in_time([job for job in jobs if not job.bulk], now, rejected)
@@ -82,7 +78,7 @@ class Scheduler:
             self._bulk.add(bulk)
         if online:
             work_s = self._online.work_s
-            rejected += self._admit(online, now + busy_s * (1 + self._lateness.share(self._estimator.full_s)))
+            rejected += self._admit(online, now + busy_s * (1 + self._estimator.late_share))
             self._bulk_share.online_came(self._online.work_s - work_s, now)
         self._num_received += len(jobs)
         self._num_gone += len(rejected)
@@ -104,8 +100,7 @@ class Scheduler:
         that the plan's first batch will wait for a lane; above 0 only if it is prepared ahead. `draining`: run the
         queued jobs without asking the trigger. A clock that steps back counts as no time elapsed.
         """
-        _check_busy(busy_s)
-        now = self._clock.read(now)
+        now = self._steady(now, busy_s)
         rejected = self._expired(now)
         decision = self._decide(now, draining) if idle_lanes >= 1 else None
         while isinstance(decision, Trigger):
@@ -115,22 +110,37 @@ class Scheduler:
             if plan.batches:
                 return plan._replace(rejected=tuple(rejected))
             decision = self._decide(now, draining)
-        return Wait(None if decision is None else self._clock.to_caller(decision), tuple(rejected))
+        return Wait(None if decision is None else self._to_caller(decision), tuple(rejected))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
         """A batch predicted to take `predicted_s` ended `late_s` later. Admission and planning leave room for it."""
-        self._clock.read(now)
-        self._lateness.observe(predicted_s, late_s)
+        self._steady(now)
+        self._estimator.ended(predicted_s, late_s)
 
     def replied(self, seconds: float) -> None:
         """The broker acknowledged replies so long after the end of their batch. Deadlines leave room for it."""
-        self._lateness.observe_reply(seconds)
+        self._estimator.replied(seconds)
 
     def check_integrity(self) -> None:
         """Recount all sums, O(queued). RuntimeError when a kept sum differs."""
         self._check_conservation()
         self._online.check_integrity()
         self._bulk.check_integrity()
+
+    def _steady(self, now: float, busy_s: float = 0.0) -> float:
+        """The caller's `now` in steady time, in which a step back of the caller's clock counts as no time elapsed."""
+        if not -math.inf < now < math.inf:
+            raise ValueError(f"now must be a finite number of seconds. Given: {now}")
+        if not 0 <= busy_s < math.inf:
+            raise ValueError(f"busy_s must be a finite number of seconds, 0 or more. Given: {busy_s}")
+        self._ahead_s = max(self._ahead_s, self._latest - now)
+        self._latest = max(self._latest, now + self._ahead_s)
+        return self._latest
+
+    def _to_caller(self, moment: float) -> float:
+        """A steady moment on the caller's clock: the first at which `_steady` gives it, so that no wake-up is early."""
+        given = moment - self._ahead_s
+        return given if given + self._ahead_s >= moment else given + math.ulp(given) + math.ulp(moment)
 
     def _check(self, jobs: Sequence[Job]) -> None:
         incoming: set[int] = set()
@@ -149,10 +159,10 @@ class Scheduler:
         Deadlines become earlier by the time that a reply takes to the broker, and by a quarter of the SLO at most. A
         job from the future (the clock stepped back) came now, and keeps its SLO.
         """
-        by_deadline, ahead_s, estimator = self._by_deadline, self._clock.ahead_s, self._estimator
+        by_deadline, ahead_s, estimator = self._by_deadline, self._ahead_s, self._estimator
         token_s, small_s = estimator.token_s, estimator.small_s
-        late_s, reply_s = self._lateness.batch_s, self._lateness.reply_s
-        work_share = (1 + self._lateness.share(estimator.full_s)) / self._settings.num_lanes
+        late_s, reply_s = estimator.high_late_s, estimator.reply_s
+        work_share = (1 + estimator.late_share) / self._settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
             slo_s = (math.inf if is_bulk else self._slo_s) if due_at is None else due_at - came_at
@@ -218,8 +228,3 @@ class Scheduler:
         received, gone, queued = self._num_received, self._num_gone, self.num_queued
         if received != gone + queued:
             raise RuntimeError(f"{received} jobs received, but {gone} gone and {queued} queued. This is a bug.")
-
-
-def _check_busy(busy_s: float) -> None:
-    if not 0 <= busy_s < math.inf:
-        raise ValueError(f"busy_s must be a finite number of seconds, 0 or more. Given: {busy_s}")

@@ -16,11 +16,9 @@ class CostFunction(Protocol):
     @property
     def padded(self) -> bool:
         """Whether the engine pads every sequence of a batch to its longest, so that a batch takes longest * count."""
-        ...
 
     def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
         """Seconds (finite, >= 0) of a batch with lengths L: their sum, sum of squares, maximum and count."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
 def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]:
     """All but those out of all proportion: up to a quarter, one by one that without which the others agree best.
 
-    By leaving out, since a timing that is far too short makes the fit its own: its relative error counts for more than
-    all others'.
+    One that is far too short would make a fit its own: its relative error counts for more than all others'.
     """
     for _ in range(len(samples) // 4):
         rests = [[*samples[:index], *samples[index + 1 :]] for index in range(len(samples))]
@@ -105,8 +104,8 @@ def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
     system = np.concatenate([ratio[:, None] * weights.reshape(-1, num), stiff, np.eye(num) * _STIFFNESS**2])
     wanted = np.concatenate([np.ones(len(samples)), np.zeros(len(stiff)), np.full(num, _STIFFNESS**2)])
     factors = np.clip(np.linalg.lstsq(system, wanted, rcond=None)[0], _LEAST_FACTOR, _MOST_FACTOR)
-    rows = tuple(tuple(row) for row in factors.reshape(len(sizes), len(lengths)).tolist())
-    return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
+    rows = map(tuple, factors.reshape(len(sizes), len(lengths)).tolist())
+    return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), tuple(rows), tuple(samples))
 
 
 def _knots(values: FloatArray, most: int) -> FloatArray:

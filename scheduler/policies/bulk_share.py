@@ -2,7 +2,7 @@
 
 import math
 
-from penstock.scheduler.queueing.lateness import LatenessTracker
+from penstock.scheduler.queueing.work_estimator import WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
 
 _LOAD_WINDOW_S = 0.25  # time over which the online load is averaged
@@ -14,14 +14,14 @@ class BulkShare:
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
     Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
     the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
-    as load nears 1. Real batches take `LatenessTracker.slowdown` times as long as predicted. This lengthens both the
+    as load nears 1. Real batches take `WorkEstimator.slowdown` times as long as predicted. This lengthens both the
     growth and the work that gathers meanwhile, so growth is divided by its square.
     """
 
-    def __init__(self, settings: SchedulerSettings, lateness: LatenessTracker) -> None:
+    def __init__(self, settings: SchedulerSettings, estimator: WorkEstimator) -> None:
         self.alone_s = settings.bulk_slice_s / 2  # longest batch of bulk jobs alone, while online jobs come
         self._settings = settings
-        self._lateness = lateness
+        self._estimator = estimator
         self._mean_load = 0.0  # seconds of online work that come in a second, as of `_came_at`
         self._plan_load = 0.0  # the same between the last two plans of it
         self._came_at = self._planned_at = -math.inf
@@ -49,7 +49,7 @@ class BulkShare:
         whole slice, so that a long bulk job fits in the end.
         """
         load = min(1.0, max(self._mean_load_at(now), self._plan_load))
-        earned_s = (1 - load) / self._lateness.slowdown**2 * self.alone_s
+        earned_s = (1 - load) / self._estimator.slowdown**2 * self.alone_s
         self._credit_s = min(self._settings.bulk_slice_s, self._credit_s + earned_s)
         return self._credit_s
 

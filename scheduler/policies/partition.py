@@ -129,10 +129,7 @@ class PartitionPolicy:
 
 
 def share_out(partition: Partition, lengths: Sequence[int], cost: CostFunction, num_lanes: int) -> Partition:
-    """Each batch in several of about equal tokens, up to `num_lanes` in all, where that ends sooner than `partition`.
-
-    For an engine with several lanes, all idle, and too little work to fill a batch for each.
-    """
+    """Each batch in several of about equal tokens, one for each idle lane, where that ends sooner than `partition`."""
     parts = num_lanes // max(1, len(partition.batches))
     if parts < 2 or not partition.batches:
         return partition

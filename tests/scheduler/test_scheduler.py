@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -299,6 +299,25 @@ def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     assert lazy.poll(-3599.875, idle_lanes=1) == Wait(-3599.75)
     lazy.check_integrity()
     assert ids(lazy.poll(-3599.75, idle_lanes=1)) == [0, 2, 9]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
+def test_whatever_the_clock_did_no_wake_up_is_early(moments: list[float], wait_s: float) -> None:
+    """The time in which it went forward counts, to within rounding: the job has then waited for `max_wait_s`."""
+    lazy = scheduler(slo_s=None, max_wait_s=wait_s)
+    lazy.add(jobs(1, arrival=moments[0]), moments[0])
+    forward_s = 0.0
+    for earlier, later in itertools.pairwise(moments):
+        forward_s += max(0.0, later - earlier)
+        if isinstance(lazy.poll(later, idle_lanes=1), Plan):
+            assert forward_s >= wait_s - 1e-6
+            return
+    waited = lazy.poll(moments[-1], idle_lanes=1)
+    if isinstance(waited, Wait):
+        assert forward_s <= wait_s + 1e-6
+        assert waited.wake_at is not None
+        assert waited.wake_at - moments[-1] == pytest.approx(wait_s - forward_s, abs=1e-6)
+        assert ids(lazy.poll(waited.wake_at, idle_lanes=1)) == [0]
 
 
 def test_a_job_from_the_future_came_now_and_keeps_its_allowance() -> None:

@@ -12,14 +12,14 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the SLO",
         "table: 1/2 loses bursts, 1/8 loses throughput on the CPU",
     ),
-    "queueing.lateness._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
-    "queueing.lateness._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
-    "queueing.lateness._HIGH": ("quantile", "table: 0.5 breaks more promises"),
-    "queueing.lateness._MAX_SHARE": (
+    "queueing.work_estimator._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
+    "queueing.work_estimator._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
+    "queueing.work_estimator._HIGH": ("quantile", "table: 0.5 breaks more promises"),
+    "queueing.work_estimator._MAX_SHARE": (
         "of the predicted seconds",
         "guarantee: an idle worker admits a job that leaves half its SLO (test_lateness)",
     ),
-    "queueing.lateness._DECAY": (
+    "queueing.work_estimator._DECAY": (
         "of the margin, for each reply that took less",
         "guarantee: a slow reply is forgotten within 500 (test_lateness)",
     ),

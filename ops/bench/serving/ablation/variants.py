@@ -14,9 +14,8 @@ from penstock.scheduler.policies import bulk_share, partition
 from penstock.scheduler.policies.bulk_share import BulkShare
 from penstock.scheduler.policies.order import Draft
 from penstock.scheduler.policies.partition import PartitionPolicy
-from penstock.scheduler.queueing import lateness, work_estimator
+from penstock.scheduler.queueing import work_estimator
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
-from penstock.scheduler.queueing.lateness import LatenessTracker
 from penstock.scheduler.queueing.work_estimator import WorkEstimator
 from penstock.scheduler.types import Cause, RejectedJob
 
@@ -47,31 +46,28 @@ def _reject_in_every_batch(
     return ([], late) if late else (drafts, ())
 
 
-def _mean_lateness(self: LatenessTracker, predicted_s: float, late_s: float) -> None:
+def _mean_lateness(self: WorkEstimator, predicted_s: float, late_s: float) -> None:
     """The mean of the last batches as every margin."""
-    _observe(self, predicted_s, late_s)
-    self.usual_s = self.batch_s = self._mean_s
+    _ended(self, predicted_s, late_s)
+    self.usual_late_s = self.high_late_s = self._mean_late_s
 
 
-_observe = LatenessTracker.observe
+_ended = WorkEstimator.ended
 
 
-def _share_of_recent(self: LatenessTracker, full_s: float) -> float:
+def _share_of_recent(self: WorkEstimator) -> float:
     """As if queued work ran in batches like the recent ones, however short they were."""
     mean_s = sum(predicted_s for predicted_s, _ in self._recent) / max(1, len(self._recent))
-    return _share(self, mean_s)
+    return min(work_estimator._MAX_SHARE, self._mean_late_s / mean_s) if mean_s > 0 else 0.0
 
 
-_share = LatenessTracker.share
-
-
-def _learn_without_scale(self: WorkEstimator, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
+def _planned_without_scale(self: WorkEstimator, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
     """The estimate follows the learned cost with the next full plan only."""
     self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
-    _learn(self, tokens, batch_s, are_full=are_full)
+    _planned(self, tokens, batch_s, are_full=are_full)
 
 
-_learn = WorkEstimator.learn
+_planned = WorkEstimator.planned
 
 
 def _half_slice(self: BulkShare, now: float) -> float:
@@ -108,14 +104,14 @@ def _replaced(owner: object, name: str, value: object) -> Variant:
 
 VARIANTS: dict[str, Variant] = {
     "as is": nullcontext,
-    "lateness: none": _replaced(LatenessTracker, "observe", _nothing),
-    "lateness: mean for every margin": _replaced(LatenessTracker, "observe", _mean_lateness),
-    "lateness: 16 batches, not 64": _constant(lateness, "_NUM_RECENT", 16),
-    "lateness: one block, not of 8 batches": _constant(lateness, "_BLOCK", 64),
-    "lateness: quantile 0.5, not 0.9": _constant(lateness, "_HIGH", 0.5),
-    "lateness: share of the recent batches, not of a full one": _replaced(LatenessTracker, "share", _share_of_recent),
-    "estimate: without the last plan": _replaced(WorkEstimator, "learn", _nothing),
-    "estimate: not scaled with the learned cost": _replaced(WorkEstimator, "learn", _learn_without_scale),
+    "lateness: none": _replaced(WorkEstimator, "ended", _nothing),
+    "lateness: mean for every margin": _replaced(WorkEstimator, "ended", _mean_lateness),
+    "lateness: 16 batches, not 64": _constant(work_estimator, "_NUM_RECENT", 16),
+    "lateness: one block, not of 8 batches": _constant(work_estimator, "_BLOCK", 64),
+    "lateness: quantile 0.5, not 0.9": _constant(work_estimator, "_HIGH", 0.5),
+    "lateness: share of recent batches": _replaced(WorkEstimator, "late_share", property(_share_of_recent)),
+    "estimate: without the last plan": _replaced(WorkEstimator, "planned", _nothing),
+    "estimate: not scaled with the learned cost": _replaced(WorkEstimator, "planned", _planned_without_scale),
     "batch share 1/2, not 1/4": lambda: _batch_share(1 / 2),
     "batch share 1/8, not 1/4": lambda: _batch_share(1 / 8),
     "learning: none": _replaced(table.LearnedCost, "observe", _nothing),
