@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.ops.chaos.chaos_run import ChaosSettings, run_chaos
+from penstock.ops.chaos.chaos_report import run_chaos
+from penstock.ops.chaos.chaos_run import ChaosSettings
 
 AT_LEAST_ONCE = ChaosSettings(
     seed=20,
@@ -12,6 +13,7 @@ AT_LEAST_ONCE = ChaosSettings(
     partitions=4,
     gap_s=(2.0, 3.0),
     outage_s=6.0,
+    most_at_once=1,
     kinds=("member_killed", "broker_killed", "rebalance_storm", "supervisor_killed", "cache_damaged"),
 )
 EXACTLY_ONCE = ChaosSettings(
@@ -22,6 +24,7 @@ EXACTLY_ONCE = ChaosSettings(
     partitions=4,
     gap_s=(2.0, 3.0),
     outage_s=6.0,
+    most_at_once=1,
     kinds=("member_killed", "broker_killed", "rebalance_storm"),
     delivery="exactly_once",
 )
