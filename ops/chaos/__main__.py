@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import begin, keep
@@ -24,6 +25,7 @@ def main() -> int:
     options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
     options.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="at_least_once")
     options.add_argument("--engine", choices=("null", "tiny"), default="null", help="null: an echo; tiny: a small BERT")
+    options.add_argument("--log", type=Path, help="file that gets the worker's log")
     options.add_argument("--keep", action="store_true", help="write the report into ops/bench/results/chaos")
     given = options.parse_args()
     settings = ChaosSettings(
@@ -39,7 +41,11 @@ def main() -> int:
     )
     header = begin("chaos", describe_machine())
     began = time.monotonic()
-    report = run_chaos(settings, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr))
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr)
+
+    report = run_chaos(settings, say, given.log)
     print(json.dumps(report, indent=1))
     if given.keep:
         print(f"Written to {keep({**header, 'parts': {'chaos': report}})}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
@@ -42,6 +42,7 @@ _REST_S = 180.0  # after the last fault: all is answered and committed
 _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
 _REFUSED_S = 30.0  # after a reply topic may be written again: dead letters on their way
 _BATCH = 256
+_BUG, _SHOWN_CHARS = re.compile("This is a bug|Traceback"), 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class ChaosRun:
             Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
             RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),
         )
-        self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
+        self._watch = CommitWatch(self._servers, _GROUP, self.topics, [REPLIES, RAW_REPLIES, *self._letters])
 
     async def run(self) -> Judge:
         """Run, and judge every record."""
@@ -146,7 +147,8 @@ class ChaosRun:
         config = {"message.timestamp.type": "LogAppendTime"}
         answers = [NewTopic(name, 4, 3, config=config) for name in (REPLIES, RAW_REPLIES, *self._letters)]
         requests = [NewTopic(name, self.settings.partitions, 3) for name in self.topics]
-        for created in AdminClient({"bootstrap.servers": self._servers}).create_topics([*answers, *requests]).values():
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        for created in admin.create_topics([*answers, *requests]).values():
             created.result()
 
     async def _inject(self, load: asyncio.Task[None]) -> None:
@@ -178,21 +180,14 @@ class ChaosRun:
         """Wait until the worker is two seconds of the load behind, or less."""
         enough = min(until, time.monotonic() + _STEADY_S)
         most = 2 * self.settings.rate + 50 * self.settings.partitions
-        while time.monotonic() < enough and await self._num_behind() > most:  # noqa: ASYNC110 — brokers are asked
+        while time.monotonic() < enough and await self._watch.num_behind() > most:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
 
     async def _come_to_rest(self) -> None:
         """Wait until all is committed. The checks tell what is not."""
         enough = time.monotonic() + _REST_S
-        while time.monotonic() < enough and await self._num_behind() > 0:  # noqa: ASYNC110 — brokers are asked
+        while time.monotonic() < enough and await self._watch.num_behind() > 0:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
-
-    async def _num_behind(self) -> float:
-        """Offsets of the request topics that are not committed."""
-        with contextlib.suppress(KafkaException):
-            committed, ends = await asyncio.to_thread(self._watch.committed_and_ends, self.topics)
-            return sum(end - committed.get(source, 0) for source, end in ends.items())
-        return float("inf")
 
     def _judge(self) -> Judge:
         judge = Judge(poison(self._engine.info), self._direct, self._refusals(), 1e3 * MOST_CLOCK_ERROR_S)
@@ -206,10 +201,12 @@ class ChaosRun:
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
-        judge.check_all_committed(*self._watch.committed_and_ends(self.topics))
+        judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
-        bugs = [e["event"] for e in self.worker.all_events() if "This is a bug" in str(e) or "Traceback" in str(e)]
-        judge.complain("bug_in_the_log", bugs)
+        bugs = [event for event in self.worker.all_events() if _BUG.search(str(event))]
+        judge.complain(
+            "bug_in_the_log", [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
+        )
         return judge
 
     def _refusals(self) -> list[Refusal]:

@@ -1,18 +1,18 @@
 """Watches what the group has committed during a run, beside how far the answers had come at that moment."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # without saying so
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from penstock.ops.chaos.asked import Partition
 
 _EVERY_S, _PATIENCE_S = 1.0, 10.0
-_OPTIONS = {"log_level": 0, "socket.timeout.ms": 10_000}
+# A consumer that does not subscribe is no member of its group.
+_OPTIONS = {"enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
 
 log = structlog.get_logger("penstock.chaos")
 
@@ -28,12 +28,12 @@ class Look:
 class CommitWatch:
     """Looks once a second. A look that a broker's outage prevents is left out."""
 
-    def __init__(self, servers: str, group: str, topics: Sequence[str]) -> None:
-        """`topics`: of replies and dead letters, which exist before the first look."""
+    def __init__(self, servers: str, group: str, sources: Sequence[str], answers: Sequence[str]) -> None:
+        """`sources`: topics of requests. `answers`: topics of replies and dead letters."""
         self.looks: list[Look] = []
-        self._group = group
-        self._topics = topics
-        self._admin = AdminClient({"bootstrap.servers": servers, **_OPTIONS})
+        self._sources = sources
+        self._answers = answers
+        self._consumer = Consumer({"bootstrap.servers": servers, "group.id": group, **_OPTIONS})
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -44,26 +44,33 @@ class CommitWatch:
             except KafkaException as error:
                 log.debug("look_failed", error=repr(error))
 
-    def committed_and_ends(self, topics: Sequence[str]) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Offsets that the group has committed, and then the ends of all partitions of these topics. Blocks."""
-        group = ConsumerGroupTopicPartitions(self._group)
-        (asked,) = self._admin.list_consumer_group_offsets([group], request_timeout=_PATIENCE_S).values()
-        committed = {
-            (one.topic, one.partition): one.offset for one in asked.result().topic_partitions if one.offset >= 0
-        }
-        return committed, self._ends(topics)
+    async def num_behind(self) -> float:
+        """Requests, or rather their offsets, that are not committed. Infinite where the brokers do not answer."""
+        try:
+            committed, ends = await asyncio.to_thread(self.committed_and_ends)
+        except KafkaException:
+            return math.inf
+        return sum(end - committed.get(source, 0) for source, end in ends.items())
+
+    def committed_and_ends(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Offsets that the group has committed, and then the ends of the partitions of requests. Blocks."""
+        return self._committed(), self._ends(self._sources)
 
     def _look(self) -> Look:
-        return Look(*self.committed_and_ends(self._topics))
+        return Look(self._committed(), self._ends(self._answers))
 
-    def _ends(self, topics: Iterable[str]) -> dict[Partition, int]:
-        known = self._admin.list_topics(timeout=_PATIENCE_S).topics
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted: dict[Any, Any] = {
-            TopicPartition(topic, number): latest
-            for topic in topics
-            if topic in known
-            for number in known[topic].partitions
-        }
-        found = self._admin.list_offsets(wanted, request_timeout=_PATIENCE_S)
-        return {(one.topic, one.partition): answer.result().offset for one, answer in found.items()}
+    def _committed(self) -> dict[Partition, int]:
+        found = self._consumer.committed(self._partitions(self._sources), _PATIENCE_S)
+        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
+
+    def _ends(self, topics: Sequence[str]) -> dict[Partition, int]:
+        ends = {}
+        for one in self._partitions(topics):
+            _, ends[one.topic, one.partition] = self._consumer.get_watermark_offsets(one, _PATIENCE_S)
+        return ends
+
+    def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        known = self._consumer.list_topics(timeout=_PATIENCE_S).topics
+        return [
+            TopicPartition(topic, number) for topic in topics if topic in known for number in known[topic].partitions
+        ]

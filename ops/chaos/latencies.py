@@ -6,6 +6,10 @@ import numpy as np
 
 from penstock.ops.chaos.asked import Asked
 
+# What is promised.
+MOST_RECOVERY_S = 15.0  # after SIGKILL of a member or of the supervisor: the session of Kafka's group, and 5 s
+MOST_P99_S = 5.0  # while members are rolled
+
 _SLOW_S = 2.0  # an answer that takes longer was held up by a fault
 
 
