@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import logging
 import sys
 import time
 from pathlib import Path
+
+import structlog
 
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import begin, keep
@@ -39,6 +42,8 @@ def main() -> int:
         delivery=given.delivery,
         engine=given.engine,
     )
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the clients: brokers go away on purpose
     header = begin("chaos", describe_machine())
     began = time.monotonic()
 

@@ -157,11 +157,12 @@ class ChaosRun:
         rng, until = random.Random(settings.seed), time.monotonic() + settings.minutes * 60
         coming = moments(settings.kinds, settings.most_at_once, rng)
         while await self._waited(rng.uniform(*settings.gap_s), until, load):
-            kinds = next(coming)
+            kinds = next(coming, ())
             if len(kinds) == 1:
                 await self._until_steady(until)
-            self._say(", ".join(kinds))
-            await self.faults.inject(kinds, rng)
+            if kinds:
+                self._say(", ".join(kinds))
+                await self.faults.inject(kinds, rng)
 
     async def _waited(self, seconds: float, until: float, load: asyncio.Task[None]) -> bool:
         """Wait; False as soon as the load may end."""

@@ -79,13 +79,13 @@ class Faults:
 
 
 def moments(kinds: Sequence[str], most_at_once: int, rng: random.Random) -> Iterator[Sequence[str]]:
-    """Faults to inject together, without end. Rounds have each kind once, in random order.
+    """Faults to inject together, without end where there are kinds. Rounds have each kind once, in random order.
 
     In every other round, the first among them, each fault comes alone. In the others two to `most_at_once` come
     together, of which at most one is of brokers.
     """
     is_alone = True
-    while True:
+    while kinds:
         waiting = rng.sample(kinds, len(kinds))
         while waiting:
             size = 1 if is_alone or most_at_once < 2 else rng.randint(2, most_at_once)

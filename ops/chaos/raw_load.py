@@ -16,12 +16,12 @@ RAW_REPLIES = "penstock.replies.raw"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _TICK_S = 0.05
 _CATCH_UP_S = 10.0  # at most this much of the rate is made up for after an outage
-_MALFORMED_SHARE, _UNADDRESSED_SHARE, _BULK_SHARE, _KEY_SHARE = 0.002, 0.002, 0.2, 0.5
+_MALFORMED_SHARE, _UNADDRESSED_SHARE, _BULK_SHARE, _KEY_SHARE = 0.002, 0.002, 0.2, 0.1
 _BOMB_SHARE, _BOMB_BYTES = 0.0001, 6 << 20  # a few kilobytes on the wire, and larger than a request may be
 _MOST_WAITING = 5000  # records without acknowledgement: then the producers wait
 _OPTIONS = {
     "acks": "all",
-    "linger.ms": 20,
+    "linger.ms": 50,
     "message.max.bytes": 2 * _BOMB_BYTES,
     "message.timeout.ms": 60_000,
     "socket.timeout.ms": 10_000,
