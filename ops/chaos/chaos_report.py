@@ -65,7 +65,7 @@ def _report(run: ChaosRun, judge: Judge, seconds: float) -> dict[str, Any]:
 def _faults(run: ChaosRun, latencies: Latencies) -> list[dict[str, Any]]:
     """Each fault, in order of their starts. Of one that came alone: the recovery after it, and the p99 during it."""
     injected = sorted(run.faults.injected, key=lambda fault: fault.started)
-    nexts = [fault.started for fault in injected[1:]] + [time.time()]
+    nexts = [*[fault.started for fault in injected], time.time()][1:]
     return [_fault(run, fault, until, latencies) for fault, until in zip(injected, nexts, strict=True)]
 
 

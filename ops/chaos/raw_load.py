@@ -21,7 +21,7 @@ _BOMB_SHARE, _BOMB_BYTES = 0.0001, 6 << 20  # a few kilobytes on the wire, and l
 _MOST_WAITING = 5000  # records without acknowledgement: then the producers wait
 _OPTIONS = {
     "acks": "all",
-    "linger.ms": 50,
+    "linger.ms": 200,  # as of pipelines: three brokers and all else share the machine
     "message.max.bytes": 2 * _BOMB_BYTES,
     "message.timeout.ms": 60_000,
     "socket.timeout.ms": 10_000,
