@@ -67,8 +67,9 @@ def _beside_each_other(rows: list[tuple[str, Callable[[Report], Any]]], root: Pa
 
 
 def _newest(root: Path) -> list[Run]:
-    """The newest run of each delivery mode and engine, on any machine."""
-    runs = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
+    """The newest run of each delivery mode and engine, on any machine. The first runs have no times of their faults."""
+    kept = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
+    runs = [run for run in kept if isinstance(_report(run)["faults"], list)]
     runs.sort(key=lambda run: str(run.record["started"]))
     found = {(_report(run)["settings"]["engine"], _report(run)["settings"]["delivery"]): run for run in runs}
     return [found[chosen] for chosen in sorted(found)]
