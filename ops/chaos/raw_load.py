@@ -23,7 +23,7 @@ _OPTIONS = {
     "acks": "all",
     "linger.ms": 200,  # as of pipelines: three brokers and all else share the machine
     "message.max.bytes": 2 * _BOMB_BYTES,
-    "message.timeout.ms": 60_000,
+    "message.timeout.ms": 150_000,  # longer than any outage
     "socket.timeout.ms": 10_000,
     "topic.metadata.refresh.interval.ms": 10_000,  # partitions are added
     "log_level": 0,  # a broker's end is no news
