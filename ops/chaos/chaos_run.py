@@ -52,6 +52,7 @@ class ChaosSettings:
     seed: int = 1
     minutes: float = 10.0  # at most, until the load ends
     requests: int | None = None  # the load ends when brokers have taken as many plain records
+    min_moments: int = 0  # of faults, before the load ends by either bound
     processes: int = 2
     rate: float = 200.0  # plain records a second
     callers: int = 8
@@ -156,26 +157,31 @@ class ChaosRun:
         settings = self.settings
         rng, until = random.Random(settings.seed), time.monotonic() + settings.minutes * 60
         coming = moments(settings.kinds, settings.most_at_once, rng)
-        while await self._waited(rng.uniform(*settings.gap_s), until, load):
-            kinds = next(coming, ())
+        num_moments = 0
+        while not self._is_enough(num_moments, until):
+            if load.done():
+                await load  # it raises
+                raise RuntimeError("The load ended before its time. This is a bug.")
+            await self._wait(rng.uniform(*settings.gap_s), num_moments, until)
+            kinds = () if self._is_enough(num_moments, until) else next(coming, ())
             if len(kinds) == 1:
                 await self._until_steady(until)
             if kinds:
                 self._say(", ".join(kinds))
                 await self.faults.inject(kinds, rng)
+                num_moments += 1
 
-    async def _waited(self, seconds: float, until: float, load: asyncio.Task[None]) -> bool:
-        """Wait; False as soon as the load may end."""
-        wanted = self.settings.requests
+    async def _wait(self, seconds: float, num_moments: int, until: float) -> None:
+        """Wait, but not longer than the load lasts."""
         resume = time.monotonic() + seconds
-        while time.monotonic() < resume:
-            if load.done():
-                await load  # it raises
-                raise RuntimeError("The load ended before its time. This is a bug.")
-            if time.monotonic() >= until or (wanted is not None and len(self.traffic.raw.acknowledged) >= wanted):
-                return False
+        while time.monotonic() < resume and not self._is_enough(num_moments, until):  # noqa: ASYNC110 — bounds of time
             await asyncio.sleep(min(0.5, seconds))
-        return True
+
+    def _is_enough(self, num_moments: int, until: float) -> bool:
+        """Whether the load may end."""
+        wanted, num_sent = self.settings.requests, len(self.traffic.raw.acknowledged)
+        is_enough = time.monotonic() >= until or (wanted is not None and num_sent >= wanted)
+        return is_enough and num_moments >= self.settings.min_moments
 
     async def _until_steady(self, until: float) -> None:
         """Wait until the worker is two seconds of the load behind, or less."""
