@@ -1,8 +1,10 @@
 """The judge of the chaos suite convicts: each promise of delivery, broken by hand, is a violation."""
 
 import hashlib
+import re
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -174,3 +176,13 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "change"), BROKEN)
 def test_a_broken_promise_is_a_violation(kind: str, change: dict[str, Any]) -> None:
     assert judged(**change).violations[kind] == 1
+
+
+def test_every_violation_of_the_judge_is_among_the_broken_promises_and_on_the_page() -> None:
+    root = Path(__file__).parents[2]
+    reported = set(
+        re.findall(r'_violation\("(\w+)"', (root / "ops" / "chaos" / "judge.py").read_text(encoding="utf-8"))
+    )
+    assert reported == {kind for kind, _ in BROKEN}
+    page = (root / "ops" / "docs" / "delivery.md").read_text(encoding="utf-8")
+    assert [kind for kind in reported if f"`{kind}`" not in page] == []
