@@ -68,9 +68,10 @@ class PartSuite:
         except (BrokerError, ModelUnavailable, ProcessFailed) as error:
             console.print(str(error), style="red", markup=False)
             return 1
-        if len(results) > 1:
+        comparisons = [row for result in results.values() for row in result.comparisons]
+        if len(results) > 1 and comparisons:
             console.rule("all")
-            show_comparisons(console, [row for result in results.values() for row in result.comparisons])
+            show_comparisons(console, comparisons)
         root = arguments.output or (RESULTS if arguments.scale >= MIN_SCALE and not arguments.parts else None)
         if root is None:
             console.print(f"Not kept: this is no whole run of scale {MIN_SCALE:g} or more. --output DIR keeps any run.")

@@ -32,7 +32,7 @@ def encoder(model: str, dtype: str, cores: int) -> Encode:
     return lambda texts: transformer.encode(texts, show_progress_bar=False)
 
 
-async def serve(bootstrap_servers: str, encode: Encode, **subscriber: Any) -> None:
+async def serve(bootstrap_servers: str, encode: Encode, ack_policy: str = "ack", **subscriber: Any) -> None:
     """Runs until SIGTERM. `subscriber`: further arguments of FastStream's subscriber."""
     from faststream import AckPolicy, FastStream
     from faststream.kafka import KafkaBroker
@@ -56,7 +56,7 @@ async def serve(bootstrap_servers: str, encode: Encode, **subscriber: Any) -> No
         max_records=_MAX_RECORDS,
         group_id="plain",
         auto_offset_reset="earliest",
-        ack_policy=AckPolicy.ACK,
+        ack_policy=AckPolicy(ack_policy),
         **subscriber,
     )(answer)
     await FastStream(broker, logger=None).run()

@@ -8,6 +8,7 @@ from penstock.ops.bench.common.part_suite import PartSuite
 PARTS = {
     "poison": "part_poison:run_poison",
     "crash": "part_crash:run_crash",
+    "crash-default": "part_crash:run_default",
     "roll": "part_roll:run_roll",
     "modes": "part_modes:run_null",
     "modes-minilm": "part_modes:run_minilm",
@@ -25,7 +26,7 @@ def main() -> int:
         "--before", metavar="COMMIT", help="earlier commit for the part of this name, which is left out without it"
     )
     arguments = parser.parse_args()
-    if {"poison", "crash"} & set(arguments.parts or PARTS) and find_spec("faststream") is None:
+    if {"poison", "crash", "crash-default"} & set(arguments.parts or PARTS) and find_spec("faststream") is None:
         print("FastStream is not installed. Run: pip install 'penstock[bench]'", file=sys.stderr)
         return 1
     return SUITE.run(arguments, arguments.before)

@@ -1,19 +1,20 @@
 """The figures of one kept run of the suite `delivery` by name, from the raw values of its parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock.ops.bench.common.kept_tables import Measures, Record
 from penstock.ops.bench.delivery.turns import PROCESSES, cpu_us, rate
 
-SERVICES = ("penstock", "FastStream")
+PENSTOCK, FASTSTREAM, DEFAULT = "penstock", "FastStream", "FastStream, default acknowledgement"
+SERVICES = (PENSTOCK, FASTSTREAM, DEFAULT)
 MODES = {"modes": "null engine", "modes-minilm": "all-MiniLM-L6-v2"}  # part -> its model
 CRASH_FIGURES = {
     "requests": "requests",
     "unanswered": "requests never answered",
     "answered_twice": "requests answered twice",
-    "answered_twice_by_key": "requests answered twice, equal keys dropped",
 }
+TWICE_BY_KEY = "requests answered twice, equal keys dropped"
 
 Found = Iterator[tuple[str, float]]
 Details = Mapping[str, Any]
@@ -26,7 +27,7 @@ def measures(record: Record) -> Measures:
     """
     details = {part: result["details"] for part, result in record["parts"].items()}
     found: dict[str, float] = {}
-    for part, read in (("poison", _poison), ("crash", _crash), ("roll", _roll), ("before", _before)):
+    for part, read in _READERS.items():
         if part in details and "not_applicable" not in details[part]:
             found |= dict(read(details[part]))
     for part, model in MODES.items():
@@ -36,15 +37,17 @@ def measures(record: Record) -> Measures:
 
 
 def _poison(details: Details) -> Found:
-    for service in SERVICES:
+    for service in (PENSTOCK, FASTSTREAM):
         result = details[service]
         yield f"poison, {service}, good requests unanswered, share", result["good_unanswered"] / result["good"]
 
 
 def _crash(details: Details) -> Found:
-    for service in SERVICES:
+    for service in (service for service in SERVICES if service in details):
         for figure, name in CRASH_FIGURES.items():
             yield f"crash, {service}, {name}", details[service][figure]
+        if service == PENSTOCK:  # the only one whose replies have keys
+            yield f"crash, {service}, {TWICE_BY_KEY}", details[service]["answered_twice_by_key"]
         recoveries = details[service]["recovery_s"]
         if None not in recoveries:  # None: a partition was never answered again
             yield f"crash, {service}, recovery, s", max(recoveries)
@@ -84,3 +87,12 @@ def _side(name: str, rounds: Any) -> Found:
     yield f"{name}, req/s", rate(rounds)
     for process in PROCESSES:
         yield f"{name}, {process} µs a record", cpu_us(rounds, process)
+
+
+_READERS: Mapping[str, Callable[[Details], Found]] = {
+    "poison": _poison,
+    "crash": _crash,
+    "crash-default": _crash,
+    "roll": _roll,
+    "before": _before,
+}

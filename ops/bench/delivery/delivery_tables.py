@@ -6,11 +6,11 @@ from penstock.ops.bench.common.kept_tables import of_each_machine, spreads, targ
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread
-from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, MODES, SERVICES, measures
+from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, MODES, SERVICES, TWICE_BY_KEY, measures
 from penstock.ops.bench.delivery.turns import PROCESSES
 
 SUITE = "delivery"
-_POISON, _CRASH, _ROLL, _BEFORE = ("poison",), ("crash",), ("roll",), ("before",)
+_POISON, _CRASH, _ROLL, _BEFORE = ("poison",), ("crash", "crash-default"), ("roll",), ("before",)
 
 Found = Mapping[str, Spread]
 
@@ -41,11 +41,14 @@ def _failures(runs: Sequence[Run]) -> str:
     poison = "good requests unanswered, share"
     rows = [
         ["1 % poison: share of good requests unanswered", *_cells(found, "poison", poison)],
-        *[[f"kill -9 twice: {name}", *_cells(found, "crash", name)] for name in CRASH_FIGURES.values()],
+        *[
+            [f"kill -9 twice: {name}", *_cells(found, "crash", name)]
+            for name in (*CRASH_FIGURES.values(), TWICE_BY_KEY)
+        ],
         ["kill -9 twice: longest until every partition is answered again, s", *_cells(found, "crash", "recovery, s")],
-        ["rolling restart: requests lost", _shown(found, "roll, requests lost"), ""],
-        ["rolling restart: p99 of the whole roll, s", _shown(found, "roll, p99, s"), ""],
-        ["rolling restart: seconds", _shown(found, "roll, s"), ""],
+        ["rolling restart: requests lost", _shown(found, "roll, requests lost"), "", ""],
+        ["rolling restart: p99 of the whole roll, s", _shown(found, "roll, p99, s"), "", ""],
+        ["rolling restart: seconds", _shown(found, "roll, s"), "", ""],
     ]
     return table(["", *SERVICES], [row for row in rows if any(row[1:])])
 

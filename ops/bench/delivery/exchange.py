@@ -12,7 +12,7 @@ from penstock.ops.chaos.read_topics import read_topics
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class Topics:
     """The topics of one service, and how their records name a request."""
 
     requests: str
@@ -50,25 +50,25 @@ def _correlation_id(record: Any) -> bytes:
     return found
 
 
-PENSTOCK = Service("penstock.requests.bench", "penstock.replies", _correlation_id, _correlation_id)
-PLAIN = Service(
+PENSTOCK_TOPICS = Topics("penstock.requests.bench", "penstock.replies", _correlation_id, _correlation_id)
+PLAIN_TOPICS = Topics(
     REQUESTS, REPLIES, lambda record: json.loads(record.value)["id"].encode(), lambda record: record.value[:ID_BYTES]
 )
 
 
-def read_exchange(servers: str, service: Service, since: float) -> Exchange:
+def read_exchange(servers: str, topics: Topics, since: float) -> Exchange:
     """The requests that were sent from a Unix time on."""
-    return asyncio.run(_read(servers, service, since))
+    return asyncio.run(_read(servers, topics, since))
 
 
-async def _read(servers: str, service: Service, since: float) -> Exchange:
+async def _read(servers: str, topics: Topics, since: float) -> Exchange:
     sent: dict[bytes, Sent] = {}
-    async for record in read_topics(servers, [service.requests]):
+    async for record in read_topics(servers, [topics.requests]):
         if record.timestamp / 1e3 >= since - 1e-3:  # timestamps are whole milliseconds
-            sent[service.request_id(record)] = Sent(record.partition, record.timestamp / 1e3)
+            sent[topics.request_id(record)] = Sent(record.partition, record.timestamp / 1e3)
     answers: dict[bytes, list[Answer]] = {name: [] for name in sent}
-    async for record in read_topics(servers, [service.replies]):
-        name = service.reply_id(record)
+    async for record in read_topics(servers, [topics.replies]):
+        name = topics.reply_id(record)
         if name in answers:
             answers[name].append(Answer(record.timestamp / 1e3, record.key))
     return Exchange(sent, answers)

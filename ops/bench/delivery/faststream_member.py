@@ -12,16 +12,17 @@ import uvloop
 from penstock.ops.bench.cpu.faststream_service import Encode, encoder, serve
 from penstock.ops.bench.delivery.stand_in import poisonable, sleeping_encode
 
+ACK, ACK_FIRST = "ack", "ack_first"  # after the answer; FastStream's default: every five seconds, answered or not
 SUBSCRIBER = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 1000}
 
 
 def main(spec_json: str) -> None:
-    """`spec_json`: bootstrap_servers; model, a checkpoint with its dtype and cores, or null for the stand-in."""
+    """`spec_json`: bootstrap_servers; ack_policy; model, with its dtype and cores, or null for the stand-in."""
     spec = json.loads(spec_json)
     encode: Encode = sleeping_encode
     if spec["model"] is not None:
         encode = poisonable(encoder(spec["model"], spec["dtype"], spec["cores"]))
-    uvloop.run(serve(spec["bootstrap_servers"], encode, **SUBSCRIBER))
+    uvloop.run(serve(spec["bootstrap_servers"], encode, spec["ack_policy"], **SUBSCRIBER))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,20 @@ from types import TracebackType
 from typing import Self
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 from penstock.ops.bench.common.processes import ProcessFailed
 
 _GROUP = "plain"
 _LOOK_EVERY_S = 0.5  # FastStream's own supervisor looks as often for workers that have ended
-_STOP_TIMEOUT_S = 30.0
+_JOIN_TIMEOUT_S, _STOP_TIMEOUT_S = 60.0, 30.0
 
 
 class FaststreamMembers:
     """A context manager; the processes end with it."""
 
-    def __init__(self, count: int, bootstrap_servers: str, log: Path) -> None:
+    def __init__(self, count: int, bootstrap_servers: str, ack_policy: str, log: Path) -> None:
+        self._spec = json.dumps({"bootstrap_servers": bootstrap_servers, "ack_policy": ack_policy, "model": None})
         self._bootstrap_servers = bootstrap_servers
         self._count = count
         self._log = log
@@ -43,13 +45,18 @@ class FaststreamMembers:
                 process.kill()
                 process.wait()
 
-    def kill_one(self) -> None:
-        """Kill the oldest member with SIGKILL, and start another as soon as a supervisor would."""
-        process = self._processes.pop(0)
+    def kill_one(self) -> float:
+        """Kill the oldest member with SIGKILL, as soon as all are in the group, and start another as a supervisor would.
+
+        Returns the Unix time of the kill.
+        """
+        self.wait_until_ready(_JOIN_TIMEOUT_S)
+        process, at = self._processes.pop(0), time.time()
         process.kill()
         process.wait()
         time.sleep(_LOOK_EVERY_S)
         self._processes.append(self._start())
+        return at
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until all members are in the group. Raises ProcessFailed."""
@@ -60,8 +67,7 @@ class FaststreamMembers:
             time.sleep(_LOOK_EVERY_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        spec = json.dumps({"bootstrap_servers": self._bootstrap_servers, "model": None})
-        command = [sys.executable, "-m", "penstock.ops.bench.delivery.faststream_member", spec]
+        command = [sys.executable, "-m", "penstock.ops.bench.delivery.faststream_member", self._spec]
         with self._log.open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -71,6 +77,8 @@ class FaststreamMembers:
         await admin.start()
         try:
             (answer,) = await admin.describe_consumer_groups([_GROUP])
+        except KafkaError:  # the broker makes the topic of the groups' offsets when the first member comes
+            return 0
         finally:
             await admin.close()
         _, _, state, _, _, members, *_ = answer.groups[0]
