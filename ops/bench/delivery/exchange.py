@@ -3,12 +3,15 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
 from penstock.ops.bench.cpu.plain_client import ID_BYTES, REPLIES, REQUESTS
-from penstock.ops.chaos.read_topics import read_topics
+
+_POLL_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,30 @@ def read_exchange(servers: str, topics: Topics, since: float) -> Exchange:
 
 async def _read(servers: str, topics: Topics, since: float) -> Exchange:
     sent: dict[bytes, Sent] = {}
-    async for record in read_topics(servers, [topics.requests]):
+    async for record in _records(servers, topics.requests):
         if record.timestamp / 1e3 >= since - 1e-3:  # timestamps are whole milliseconds
             sent[topics.request_id(record)] = Sent(record.partition, record.timestamp / 1e3)
     answers: dict[bytes, list[Answer]] = {name: [] for name in sent}
-    async for record in read_topics(servers, [topics.replies]):
+    async for record in _records(servers, topics.replies):
         name = topics.reply_id(record)
         if name in answers:
             answers[name].append(Answer(record.timestamp / 1e3, record.key))
     return Exchange(sent, answers)
+
+
+async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
+    """All records of a topic up to its ends at the time of the call."""
+    async with AIOKafkaConsumer(topic, bootstrap_servers=servers, enable_auto_commit=False) as consumer:
+        numbers = consumer.partitions_for_topic(topic) or ()
+        sources = [TopicPartition(topic, number) for number in numbers]
+        ends = {source: end for source, end in (await consumer.end_offsets(sources)).items() if end}
+        await consumer.seek_to_beginning(*sources)
+        while ends:
+            for records in (await consumer.getmany(timeout_ms=_POLL_MS)).values():
+                for record in records:
+                    yield record
+            for source in [source for source, end in ends.items() if await consumer.position(source) >= end]:
+                del ends[source]
 
 
 def counts(exchange: Exchange) -> dict[str, int]:

@@ -46,7 +46,7 @@ class FaststreamMembers:
                 process.wait()
 
     def kill_one(self) -> float:
-        """Kill the oldest member with SIGKILL, as soon as all are in the group, and start another as a supervisor would.
+        """Kill the oldest member with SIGKILL when all are in the group, and start another as a supervisor would.
 
         Returns the Unix time of the kill.
         """

@@ -15,7 +15,7 @@ from penstock.ops.bench.common.comparison import Grid, PartResult
 from penstock.ops.bench.common.processes import ProcessFailed, run_once
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
-from penstock.ops.bench.delivery.delivery_measures import DEFAULT, FASTSTREAM, PENSTOCK
+from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, DEFAULT, FASTSTREAM, PENSTOCK
 from penstock.ops.bench.delivery.exchange import (
     PENSTOCK_TOPICS,
     PLAIN_TOPICS,
@@ -38,7 +38,6 @@ _KILLS = (0.2, 0.7)  # of the load's span
 _MEMBERS, _PARTITIONS = 2, 8
 _TIMEOUT_S = 30.0  # of a call; three session timeouts
 _READY_S = 60.0
-_FIGURES = {"requests": "requests", "unanswered": "never answered", "answered_twice": "answered twice"}
 
 Record = dict[str, Any]
 
@@ -61,9 +60,9 @@ def run_default(setup: Setup) -> PartResult:
 def _result(setup: Setup, found: Mapping[str, Record], ack_policy: str) -> PartResult:
     grid = Grid(
         f"{setup.count(_NUM_REQUESTS):,} requests, two members, kill -9 twice",
-        ("", *_FIGURES.values(), "recovery, s"),
+        ("", *CRASH_FIGURES.values(), "recovery, s"),
         [
-            (name, *[record[figure] for figure in _FIGURES], " ".join(f"{s:.1f}" for s in record["recovery_s"]))
+            (name, *[record[figure] for figure in CRASH_FIGURES], " ".join(f"{s:.1f}" for s in record["recovery_s"]))
             for name, record in found.items()
         ],
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.comparison import Comparison, Grid
+from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import ROUNDS, Setup
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.fleet_bench import READY_TIMEOUT_S, Bench, FleetBench
@@ -62,6 +63,8 @@ def in_turns(sides: Mapping[str, FleetBench], loads: Sequence[Load], rounds: int
 
 def _figures(load: Load, record: Record) -> Record:
     records_per_s = record["requests_per_s"] / load.rows
+    if not records_per_s:
+        raise ProcessFailed(f"{load.name}: nothing was answered in the measured {load.seconds:g} s.")
     used = {kind: _cores(record["cores"], kind) for kind in PROCESSES}
     return {**record, "records_per_s": records_per_s, "cpu_us": {k: v / records_per_s * 1e6 for k, v in used.items()}}
 
