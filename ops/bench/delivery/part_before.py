@@ -23,7 +23,7 @@ from penstock.producer.wire.topics import bulk_topic, request_topic
 NOW, BEFORE = "now", "before"
 _PARTITIONS = 16
 _SINGLES, _LISTS = 1024, 24
-_WARM_S, _SECONDS = 0.7, 2.0
+_WARM_S, _SECONDS = 0.7, 3.0
 
 
 def run_before(setup: Setup) -> PartResult:

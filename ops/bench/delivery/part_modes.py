@@ -16,7 +16,7 @@ PARTITIONS = 16
 AT_LEAST_ONCE, EXACTLY_ONCE = "at_least_once", "exactly_once"
 _ISOLATION = {AT_LEAST_ONCE: "read_uncommitted", EXACTLY_ONCE: "read_committed"}
 # Enough in flight that the latency of a transaction does not bound the rate.
-_NULL_SINGLES, _NULL_LISTS, _MODEL_SINGLES = 4096, 96, 512
+_NULL_SINGLES, _NULL_LISTS, _MODEL_SINGLES = 4096, 96, 256
 _WARM_S, _NULL_S, _MODEL_S = 0.7, 2.0, 4.0
 
 
