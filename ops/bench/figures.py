@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
+from penstock.ops.bench.delivery import delivery_tables as delivery
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
 from penstock.ops.bench.serving.ablation.ablation_table import ablations
@@ -33,6 +34,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "pipeline-null": pipeline.without_model,
     "pipeline-gpus": pipeline.scale_out,
     "pipeline-targets": pipeline.against_targets,
+    "delivery-failures": delivery.failures,
+    "delivery-modes": delivery.modes,
+    "delivery-before": delivery.before,
+    "delivery-targets": delivery.against_targets,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
     "gpu-grid": gpu.grid,
