@@ -15,7 +15,7 @@ def print_letters(letters: Iterable[Mapping[str, Any]]) -> None:
     table = Table("id", "original", "code", "tried", "written (UTC)", "message", box=None, header_style="bold")
     for one in letters:
         texts = one["id"], one["source"], one["code"], str(one["attempts"] or ""), _time(one["written_ms"])
-        table.add_row(*map(_printable, (*texts, one["message"][:_SHOWN_CHARS])))
+        table.add_row(*map(printable, (*texts, one["message"][:_SHOWN_CHARS])))
     Console(highlight=False, markup=False, soft_wrap=True).print(table)
 
 
@@ -27,5 +27,6 @@ def _time(timestamp_ms: int) -> str:
         return "?"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Text of unknown origin without characters that control the terminal."""
     return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

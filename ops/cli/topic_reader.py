@@ -33,12 +33,17 @@ class TopicReader:
             await admin.close()
         return len(found[topic]) if topic in found else None
 
+    async def end(self, topic: str, partition: int) -> int:
+        """The offset after the last record of a partition."""
+        source = TopicPartition(topic, partition)
+        self._consumer.assign([source])
+        return int((await self._consumer.end_offsets([source]))[source])
+
     async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
         """The records of a partition from offset `first` to `last`, both included, or to its present end."""
         source = TopicPartition(topic, partition)
-        self._consumer.assign([source])
+        end = await self.end(topic, partition)
         begin = (await self._consumer.beginning_offsets([source]))[source]
-        end = (await self._consumer.end_offsets([source]))[source]
         if last is not None:
             end = min(end, last + 1)
         self._consumer.seek(source, max(first, begin))
