@@ -12,7 +12,7 @@ import typer
 from pydantic import AfterValidator, Field
 
 from penstock.ops.cli.letter_selection import First, Ids, Last, Letters, Partition, Reason, Selection, read_letters
-from penstock.ops.cli.letter_table import print_letters
+from penstock.ops.cli.letter_table import as_json, print_letters
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.record_sender import open_sender
 from penstock.ops.cli.replayer import (
@@ -195,7 +195,7 @@ async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: 
 async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
     async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
         async for letter in found:
-            print(json.dumps(letter.details(), indent=2, ensure_ascii=False))
+            print(as_json(letter.details()))
             return EXIT_OK
     fail(f"There is no such dead letter of {topic}.")
     return EXIT_PROBLEM

@@ -16,14 +16,14 @@ from penstock.ops.cli.answerer import open_answerer
 from penstock.ops.cli.dead_letter import DeadLetter
 from penstock.ops.cli.dlq import AnswerSettings
 from penstock.ops.cli.letter_answers import LetterAnswers
-from penstock.ops.cli.letter_table import print_letters
+from penstock.ops.cli.letter_table import as_json, print_letters
 from penstock.ops.cli.record_sender import RecordSender
 from penstock.ops.cli.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.screen import EXIT_PROBLEM
 from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
-from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.messages import Reply, Request, join_tokens
 from penstock.worker.kafka.lenient_batches import UNREADABLE
 
 OPTIONS = ReplayOptions(None, None, None, 3, False)
@@ -49,6 +49,12 @@ def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert "text" in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown
+
+
+def test_no_shown_letter_controls_the_terminal() -> None:
+    shown = as_json(letter(0, ("penstock-error-message", "\x1b[2J\x9b2Jé".encode())).details())
+    assert all(one.isprintable() for one in shown.replace("\n", ""))
+    assert json.loads(shown)["message"] == "\x1b[2J\x9b2Jé"
 
 
 class Broker:
@@ -130,7 +136,8 @@ class TestAnswers:
     async def outcomes(
         self, capsys: pytest.CaptureFixture[str], *letters: DeadLetter, broker: Broker | None = None, code: int = 0
     ) -> list[dict[str, Any]]:
-        settings = AnswerSettings(model="null", max_batch_tokens=3)
+        given: dict[str, Any] = {"model": "null", "max_batch_tokens": 3}
+        settings = AnswerSettings(**given)
         sender = None if broker is None else RecordSender(broker)  # type: ignore[arg-type]
         async with open_answerer(settings, settings) as answerer:
             answers = LetterAnswers(replace(OPTIONS, as_json=True), answerer, sender)
@@ -159,7 +166,9 @@ class TestAnswers:
         await self.outcomes(capsys, request(1), request(9, ("penstock-replay-of", b"t-0-1")), broker=broker)
         assert [record.key for record in broker.sent] == [blake2b(b"t-0-1", digest_size=16).digest()] * 2
         assert broker.sent[0].headers == [("kafka_correlationId", b"c")]
-        assert decode_reply(broker.sent[0].value).vectors is not None
+        reply = decode_reply(broker.sent[0].value)
+        assert isinstance(reply, Reply)
+        assert reply.vectors is not None
 
     async def test_a_reply_topic_outside_the_allow_list_gets_no_reply(self, capsys: pytest.CaptureFixture[str]) -> None:
         broker = Broker()
