@@ -13,6 +13,7 @@ from penstock.producer.transport.connection import BACKOFF_MS, connect
 from penstock.worker.kafka import lenient_batches
 
 _POLL_MS = 500
+_FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets
 _FETCH_BYTES = 4 * 1024 * 1024
 
 
@@ -70,6 +71,7 @@ async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             max_partition_fetch_bytes=_FETCH_BYTES,
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
             retry_backoff_ms=BACKOFF_MS,
         )
 

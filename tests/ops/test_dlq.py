@@ -1,9 +1,11 @@
 """Dead letters hold what anybody has written: no list, replay or answer ends with one of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import blake2b
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,20 +13,24 @@ import numpy as np
 import pytest
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from penstock.engine import BatchOutput, NullEngine, PackedBatch
+from penstock.engine import BatchOutput, NullEngine, PackedBatch, TaskOptions
+from penstock.ops.cli import letter_selection
 from penstock.ops.cli.answerer import open_answerer
 from penstock.ops.cli.dead_letter import DeadLetter
 from penstock.ops.cli.dlq import AnswerSettings
 from penstock.ops.cli.letter_answers import LetterAnswers
+from penstock.ops.cli.letter_selection import Selection, read_letters
 from penstock.ops.cli.letter_table import as_json, print_letters
-from penstock.ops.cli.record_sender import RecordSender
+from penstock.ops.cli.record_sender import RecordSender, open_sender
 from penstock.ops.cli.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.screen import EXIT_PROBLEM
 from penstock.producer.transport.batches import UNREADABLE_BATCH
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.messages import Reply, Request, join_tokens
 from penstock.worker.kafka.lenient_batches import UNREADABLE
+from tests.engine.helpers import cpu_engine, save_encoder
 
 OPTIONS = ReplayOptions(None, None, None, 3, False)
 RECORD = SimpleNamespace(key=None, value=b"x", headers=[])
@@ -130,6 +136,35 @@ def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6
     return one
 
 
+async def test_a_dry_run_connects_to_no_broker_to_write() -> None:
+    async with open_sender(KafkaCluster("127.0.0.1:1"), execute=False) as sender:
+        assert sender is None
+
+
+class TopicsThatGrow:
+    """A `TopicReader` of two partitions. Each letter that is read causes one in the other partition."""
+
+    def __init__(self) -> None:
+        self.letters = {0: [letter(0, *OF_T)], 1: [letter(0, *OF_T)]}
+
+    async def num_partitions(self, topic: str) -> int | None:
+        return 2 if topic == "t.dead-letter" else None
+
+    async def end(self, topic: str, partition: int) -> int:
+        return len(self.letters[partition])
+
+    async def records(self, topic: str, partition: int, first: int, last: int) -> AsyncGenerator[Any]:
+        for one in self.letters[partition][first : last + 1]:
+            self.letters[1 - partition].append(one)
+            yield one.record
+
+
+async def test_letters_that_a_replay_causes_are_not_replayed_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
+    everything = Selection.of(None, None, "all", None, 0, None)
+    assert len([one async for one in read_letters(KafkaCluster("127.0.0.1:1"), "t", everything)]) == 2
+
+
 class TestAnswers:
     """Letters are answered in this process."""
 
@@ -169,6 +204,23 @@ class TestAnswers:
         reply = decode_reply(broker.sent[0].value)
         assert isinstance(reply, Reply)
         assert reply.vectors is not None
+
+    @pytest.mark.slow
+    async def test_a_reply_holds_what_the_engine_computes(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        sequences = [np.arange(5, 5 + length, dtype=np.uint32) for length in (3, 7, 1)]
+        given: dict[str, Any] = {"model": str(tmp_path), "served_name": "null", "dtype": "float32", "device": "cpu"}
+        given["max_batch_tokens"] = 8
+        settings = AnswerSettings(**given)
+        value = encode_request(Request("null", "embed", join_tokens(sequences)))
+        record = SimpleNamespace(topic="t", partition=0, offset=1, timestamp=0, key=None, value=value)
+        record.headers = [("kafka_replyTopic", b"penstock.replies")]
+        async with open_answerer(settings, settings) as answerer:
+            reply = decode_reply((await answerer.answer(record, bulk=False)).value)
+        batch = PackedBatch.of(sequences, [TaskOptions("embed")] * 3)
+        assert isinstance(reply, Reply)
+        assert reply.vectors is not None
+        np.testing.assert_allclose(reply.vectors, np.stack(cpu_engine(tmp_path).run(batch).rows), atol=2e-6)
 
     async def test_a_reply_topic_outside_the_allow_list_gets_no_reply(self, capsys: pytest.CaptureFixture[str]) -> None:
         broker = Broker()
