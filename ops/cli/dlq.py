@@ -39,6 +39,7 @@ dlq = typer.Typer(
 
 _MAX_LISTED = 100
 
+ExecuteReplies = Annotated[bool, typer.Option("--execute", help="Send the replies. Otherwise only compute them.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters. Default: 100 in a table.")]
 
 
@@ -137,7 +138,7 @@ def answer(
     partition: Partition = None,
     first: First = 0,
     last: Last = None,
-    execute: Execute = False,
+    execute: ExecuteReplies = False,
     reply_topic: ReplyTopicName = None,
     reply_partition: ReplyPartition = None,
     as_json: AsJson = False,

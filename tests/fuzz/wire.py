@@ -92,16 +92,15 @@ def _compressed(value: bytes) -> None:
 
 
 def _record(value: bytes) -> Any:
-    """A record: its timestamp, and a line for each header, behind which comes the value."""
-    timestamp, *lines = value[8:].split(b"\n") if len(value) > 8 else [b"", b""]
+    """A record: eight bytes of timestamp, a line for the key and for each header, and the value behind the last."""
+    key, *lines = value[8:].split(b"\n") if len(value) > 8 else [b"", b""]
     headers: list[tuple[str, bytes | None]] = []
     for line in lines[:-1]:
         name, found, content = line.partition(b"=")
         headers.append((name.decode(errors="replace"), content if found else None))
     ms = int.from_bytes(value[:8], "big", signed=True)
-    key = timestamp or None
     place = {"topic": "t.dead-letter", "partition": 3, "offset": 17}
-    return SimpleNamespace(**place, timestamp=ms, key=key, value=lines[-1] if lines else None, headers=headers)
+    return SimpleNamespace(**place, timestamp=ms, key=key or None, value=lines[-1] if lines else None, headers=headers)
 
 
 def _dead_letter(value: bytes) -> None:
