@@ -9,7 +9,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer
 
 _EVERY_S = 3.0
-_REFUSED_S = 3 * _EVERY_S  # a fetch that was refused counts for so long: the user may still describe the topic
+_REFUSED_S = 5.0  # a fetch that was refused counts for so long: the user may still describe the topic
 _NEEDS = "Its user needs the ACL READ on the topic."
 
 log = structlog.get_logger("penstock.consumer")

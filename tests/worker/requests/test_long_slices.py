@@ -31,6 +31,11 @@ class Processing:
         self.now += SECONDS_A_BYTE * records[0].num_bytes
         self.ended.append(offset)
 
+    async def until(self, count: int) -> None:
+        """Wait until so many slices have ended."""
+        while len(self.ended) < count:  # noqa: ASYNC110 — one turn of the event loop after another
+            await asyncio.sleep(0)
+
     @property
     def num_underway(self) -> int:
         return len(self.begun) - len(self.ended)
@@ -82,8 +87,7 @@ async def test_small_ones_overtake_with_no_more_bytes_than_that_of_the_one_they_
     processing.may_end.set()
     async with asyncio.timeout(5):
         for offset in range(4, 12):  # small ones that come one after the other, for ever
-            while len(processing.ended) < offset - 3:
-                await asyncio.sleep(0)
+            await processing.until(offset - 3)
             await slices(slice_of(make_record, offset, LONG))
     assert processing.begun[0] == 0
     overtaken_by = processing.begun[1 : processing.begun.index(1)]
@@ -110,8 +114,7 @@ async def test_a_slice_that_would_wait_beyond_its_deadline_is_rejected_when_it_c
     assert waits[2:5] == pytest.approx([LONG * SECONDS_A_BYTE * ahead for ahead in (1, 2, 3)])
     processing.may_end.set()
     async with asyncio.timeout(5):
-        while processing.num_underway or len(processing.ended) < 5:
-            await asyncio.sleep(0)
+        await processing.until(5)
     await turns()
     assert processing.ended == [0, 1, 2, 3, 4]  # the memory that waits is bounded by the deadlines
 
