@@ -201,12 +201,13 @@ def _end_within(seconds: float) -> None:
 
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
-    """Ping the supervisor from the event loop, and say when the worker has joined its group."""
+    """Ping the supervisor from the event loop, and say when the worker has joined its group, and what it may not read."""
     joining = asyncio.create_task(worker.consumer.assigned.wait())
     while True:
         await asyncio.wait((joining,), timeout=PING_EVERY_S)
         if joining.done():
-            supervisor.report(phase="joined", member_id=worker.consumer.member_id)
+            consumer = worker.consumer
+            supervisor.report(phase="joined", member_id=consumer.member_id, denied=consumer.denied)
             await asyncio.sleep(PING_EVERY_S)
         else:
             supervisor.report()

@@ -187,11 +187,14 @@ class Consumer:
     @property
     def waits_for(self) -> str:
         """Why no record of the assignment can come; empty if they can, or if this member is a spare one."""
-        if self._watch.denied:
-            return f"Kafka denies {' and '.join(sorted(self._watch.denied))}"
         if not self.member_id:
             return "not in the consumer group"
-        return "" if self.assigned.is_set() else "its partitions are being assigned"
+        return self.denied or ("" if self.assigned.is_set() else "its partitions are being assigned")
+
+    @property
+    def denied(self) -> str:
+        """The topics that Kafka denies to this member, as a sentence; empty if it denies none."""
+        return f"Kafka denies {' and '.join(sorted(self._watch.denied))}" if self._watch.denied else ""
 
     @property
     def num_partitions(self) -> int:
