@@ -201,7 +201,7 @@ def _end_within(seconds: float) -> None:
 
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
-    """Ping the supervisor from the event loop, and say when the worker has joined its group, and what it may not read."""
+    """Ping the supervisor from the event loop. Say when the worker has joined its group, and what it may not read."""
     joining = asyncio.create_task(worker.consumer.assigned.wait())
     while True:
         await asyncio.wait((joining,), timeout=PING_EVERY_S)

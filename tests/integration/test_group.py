@@ -15,7 +15,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 
-WARM = ("cost_table_loaded", "cost_table_measured")  # then the worker connects
 JOIN_S = 15.0  # 5 s is promised, on a machine without other work
 
 StartWorker = Callable[..., Any]
@@ -269,12 +268,12 @@ async def test_a_joining_worker_answers_soon_however_much_the_others_have_queued
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, batch_calls=False) as client:
         calls = [asyncio.create_task(client.embed(ids=[[n + 1, 5]], timeout_s=120)) for n in range(300)]
         await first.event("batch_done")
-        second = start_worker(kafka, served_name=model)  # it is fast
+        second = start_worker(kafka, served_name=model, metrics_port=0)  # it is fast
         done = await second.event("batch_done")
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-    warm = [event for event in second.events() if event["event"] in WARM][-1]
+    [warm] = second.events("metrics_served")  # the last event before it connects
     assert 0 < seconds_between(warm, done) < JOIN_S
     assert not first.events("drain_incomplete")
 
