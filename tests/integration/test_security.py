@@ -313,7 +313,7 @@ async def test_a_running_worker_goes_on_when_revoked_privileges_are_back(
     name = f"penstock.{model}" if kind == "GROUP" else request_topic(model)
     worker = start_worker(secured, served_name=model, **credentials(secured, keys, "PLAIN", "worker"))
     async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
-        await worker.ready()
+        assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]  # its offsets are fetched, and it polls
         deny(secured, "worker", kind, "READ", name)
         await worker.event("poll_failed")
         allow(secured, "worker", kind, "READ", name)
