@@ -327,12 +327,12 @@ async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
     async def revoked() -> Polled:
         await asyncio.wait_for(endless.wait(), 10)
         await asyncio.wait_for(kafka.rebalance({B}), 10)
-        assert held(worker) == 0
+        assert held(owner) == 0
         return {}
 
     kafka.script = [polled(*[long_request(make_record, A, offset) for offset in range(3)]), revoked]
-    async with make_worker(kafka, drain_s=0.05) as worker:
-        assert await worker.run() == 0
+    async with make_worker(kafka, drain_s=0.05) as owner:
+        assert await owner.run() == 0
     assert (outbox.sent, kafka.progress) == ([], [])
 
 
@@ -348,13 +348,13 @@ async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_request
         started = time.monotonic()
         await asyncio.wait_for(kafka.rebalance({A}), 15)
         assert time.monotonic() - started < 10  # far below the 20 s of a drain
-        assert held(worker) == 0
+        assert held(owner) == 0
         return {}
 
     one_by_one = {"max_batch_sequences": 1, "trigger": "hungry"}
     kafka.script = [polled(*[request(make_record, A, offset) for offset in range(20)]), revoked]
-    async with make_worker(kafka, engine, **one_by_one) as worker:
-        assert await worker.run() == 0
+    async with make_worker(kafka, engine, **one_by_one) as owner:
+        assert await owner.run() == 0
     assert [topic for topic, _ in outbox.sent] == ["penstock.replies"] * len(outbox.sent)
     assert 1 <= len(outbox.sent) < 20  # the next owner reads the rest
     assert kafka.progress[-1] == {A: (len(outbox.sent), "")}

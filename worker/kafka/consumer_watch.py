@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import structlog
@@ -28,7 +29,7 @@ class ConsumerWatch:
 
     def __init__(self, topics: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         """`topics`: that the consumer subscribes to."""
-        self.denied: frozenset[str] = frozenset()
+        self.denied: AbstractSet[str] = frozenset()
         self._topics = topics
         self._clock = clock
         self._refused_at: dict[str, float] = {}
@@ -54,7 +55,7 @@ class ConsumerWatch:
             log.error("topic_denied", topic=topic, hint=_NEEDS)
         for topic in sorted(self.denied - denied):
             log.info("topic_allowed", topic=topic)
-        self.denied = frozenset(denied)
+        self.denied = denied
         if denied or any(client.cluster.partitions_for_topic(topic) is None for topic in self._topics):
             client.force_metadata_update()
 

@@ -10,7 +10,6 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from structlog.testing import capture_logs
 
-from penstock.worker.kafka import seek_back as seek_back_module
 from penstock.worker.kafka.consumer_watch import ConsumerFailed, ConsumerWatch
 from penstock.worker.kafka.seek_back import seek_back
 
@@ -125,7 +124,7 @@ async def test_the_way_back_waits_for_no_partition_that_a_rebalance_has_taken(mo
     async def rebalance(_: float) -> None:
         owned.remove(denied)
 
-    monkeypatch.setattr(seek_back_module.asyncio, "sleep", rebalance)
+    monkeypatch.setattr("penstock.worker.kafka.seek_back.asyncio.sleep", rebalance)
     consumer: Any = SimpleNamespace(
         assignment=lambda: list(owned), committed=committed, seek=lambda source, _: sought.append(source)
     )

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from wsgiref.simple_server import WSGIServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -90,7 +91,7 @@ async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPat
     def die(_: object) -> None:
         raise OSError("no more files")
 
-    monkeypatch.setattr(status_server.WSGIServer, "serve_forever", die)
+    monkeypatch.setattr(WSGIServer, "serve_forever", die)
     server = serve_status("127.0.0.1", 0, CollectorRegistry(), str)
     async with asyncio.timeout(10):
         while not signal.is_set():  # noqa: ASYNC110 — a thread sets it
