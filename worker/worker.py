@@ -19,6 +19,7 @@ from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.delivery_stages import delivery_stages
+from penstock.worker.drain import Drain
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S
@@ -109,7 +110,15 @@ class Worker:
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
-        self._process = LongSlices(self._process_slice)
+        self._process = LongSlices(self._process_slice, self._reject_late)
+        self._drain = Drain(
+            self._fetched,
+            self._process,
+            self._dispatcher,
+            self._ledger,
+            self._stop,
+            in_order=settings.delivery == "exactly_once",
+        )
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
 
@@ -187,6 +196,11 @@ class Worker:
             self._settle(hits, None)
         self._dispatcher.add(misses)
 
+    def _reject_late(self, records: Sequence[PendingRecord], wait_s: float) -> bool:
+        rejections = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
+        self._reject(rejections)
+        return bool(rejections)
+
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums
         self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
@@ -211,33 +225,19 @@ class Worker:
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        """Finish what is in flight, inside the bound, but no queued bulk. The new owner reads the rest again."""
-        until = time.monotonic() + self._settings.drain_s
-        self._fetched.release()
-        if self._processing_bulk is not None:  # it queues the slice that it has
-            await asyncio.wait((self._processing_bulk,), timeout=self._settings.drain_s)
-        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
-        await self._drain(until)
-        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
-        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
+        await self._drain.partitions(sources, self._processing_bulk, self._settings.drain_s)
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()
 
-    async def _drain(self, until: float) -> None:
-        started = time.monotonic()
-        self._fetched.release()
-        self._dispatcher.drain()
-        if self._stop.failure is None and not await self._ledger.wait_until_finished(until - started):
-            log.warning("drain_incomplete", unfinished=self._ledger.num_unfinished)
-        log.info("drained", unfinished=self._ledger.num_unfinished, seconds=round(time.monotonic() - started, 3))
-
     async def _shut_down(self) -> None:
         """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `LEAVE_S`."""
+        self._stop.ask()
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
-        await self._drain(drain_until)
-        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
+        await self._drain.worker(drain_until)
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:

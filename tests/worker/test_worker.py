@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,13 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.engine import EngineLanes, NullEngine
+from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, request_headers
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings
+from penstock.worker import WorkerSettings, drain, process
 from penstock.worker import worker as worker_module
 from penstock.worker.kafka import consumer
 from penstock.worker.requests.preparation import RequestPreparer
@@ -42,8 +45,10 @@ class FakeConsumer:
         self.commits: list[dict[TopicPartition, tuple[int, str]]] = []
         self.sought: list[tuple[TopicPartition, int]] = []
         self._is_open = False
+        self.coordinator_answers = asyncio.Event()
+        self.coordinator_answers.set()
         self._coordinator = SimpleNamespace(
-            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets
+            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets, member_id=""
         )
 
     async def start(self) -> None: ...
@@ -65,12 +70,16 @@ class FakeConsumer:
     def assignment(self) -> list[TopicPartition]:
         return sorted(self.owned)
 
+    def partitions_for_topic(self, _: str) -> set[int]:
+        return {0, 1}
+
     def pause(self, *_: TopicPartition) -> None: ...
 
     def resume(self, *_: TopicPartition) -> None:
         self._is_open = True
 
     async def _fetch_committed_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        await self.coordinator_answers.wait()
         return {source: OffsetAndMetadata(self.committed_offset, "") for source in sources}
 
     async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
@@ -134,12 +143,11 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
     return fake
 
 
-@pytest.fixture
-async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+@contextlib.asynccontextmanager
+async def make_worker(kafka: FakeConsumer, engine: NullEngine | None = None, **given: Any) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
-    engine = NullEngine(name="tiny")
-    given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
-    settings = resolve(given, engine.info)
+    engine = engine or NullEngine(name="tiny")
+    settings = resolve(WorkerSettings(model="null", lanes=1, **given), engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
@@ -147,6 +155,26 @@ async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worke
         worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=None)
         kafka.at_end = worker.stop
         yield worker
+
+
+@pytest.fixture
+async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+    async with make_worker(kafka) as worker:
+        yield worker
+
+
+class SlowEngine(NullEngine):
+    """Runs a batch when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tiny")
+        self.began = threading.Event()
+        self.may_run = threading.Event()
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        self.began.set()
+        self.may_run.wait(30)
+        return super().run(batch)
 
 
 def request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
@@ -203,9 +231,12 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
         rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
         return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
 
-    kafka.script = [revoked_at_once, polled()]
+    async def after_it() -> Polled:  # as aiokafka, which hands out nothing in a rebalance
+        await asyncio.gather(*rebalances)
+        return {}
+
+    kafka.script = [revoked_at_once, after_it]
     assert await worker.run() == 0
-    await asyncio.gather(*rebalances)
     assert len(outbox.sent) == SLICE_RECORDS
     assert (kafka.progress, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
 
@@ -255,3 +286,134 @@ async def test_a_stage_that_raises_ends_the_worker_at_once(
     with pytest.raises(ValueError, match="stage"):
         await asyncio.wait_for(worker.run(), 10)  # less than the 20 s of a drain
     assert kafka.progress == []
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The tokenizer never ends. Set when it begins."""
+    begun = asyncio.Event()
+
+    async def prepare(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RequestPreparer, "prepare", prepare)
+    return begun
+
+
+def long_request(make_record: MakeRecord, source: TopicPartition, offset: int) -> Any:
+    value = encode_request(Request("tiny", "embed", tokens=join_tokens([[1] * 30_000])))
+    return request(make_record, source, offset, value=value)
+
+
+async def test_a_text_that_is_still_tokenized_after_the_drain_is_left_to_others(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event
+) -> None:
+    kafka.script = [polled(long_request(make_record, A, 0), long_request(make_record, A, 1))]
+    before = asyncio.all_tasks()
+    async with make_worker(kafka, drain_s=0.05) as worker:
+        assert await worker.run() == 0
+        await asyncio.sleep(0)
+        assert endless.is_set()
+        assert asyncio.all_tasks() - before == set()
+        assert (held(worker), outbox.sent, kafka.progress) == (0, [], [])
+
+
+async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event
+) -> None:
+    """A worker that went on with them would answer what is the next owner's."""
+
+    async def revoked() -> Polled:
+        await asyncio.wait_for(endless.wait(), 10)
+        await asyncio.wait_for(kafka.rebalance({B}), 10)
+        assert held(owner) == 0
+        return {}
+
+    kafka.script = [polled(*[long_request(make_record, A, offset) for offset in range(3)]), revoked]
+    async with make_worker(kafka, drain_s=0.05) as owner:
+        assert await owner.run() == 0
+    assert (outbox.sent, kafka.progress) == ([], [])
+
+
+async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_requests_that_wait_for_one(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_REBALANCE_S", 0.1)
+    engine = SlowEngine()
+
+    async def revoked() -> Polled:
+        await asyncio.to_thread(engine.began.wait, 10)
+        asyncio.get_running_loop().call_later(0.3, engine.may_run.set)
+        started = time.monotonic()
+        await asyncio.wait_for(kafka.rebalance({A}), 15)
+        assert time.monotonic() - started < 10  # far below the 20 s of a drain
+        assert held(owner) == 0
+        return {}
+
+    one_by_one = {"max_batch_sequences": 1, "trigger": "hungry"}
+    kafka.script = [polled(*[request(make_record, A, offset) for offset in range(20)]), revoked]
+    async with make_worker(kafka, engine, **one_by_one) as owner:
+        assert await owner.run() == 0
+    assert [topic for topic, _ in outbox.sent] == ["penstock.replies"] * len(outbox.sent)
+    assert 1 <= len(outbox.sent) < 20  # the next owner reads the rest
+    assert kafka.progress[-1] == {A: (len(outbox.sent), "")}
+
+
+async def test_a_batch_that_outlasts_the_drain_leaves_no_mark(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord
+) -> None:
+    """The next owner would take the worker to have died of it."""
+    engine = SlowEngine()
+
+    async def begun() -> Polled:
+        await asyncio.to_thread(engine.began.wait, 10)
+        return {}
+
+    kafka.script = [polled(request(make_record, A, 0)), begun]
+    async with make_worker(kafka, engine, drain_s=0.05) as worker:
+        assert await worker.run() == 0
+        engine.may_run.set()
+    assert kafka.commits[0][A][1] != ""  # marked before it ran
+    assert kafka.commits[-1] == {A: (0, "")}
+
+
+async def test_a_worker_is_ready_when_records_of_its_assignment_can_come(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker
+) -> None:
+    reasons: list[str] = []
+
+    def look() -> None:
+        reasons.append(process._not_ready(worker))
+
+    async def wait_for_offsets(owned: set[TopicPartition]) -> None:
+        kafka.coordinator_answers.clear()
+        rebalance = asyncio.create_task(kafka.rebalance(owned))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        look()  # the committed offsets are not known
+        kafka.coordinator_answers.set()
+        await rebalance
+        await asyncio.sleep(0)
+        look()
+
+    async def steps() -> Polled:
+        look()
+        await wait_for_offsets({A})
+        await wait_for_offsets({B})
+        return {}
+
+    async def spare() -> Polled:
+        await kafka.rebalance(set())
+        await asyncio.sleep(0)
+        look()
+        worker.stop()
+        look()
+        return {}
+
+    kafka.script = [steps, spare]
+    look()
+    kafka._coordinator.member_id = "penstock-worker-000"  # Kafka names a member before the group is balanced
+    assert await worker.run() == 0
+    waiting = "its partitions are being assigned"
+    assert reasons == ["not in the consumer group", "", waiting, "", waiting, "", "", "draining"]

@@ -88,14 +88,14 @@ class Dispatcher:
         """Go back to the scheduler's own triggers."""
         self._driver.draining = False
 
-    def take_back(self, sources: Collection[Source], *, bulk_only: bool) -> list[PendingRecord]:
+    def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
         """Drop requests of these partitions. Returns their records, which remain without an answer.
 
-        With `bulk_only`: bulk requests of which some sequence has no batch yet.
+        Without `begun`: only requests of which some sequence has no batch yet.
         """
         chosen = [
             request
-            for request in self._queue.in_flight(queued=bulk_only)
+            for request in self._queue.in_flight(queued=not begun)
             if request.record.source in sources and (request.bulk or not bulk_only)
         ]
         self._queue.drop(chosen)
@@ -105,11 +105,6 @@ class Dispatcher:
     async def watch(self) -> None:
         """Give up when a batch does not end. Runs until cancelled."""
         await BatchWatchdog(self._driver, self._clock, self._give_up).run()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a batch waits for a lane or runs."""
-        return self._driver.num_unfinished > 0
 
     def close(self) -> None:
         """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""

@@ -145,8 +145,17 @@ class RecordLedger:
     async def wait_until_finished(self, timeout_s: float) -> bool:
         """Wait until every admitted record is acknowledged; false after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_finished.wait(), timeout_s)
+            if not self._all_finished.is_set():
+                await asyncio.wait_for(self._all_finished.wait(), timeout_s)
         return self._all_finished.is_set()
+
+    async def wait_until_answered(self, timeout_s: float) -> bool:
+        """Wait until no admitted record is without an answer; false after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.num_running:
+                    await self.wait_for_step()
+        return self.num_running == 0
 
     def _of_present_readings(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
         return [record for record in records if record.reading == self._offsets.reading(record.source)]

@@ -40,9 +40,13 @@ class Quarantine:
         self._alone = asyncio.Lock()  # held while a suspect runs
         self._num_waiting = 0  # admitted records whose slices have not begun
 
-    def hand_over(self, *, is_hung: bool) -> None:
-        """The worker gives its partitions up. Their marks stay if its engine has failed, or `is_hung` on a batch."""
-        if self._stop.failure is None and not is_hung:
+    def hand_over(self) -> None:
+        """The worker gives its partitions up. Their marks stay if it has failed, as by a batch that hangs.
+
+        They do not stay because of a batch that outlasts the drain: it may be slow. A record that hangs the engine of
+        the next owner, too, is found there.
+        """
+        if self._stop.failure is None:
             self._marks.hand_over()
 
     async def gate(self) -> None:

@@ -1,5 +1,6 @@
 """The life of a record: each step once and in order, with back-pressure and commits following."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,17 @@ async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
     assert not await books.ledger.wait_until_finished(0.0)
     books.ledger.forget({SOURCE})
     assert await books.ledger.wait_until_finished(0.0)
+
+
+async def test_waiting_for_answers_waits_for_no_acknowledgement(books: Books, make_record: MakeRecord) -> None:
+    assert await books.ledger.wait_until_answered(0.0)
+    [first, second] = books.admitted(make_record, 0, 1)
+    assert not await books.ledger.wait_until_answered(0.0)
+    waiting = asyncio.create_task(books.ledger.wait_until_answered(10.0))
+    await asyncio.sleep(0)
+    books.ledger.give_up([first])
+    books.ledger.answer([second])
+    assert await waiting
 
 
 def test_a_slice_may_hold_the_end_of_a_topic_and_its_new_beginning(books: Books, make_record: MakeRecord) -> None:

@@ -162,7 +162,7 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     left = [(one, offset) for one, offset in everything if offset >= broker.committed[one].offset]
     await last.run(make_record, *left)
     assert last.condemned == [(0, 2)]
-    last.quarantine.hand_over(is_hung=False)
+    last.quarantine.hand_over()
     await last.outbox.commit_last()
     assert broker.committed == {A: Progress(5), B: Progress(3)}
     assert sorted(broker.written) == sorted(b"%d-%d" % (one[1], offset) for one, offset in everything)
@@ -248,7 +248,7 @@ async def test_what_is_not_committed_at_a_revocation_is_answered_by_the_next_own
     first.ledger.admit([slow])
     await first.outbox.mark({A: Custody()})
     await first.run(make_record, (A, 1))
-    first.quarantine.hand_over(is_hung=False)
+    first.quarantine.hand_over()
     first.ledger.give_up([slow])
     await first.outbox.commit_last()
     first.ledger.forget({A})
