@@ -36,11 +36,10 @@ class Planner:
         """The figures that a trigger decides by. `queue` is not empty."""
         if len(queue) >= self._caps.max_sequences or queue.tokens >= self._caps.max_tokens:
             return Outlook(is_full=True)
-        jobs = list(queue)
-        run_s = predicted_s(self._cost, queue.tokens, queue.squares, max([job.num_tokens for job in jobs]), len(jobs))
-        is_full = run_s >= self.estimator.longest_batch_s(min([job.deadline - job.arrival for job in jobs]))
-        half_slo_at = min([job.arrival + job.deadline for job in jobs]) / 2
-        return Outlook(is_full, min([job.arrival for job in jobs]), half_slo_at, run_s)
+        bounds = queue.bounds()
+        run_s = predicted_s(self._cost, queue.tokens, queue.squares, bounds.longest, len(queue))
+        is_full = run_s >= self.estimator.longest_batch_s(bounds.tightest_slo_s)
+        return Outlook(is_full, bounds.oldest_arrival, bounds.half_slo_at, run_s)
 
     def plan(self, online: JobQueue, bulk: JobQueue, trigger: Trigger, now: float, lanes: int) -> Plan:
         """Batches that run from `now` on, `lanes` at a time, or rejections only: ask again without those jobs.

@@ -152,7 +152,7 @@ class LearnedCost:
         self.scale = sorted(self._recent)[len(self._recent) // 2]
 
     def errors(self) -> tuple[float, float]:
-        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches, each predicted before it ran."""
+        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches, as predicted then. NaN: none yet."""
         if not self._errors:
             return math.nan, math.nan
         p50, p95 = np.quantile(self._errors, (0.5, 0.95)).tolist()

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count, pairwise, takewhile
 from math import inf
 from operator import mul
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> P
     while cuts[-1] < len(lengths) and len(seconds) < most:
         batch = lengths[cuts[-1] : cuts[-1] + caps.max_sequences]
         used = map(mul, accumulate(batch, max), count(1)) if cost.padded else accumulate(batch)
-        batch = batch[: max(1, bisect_right(list(used), caps.max_tokens))]
+        batch = batch[: max(1, len(list(takewhile(caps.max_tokens.__ge__, used))))]
         batch_s = _price(batch, cost)
         if batch_s > caps.max_seconds:
             batch = batch[: _num_in_time(batch, cost, caps.max_seconds)]

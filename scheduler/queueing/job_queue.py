@@ -24,6 +24,24 @@ class QueuedJob(NamedTuple):
     latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
 
 
+class Bounds(NamedTuple):
+    """Extremes over jobs, on which triggers and caps depend."""
+
+    longest: int = 0  # tokens
+    oldest_arrival: float = math.inf
+    half_slo_at: float = math.inf  # earliest moment at which a job has used half the time its deadline gave it
+    tightest_slo_s: float = math.inf  # least deadline - arrival
+
+    def with_jobs(self, jobs: Sequence[QueuedJob]) -> "Bounds":
+        """The bounds over these jobs too, at least one."""
+        return Bounds(
+            max(self.longest, max([job.num_tokens for job in jobs])),
+            min(self.oldest_arrival, min([job.arrival for job in jobs])),
+            min(self.half_slo_at, min([job.arrival + job.deadline for job in jobs]) / 2),
+            min(self.tightest_slo_s, min([job.deadline - job.arrival for job in jobs])),
+        )
+
+
 class JobQueue:
     """Jobs by id, and in due order. The sums are to be read, not written.
 
@@ -37,7 +55,9 @@ class JobQueue:
         self._safe_begin = math.inf
         self._by_id: dict[int, QueuedJob] = {}
         self._jobs: list[QueuedJob] = []
-        self._times: FloatArray | None = None  # [2, n]: work_s and latest_begin of each job; None: not built
+        self._bounds: Bounds | None = None  # None: not known since jobs have left
+        # [2, n]: work before each job, and the latest moment to begin with the first so that this one is in time.
+        self._timeline: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -56,9 +76,10 @@ class JobQueue:
         # As if each of them came before all queued jobs, and behind them.
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
-        if self._times is not None:
-            places = [bisect_left(self._jobs, job) for job in jobs]
-            self._times = np.insert(self._times, places, _times(jobs), axis=1)
+        if self._timeline is not None:
+            self._timeline = self._timeline_with(jobs[0], self._timeline) if len(jobs) == 1 else None
+        if self._bounds is not None:
+            self._bounds = self._bounds.with_jobs(jobs)
         if are_last:
             self._jobs += jobs
         else:
@@ -76,17 +97,25 @@ class JobQueue:
             return 0
         if gone == self._jobs[: len(gone)]:
             del self._jobs[: len(gone)]
-            self._times = None if self._times is None else self._times[:, len(gone) :]
+            if self._timeline is not None:
+                gone_s = sum([job.work_s for job in gone])
+                self._timeline = self._timeline[:, len(gone) :] + [[-gone_s], [gone_s]]
         else:
             begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
             self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
-            self._times = None
+            self._timeline = None
+        self._bounds = None
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
         if not self._jobs:
             self.work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
         return len(gone)
+
+    def bounds(self) -> Bounds:
+        """Over all jobs, at least one."""
+        self._bounds = self._bounds or Bounds().with_jobs(self._jobs)
+        return self._bounds
 
     def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
         """Whether no job is late with these, not queued yet, in whichever order they come. It may err to no.
@@ -104,22 +133,23 @@ class JobQueue:
         is_safe = last_s <= 0 and begin + job.work_s <= self._safe_begin
         if is_safe or not self._jobs or self._jobs[-1] < job:
             return last_s
-        if self._times is None:
-            self._times = _times(self._jobs)
-        work_s, latest_begin = self._times
-        ahead_s = np.cumsum(work_s) - work_s
-        slack = latest_begin - ahead_s  # the latest moment to begin with the first job so that this one is in time
-        self._safe_begin = float(slack.min())
+        if self._timeline is None:
+            work_s, latest_begin = np.array([(job.work_s, job.latest_begin) for job in self._jobs]).T
+            ahead_s = np.cumsum(work_s) - work_s
+            self._timeline = np.array([ahead_s, latest_begin - ahead_s])
+            self._safe_begin = float(self._timeline[1].min())
         place = bisect_left(self._jobs, job)
-        return float(begin - min(job.latest_begin - ahead_s[place], slack[place:].min() - job.work_s))
+        own = job.latest_begin - self._timeline[0, place]
+        return float(begin - min(own, self._timeline[1, place:].min() - job.work_s))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when a kept sum, or the order, differs from the jobs. O(queued)."""
         jobs = self._jobs
         if jobs != sorted(jobs) or self._by_id != {job.id: job for job in jobs}:
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
-        kept = self.tokens, self.squares
-        found = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs)
+        bounds = Bounds().with_jobs(jobs) if jobs else None
+        kept = self.tokens, self.squares, self._bounds or bounds
+        found = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), bounds
         ahead_s = list(accumulate([job.work_s for job in jobs], initial=0.0))
         is_safe = all(
             self._safe_begin + before_s <= job.latest_begin + 1e-6 for before_s, job in zip(ahead_s, jobs, strict=False)
@@ -127,6 +157,10 @@ class JobQueue:
         if kept != found or not is_safe or not math.isclose(ahead_s[-1], self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
-
-def _times(jobs: Sequence[QueuedJob]) -> FloatArray:
-    return np.array([(job.work_s, job.latest_begin) for job in jobs]).T
+    def _timeline_with(self, job: QueuedJob, timeline: FloatArray) -> FloatArray:
+        """With `job`, which is not queued yet."""
+        place = bisect_left(self._jobs, job)
+        ahead_s = timeline[0, place] if place < len(self._jobs) else self.work_s
+        own = [[ahead_s], [job.latest_begin - ahead_s]]
+        behind = timeline[:, place:] + [[job.work_s], [-job.work_s]]
+        return np.concatenate((timeline[:, :place], own, behind), axis=1)

@@ -1,4 +1,4 @@
-"""The queue beside a sorted list: the same jobs in the same order, and every sum of them."""
+"""The queue beside a sorted list: the same jobs in the same order, and every sum and bound of them."""
 
 import itertools
 import math
@@ -85,6 +85,10 @@ class Queues(RuleBasedStateMachine):
         assert len(self.queue) == len(self.jobs)
         assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
         assert self.queue.squares == sum(job.num_tokens**2 for job in self.jobs)
+        if self.jobs:
+            bounds = self.queue.bounds()
+            assert bounds.longest == max(job.num_tokens for job in self.jobs)
+            assert bounds.oldest_arrival == min(job.arrival for job in self.jobs)
 
 
 Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
