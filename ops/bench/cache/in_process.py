@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes, NullEngine
+from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.headers import request_headers
@@ -101,6 +102,7 @@ class InProcessWorker:
         """Answer these requests. Returns when each has its reply, without waiting for the cache's writes."""
         records = self._records(values)
         self._outbox.values.clear()
+        calm_garbage_collection()
         started, cpu = time.perf_counter(), time.process_time()
         for start in range(0, len(records), _POLL_RECORDS):
             self._worker._fetched.put(records[start : start + _POLL_RECORDS])
@@ -113,12 +115,13 @@ class InProcessWorker:
         found = [reply for reply in replies if isinstance(reply, Reply)]
         if len(found) != len(values):
             raise RuntimeError(f"{len(found)} of {len(values)} requests were answered. This is a bug.")
-        return Pass(
-            sum([0 if one.vectors is None else len(one.vectors) for one in found]),
-            sum([one.cached for one in found]),
-            wall_s,
-            cpu_s,
-        )
+        num_sequences = sum([0 if one.vectors is None else len(one.vectors) for one in found])
+        return Pass(num_sequences, sum([one.cached for one in found]), wall_s, cpu_s)
+
+    async def write(self) -> None:
+        """Wait for the cache's writes."""
+        if self._worker._cache is not None:
+            await self._worker._cache.close()
 
     async def _until_unanswered(self, most: int) -> None:
         while self._worker._ledger.num_unfinished > most:
@@ -144,11 +147,9 @@ async def in_process_worker(cache: ResponseCache | None, **settings: Any) -> Asy
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
         cost = LearnedCost(fit_cost_table([((NUM_IDS,), 1e-4)], padded=False))
-        with mock.patch.object(worker_module, "Outbox", lambda *_, **__: outbox):
+        with mock.patch.object(worker_module, "Outbox", return_value=outbox):
             worker = Worker(resolve(given, engine.info), engine, lanes, cost, tokenizer=None, cache=cache)
         yield InProcessWorker(worker, outbox)
-        if worker._cache_writer is not None:
-            await worker._cache_writer.close()
 
 
 async def open_cache(path: Path, max_bytes: int = 1 << 30) -> ResponseCache:
