@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 from aiokafka.structs import OffsetAndMetadata
 
+from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes, NullEngine
+from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, request_headers
@@ -134,19 +137,46 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
     return fake
 
 
-@pytest.fixture
-async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+@contextlib.asynccontextmanager
+async def serving(kafka: FakeConsumer, engine: NullEngine, cache: ResponseCache | None = None) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
-    engine = NullEngine(name="tiny")
     given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
     settings = resolve(given, engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=None)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=cache)
         kafka.at_end = worker.stop
         yield worker
+
+
+@pytest.fixture
+async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+    async with serving(kafka, NullEngine(name="tiny")) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def cache(tmp_path: Path) -> AsyncIterator[ResponseCache]:
+    path = tmp_path / "cache.db"
+    async with await ResponseCache(path, max_bytes=1 << 20, ttl_s=60, look_up_s=30.0, lock_s=30.0).open() as cache:
+        yield cache
+
+
+class CountingEngine(NullEngine):
+    """Counts the sequences that it computes, and fails on those with a certain token."""
+
+    def __init__(self, dim: int = 8, fails_on: int | None = None) -> None:
+        super().__init__(dim, name="tiny")
+        self.fails_on = fails_on
+        self.num_computed = 0
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        if self.fails_on in batch.token_ids:
+            raise ValueError("a token that fails")
+        self.num_computed += len(batch.options)
+        return super().run(batch)
 
 
 def request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
@@ -170,6 +200,17 @@ def polled(*records: Any) -> Step:
         for record in records:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
         return found
+
+    return step
+
+
+def once_answered(outbox: FakeOutbox, count: int, *records: Any) -> Step:
+    """As `polled`, after that many answers."""
+
+    async def step() -> Polled:
+        while len(outbox.sent) < count:  # noqa: ASYNC110 — the outbox has no event
+            await asyncio.sleep(0.001)
+        return await polled(*records)()
 
     return step
 
@@ -255,3 +296,57 @@ async def test_a_stage_that_raises_ends_the_worker_at_once(
     with pytest.raises(ValueError, match="stage"):
         await asyncio.wait_for(worker.run(), 10)  # less than the 20 s of a drain
     assert kafka.progress == []
+
+
+async def test_equal_sequences_are_computed_once_in_whatever_class_and_whenever_they_come(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    """In flight together, before the result is written, and after."""
+    engine = CountingEngine()
+    first = request(make_record, A, 0)
+    bulk = [("penstock-class", b"bulk")]
+    same = [
+        request(make_record, A, offset, value=first.value, headers=[*first.headers, *(bulk if offset % 2 else [])])
+        for offset in range(1, 8)
+    ]
+    kafka.script = [
+        polled(first, *same[:3]),
+        polled(*same[3:5]),
+        once_answered(outbox, 1, same[5]),
+        once_answered(outbox, 7, same[6]),
+    ]
+    async with serving(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert (engine.num_computed, len(outbox.sent)) == (1, 8)
+
+
+async def test_an_error_is_never_cached(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engine = CountingEngine(fails_on=1)
+    again = request(make_record, A, 2, value=request(make_record, A, 0).value)
+
+    async def mended() -> Polled:
+        await once_answered(outbox, 2)()  # the error reply and the dead letter
+        engine.fails_on, engine.num_computed = None, 0
+        return await polled(again)()
+
+    kafka.script = [polled(request(make_record, A, 0)), mended]
+    async with serving(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert engine.num_computed == 1
+    assert [topic for topic, _ in outbox.sent].count("penstock.replies") == 2
+    assert (cache.stats.hits, cache.stats.misses) == (0, 2)
+
+
+async def test_results_of_another_revision_of_the_model_are_not_taken_from_the_cache(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engines = [CountingEngine(dim) for dim in (8, 16, 8)]
+    for offset, engine in enumerate(engines):
+        kafka.script = [polled(request(make_record, A, offset, value=request(make_record, A, 0).value))]
+        kafka.owned = frozenset()
+        async with serving(kafka, engine, cache) as worker:
+            assert await worker.run() == 0
+    assert [engine.num_computed for engine in engines] == [1, 1, 0]
+    assert len(outbox.sent) == 3
