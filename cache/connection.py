@@ -118,10 +118,10 @@ class RetryingConnection:
                 await stack.enter_async_context(self._reader._closed())
             if self._prepare is not None and self._path != MEMORY:
                 await asyncio.to_thread(_clear_for_new_file, self._path, stack)
-            database = {"database": self._uri or self._path, "uri": self._uri is not None}
+            name, is_uri = self._uri or self._path, self._uri is not None
             # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
-            await asyncio.to_thread(lambda: sqlite3.connect(**database).close())
-            db = self._db = await aiosqlite.connect(**database, timeout=self._lock_s, isolation_level=None)
+            await asyncio.to_thread(lambda: sqlite3.connect(name, uri=is_uri).close())
+            db = self._db = await aiosqlite.connect(name, uri=is_uri, timeout=self._lock_s, isolation_level=None)
             self._file = await asyncio.to_thread(_identity, self._path)
             if self._prepare is not None:
                 await self._prepare(db)

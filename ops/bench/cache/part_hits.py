@@ -11,6 +11,7 @@ import numpy as np
 import uvloop
 
 from penstock.ops.bench.cache.backlog import answered, write_backlog
+from penstock.ops.bench.cache.cache_measures import WAYS, kind
 from penstock.ops.bench.cache.in_process import (
     MODEL,
     REPLY_TOPIC,
@@ -27,7 +28,6 @@ from penstock.ops.bench.cpu.kafka_load import worker
 from penstock.ops.kafka import KafkaBroker
 
 SIZES = (1, 64)  # sequences in a record
-WAYS = ("in process", "through Kafka")
 _NUM_DISTINCT = 8192
 _NUM_SEQUENCES = {1: 40_000, 64: 120 * 1024}
 _SWITCH_INTERVAL_S = 0.0001  # of the interpreter, as a worker sets it
@@ -47,7 +47,7 @@ def run_hits(setup: Setup) -> PartResult:
     found[WAYS[1]] = passes
     rows = [
         (
-            f"{way}, {_kind(size)}",
+            f"{way}, {kind(size)}",
             f"{_median(passes, 'per_s'):,.0f}",
             f"{_median(passes, 'cpu_us'):.1f}",
             f"{sum(one.num_cached for one in passes) / sum(one.num_sequences for one in passes):.2%}",
@@ -57,7 +57,7 @@ def run_hits(setup: Setup) -> PartResult:
     ]
     grid = Grid("one member, all requests in the cache", ("path", "answers/s", "processor µs", "hits"), rows)
     comparisons = [
-        Comparison(f"cache hits {way}, {_kind(size)}", f"{_median(passes, 'per_s'):,.0f} answers/s", "", None)
+        Comparison(f"cache hits {way}, {kind(size)}", f"{_median(passes, 'per_s'):,.0f} answers/s", "", None)
         for way, by_size in found.items()
         for size, passes in by_size.items()
     ]
@@ -94,10 +94,6 @@ def _through_kafka(setup: Setup, broker: KafkaBroker, path: Path, distinct: Ids,
 def _repeated(distinct: Ids, setup: Setup, size: int) -> Ids:
     count = -(-setup.count(_NUM_SEQUENCES[size]) // size) * size
     return np.resize(distinct, (count, distinct.shape[1]))
-
-
-def _kind(size: int) -> str:
-    return "single records" if size == 1 else f"records of {size}"
 
 
 def _median(passes: Sequence[Pass], figure: str) -> float:

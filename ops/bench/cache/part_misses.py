@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+from penstock.ops.bench.cache.cache_measures import CACHES, ENGINES
 from penstock.ops.bench.cache.in_process import Pass, in_process_worker, open_cache, random_ids, request_values
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.setup import ROUNDS, Setup
@@ -16,8 +17,6 @@ from penstock.ops.bench.cpu.kafka_load import offer_load, worker
 from penstock.ops.bench.cpu.load_spec import LoadResult
 from penstock.ops.kafka import KafkaBroker
 
-CACHES = ("without a cache", "with a cache")
-ENGINES = ("MiniLM", "null")
 _IN_FLIGHT = {"MiniLM": 512, "null": 5000}
 _NUM_REQUESTS = {"MiniLM": 2500, "null": 25_000}
 _WARM_UP = {"MiniLM": 600, "null": 6000}
