@@ -129,7 +129,10 @@ class RetryingConnection:
 
     async def _is_replaced(self) -> bool:
         """Whether the path has another file than the one that is open, or none."""
-        return self._path != MEMORY and await asyncio.to_thread(_identity, self._path) != self._file
+        try:
+            return self._path != MEMORY and await asyncio.to_thread(_identity, self._path) != self._file
+        except OSError:  # the path cannot be looked at: the next attempt to open it says why
+            return True
 
     @contextlib.asynccontextmanager
     async def _closed(self) -> AsyncIterator[None]:
