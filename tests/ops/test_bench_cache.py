@@ -62,4 +62,5 @@ def test_the_figures_of_a_run_are_medians_over_its_rounds() -> None:
         "no hits, null, with a cache, answers/s": 80.0,
         "no hits, null, with a cache, processor µs": pytest.approx(3000),
         "no hits, null, throughput lost": pytest.approx(0.2),
+        "no hits, null, processor time added": 0.0,
     }

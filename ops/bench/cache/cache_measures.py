@@ -54,7 +54,9 @@ def _misses(name: str, by_cache: Mapping[str, Sequence[Mapping[str, Any]]]) -> M
         found[f"{name}, {cache}, answers/s"] = statistics.median(_count(one) / one["wall_s"] for one in loads)
         found[f"{name}, {cache}, processor µs"] = statistics.median(_cpu_s(one) / _count(one) * 1e6 for one in loads)
     without, with_cache = (found[f"{name}, {cache}, answers/s"] for cache in CACHES)
+    cpu_without, cpu_with_cache = (found[f"{name}, {cache}, processor µs"] for cache in CACHES)
     found[f"{name}, throughput lost"] = 1 - with_cache / without
+    found[f"{name}, processor time added"] = cpu_with_cache / cpu_without - 1
     return found
 
 
