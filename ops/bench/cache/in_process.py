@@ -45,7 +45,7 @@ Ids = npt.NDArray[np.int32]
 class FetchedRecord:
     """A request as the consumer hands it out."""
 
-    value: bytes
+    value: bytes | None
     offset: int
     headers: Sequence[tuple[str, bytes]]
     timestamp: int

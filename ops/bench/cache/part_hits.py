@@ -97,4 +97,4 @@ def _repeated(distinct: Ids, setup: Setup, size: int) -> Ids:
 
 
 def _median(passes: Sequence[Pass], figure: str) -> float:
-    return statistics.median(getattr(one, figure) for one in passes)
+    return float(statistics.median(getattr(one, figure) for one in passes))
