@@ -27,9 +27,9 @@ from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topics import create_topics
-from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
+from penstock.worker.replies.write_behind import WriteBehindCache
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -68,7 +68,7 @@ class Worker:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
         info = self._info = engine.info
         self._settings = settings
-        self._cost, self._cache = cost, cache
+        self._cost = cost
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
         self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
@@ -102,7 +102,7 @@ class Worker:
         self._dispatcher = Dispatcher(
             lanes, driver, cost, batch_done=self._on_batch_done, rejected=self._reject, unhealthy=self._stop.fail
         )
-        self._cache_writer = None if cache is None else CacheWriter(cache)
+        self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         self._delivery = Delivery(
             self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied, settings.group_id, number
@@ -205,8 +205,8 @@ class Worker:
         sums = stats.sums
         self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
         self._monitor.batch_done(stats)
-        if self._cache_writer is not None:
-            self._cache_writer.put({sequence.key: result.tobytes() for sequence, result in results})
+        if self._cache is not None:
+            self._cache.put({sequence.key: result.tobytes() for sequence, result in results})
         self._settle(results, stats)
 
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
@@ -244,6 +244,6 @@ class Worker:
             self._processing_bulk.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
-        if self._cache_writer is not None:
-            await self._cache_writer.close()
+        if self._cache is not None:
+            await self._cache.close()
         log.info("stopped", answered=self._num_answered)

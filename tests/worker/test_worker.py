@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 from aiokafka.structs import OffsetAndMetadata
 
+from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes, NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
@@ -144,7 +146,9 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
 
 
 @contextlib.asynccontextmanager
-async def make_worker(kafka: FakeConsumer, engine: NullEngine | None = None, **given: Any) -> AsyncIterator[Worker]:
+async def make_worker(
+    kafka: FakeConsumer, engine: NullEngine | None = None, cache: ResponseCache | None = None, **given: Any
+) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
     engine = engine or NullEngine(name="tiny")
     settings = resolve(WorkerSettings(model="null", lanes=1, **given), engine.info)
@@ -152,7 +156,7 @@ async def make_worker(kafka: FakeConsumer, engine: NullEngine | None = None, **g
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=None)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=cache)
         kafka.at_end = worker.stop
         yield worker
 
@@ -177,6 +181,28 @@ class SlowEngine(NullEngine):
         return super().run(batch)
 
 
+@pytest.fixture
+async def cache(tmp_path: Path) -> AsyncIterator[ResponseCache]:
+    path = tmp_path / "cache.db"
+    async with await ResponseCache(path, max_bytes=1 << 20, ttl_s=60, look_up_s=30.0, lock_s=30.0).open() as cache:
+        yield cache
+
+
+class CountingEngine(NullEngine):
+    """Counts the sequences that it computes, and fails on those with a certain token."""
+
+    def __init__(self, dim: int = 8, fails_on: int | None = None) -> None:
+        super().__init__(dim, name="tiny")
+        self.fails_on = fails_on
+        self.num_computed = 0
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        if self.fails_on in batch.token_ids:
+            raise ValueError("a token that fails")
+        self.num_computed += len(batch.options)
+        return super().run(batch)
+
+
 def request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
     """A valid request whose correlation id names its partition and offset."""
     fields = {
@@ -198,6 +224,17 @@ def polled(*records: Any) -> Step:
         for record in records:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
         return found
+
+    return step
+
+
+def once_answered(outbox: FakeOutbox, count: int, *records: Any) -> Step:
+    """As `polled`, after that many answers."""
+
+    async def step() -> Polled:
+        while len(outbox.sent) < count:  # noqa: ASYNC110 — the outbox has no event
+            await asyncio.sleep(0.001)
+        return await polled(*records)()
 
     return step
 
@@ -417,3 +454,57 @@ async def test_a_worker_is_ready_when_records_of_its_assignment_can_come(
     assert await worker.run() == 0
     waiting = "its partitions are being assigned"
     assert reasons == ["not in the consumer group", "", waiting, "", waiting, "", "", "draining"]
+
+
+async def test_equal_sequences_are_computed_once_in_whatever_class_and_whenever_they_come(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    """In flight together, before the result is written, and after."""
+    engine = CountingEngine()
+    first = request(make_record, A, 0)
+    bulk = [("penstock-class", b"bulk")]
+    same = [
+        request(make_record, A, offset, value=first.value, headers=[*first.headers, *(bulk if offset % 2 else [])])
+        for offset in range(1, 8)
+    ]
+    kafka.script = [
+        polled(first, *same[:3]),
+        polled(*same[3:5]),
+        once_answered(outbox, 1, same[5]),
+        once_answered(outbox, 7, same[6]),
+    ]
+    async with make_worker(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert (engine.num_computed, len(outbox.sent)) == (1, 8)
+
+
+async def test_an_error_is_never_cached(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engine = CountingEngine(fails_on=1)
+    again = request(make_record, A, 2, value=request(make_record, A, 0).value)
+
+    async def mended() -> Polled:
+        await once_answered(outbox, 2)()  # the error reply and the dead letter
+        engine.fails_on, engine.num_computed = None, 0
+        return await polled(again)()
+
+    kafka.script = [polled(request(make_record, A, 0)), mended]
+    async with make_worker(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert engine.num_computed == 1
+    assert [topic for topic, _ in outbox.sent].count("penstock.replies") == 2
+    assert (cache.stats.hits, cache.stats.misses) == (0, 2)
+
+
+async def test_results_of_another_revision_of_the_model_are_not_taken_from_the_cache(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engines = [CountingEngine(dim) for dim in (8, 16, 8)]
+    for offset, engine in enumerate(engines):
+        kafka.script = [polled(request(make_record, A, offset, value=request(make_record, A, 0).value))]
+        kafka.owned = frozenset()
+        async with make_worker(kafka, engine, cache) as worker:
+            assert await worker.run() == 0
+    assert [engine.num_computed for engine in engines] == [1, 1, 0]
+    assert len(outbox.sent) == 3
