@@ -141,7 +141,7 @@ async def _run_worker(
     supervisor: SupervisorLink | None,
 ) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        tokenizer = _tokenizer(settings)
+        tokenizer = load_tokenizer(settings)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
@@ -220,7 +220,8 @@ def _not_ready(worker: Worker) -> str:
     return "" if worker.consumer.member_id else "not in the consumer group"
 
 
-def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
+def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
+    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it."""
     if settings.model == NULL_MODEL:
         return None
     try:

@@ -18,6 +18,7 @@ from penstock.ops.bench.pipeline import pipeline_tables as pipeline
 from penstock.ops.bench.serving.ablation.ablation_table import ablations
 from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
 from penstock.ops.bench.serving.report import serving_tables as serving
+from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -51,6 +52,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-kafka": serving.through_kafka,
     "ablation": ablations,
     "scheduler-constants": constant_table,
+    "chaos": chaos.outcomes,
+    "chaos-faults": chaos.faults,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 

@@ -1,8 +1,9 @@
-"""The queue of jobs in due order, with the sums and bounds of its jobs, and how late it would make one more."""
+"""The queue of jobs in due order, with sums over its jobs, and how late it would make one more."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, KeysView, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -23,56 +24,10 @@ class QueuedJob(NamedTuple):
     latest_begin: float  # the moment by which the work ahead of it must be done; inf: no deadline
 
 
-class Bounds(NamedTuple):
-    """Extremes over jobs, on which triggers and caps depend."""
-
-    longest: int = 0  # tokens
-    oldest_arrival: float = math.inf
-    half_slo_at: float = math.inf  # earliest moment at which a job has used half the time its deadline gave it
-    tightest_slo_s: float = math.inf  # least deadline - arrival
-
-    def with_jobs(self, jobs: Sequence[QueuedJob]) -> "Bounds":
-        """The bounds over these jobs too, at least one."""
-        return Bounds(
-            max(self.longest, max([job.num_tokens for job in jobs])),
-            min(self.oldest_arrival, min([job.arrival for job in jobs])),
-            min(self.half_slo_at, min([job.arrival + job.deadline for job in jobs]) / 2),
-            min(self.tightest_slo_s, min([job.deadline - job.arrival for job in jobs])),
-        )
-
-
-class _Timeline(NamedTuple):
-    """Jobs that run one after the other, by place in the queue: the exact part of admission."""
-
-    ahead_s: FloatArray  # [n + 1]: work before each place
-    slack: FloatArray  # [n]: the latest moment to begin with the first job so that this one is in time
-
-    @classmethod
-    def of(cls, jobs: Sequence[QueuedJob]) -> "_Timeline":
-        ahead_s = np.append(0.0, np.cumsum([job.work_s for job in jobs]))
-        return cls(ahead_s, np.array([job.latest_begin for job in jobs]) - ahead_s[:-1])
-
-    def with_job(self, place: int, job: QueuedJob) -> "_Timeline":
-        ahead_s, slack = self
-        own = [job.latest_begin - ahead_s[place]]
-        return _Timeline(
-            np.concatenate((ahead_s[: place + 1], ahead_s[place:] + job.work_s)),
-            np.concatenate((slack[:place], own, slack[place:] - job.work_s)),
-        )
-
-    def without_first(self, num: int) -> "_Timeline":
-        return _Timeline(self.ahead_s[num:] - self.ahead_s[num], self.slack[num:] + self.ahead_s[num])
-
-    def latest_begin(self, place: int) -> float:
-        """The latest moment to begin with the first job so that all from this place on are in time."""
-        return float(self.slack[place:].min(initial=math.inf))
-
-
 class JobQueue:
     """Jobs by id, and in due order. The sums are to be read, not written.
 
-    Adding at the end and taking from the front cost little however many jobs wait. Bounds and timeline are built when
-    asked for, after jobs have left.
+    Adding at the end and taking from the front cost little however many jobs wait.
     """
 
     def __init__(self) -> None:
@@ -82,8 +37,7 @@ class JobQueue:
         self._safe_begin = math.inf
         self._by_id: dict[int, QueuedJob] = {}
         self._jobs: list[QueuedJob] = []
-        self._bounds: Bounds | None = Bounds()
-        self._timeline: _Timeline | None = None
+        self._times: FloatArray | None = None  # [2, n]: work_s and latest_begin of each job; None: not built
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -91,14 +45,8 @@ class JobQueue:
     def __iter__(self) -> Iterator[QueuedJob]:
         return iter(self._jobs)
 
-    @property
-    def ids(self) -> KeysView[int]:
-        """Of the queued jobs."""
-        return self._by_id.keys()
-
-    def first(self, num: int) -> list[QueuedJob]:
-        """The `num` jobs due first, or all when there are fewer. They stay queued."""
-        return self._jobs[:num]
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._by_id
 
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
@@ -108,16 +56,15 @@ class JobQueue:
         # As if each of them came before all queued jobs, and behind them.
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
-        if self._timeline is not None:
-            self._timeline = self._timeline.with_job(self._place(jobs[0]), jobs[0]) if len(jobs) == 1 else None
+        if self._times is not None:
+            places = [bisect_left(self._jobs, job) for job in jobs]
+            self._times = np.insert(self._times, places, _times(jobs), axis=1)
         if are_last:
             self._jobs += jobs
         else:
             for job in jobs:
                 insort(self._jobs, job)
         self._by_id.update(zip([job.id for job in jobs], jobs, strict=True))
-        if self._bounds is not None:
-            self._bounds = self._bounds.with_jobs(jobs)
         self.tokens += sum([job.num_tokens for job in jobs])
         self.squares += sum([job.num_tokens * job.num_tokens for job in jobs])
         self.work_s += work_s
@@ -129,24 +76,17 @@ class JobQueue:
             return 0
         if gone == self._jobs[: len(gone)]:
             del self._jobs[: len(gone)]
-            self._timeline = None if self._timeline is None else self._timeline.without_first(len(gone))
+            self._times = None if self._times is None else self._times[:, len(gone) :]
         else:
             begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
             self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
-            self._timeline = None
-        self._bounds = None if self._jobs else Bounds()
+            self._times = None
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
         if not self._jobs:
             self.work_s, self._safe_begin = 0.0, math.inf  # rounding leaves no work behind in an empty queue
         return len(gone)
-
-    def bounds(self) -> Bounds:
-        """Over all jobs."""
-        if self._bounds is None:
-            self._bounds = Bounds().with_jobs(self._jobs)
-        return self._bounds
 
     def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
         """Whether no job is late with these, not queued yet, in whichever order they come. It may err to no.
@@ -160,31 +100,33 @@ class JobQueue:
 
     def lateness(self, job: QueuedJob, begin: float) -> float:
         """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
-        place = self._place(job)
         last_s = begin + self.work_s - job.latest_begin  # its lateness as the last of the queue
-        if place == len(self._jobs) or (last_s <= 0 and begin + job.work_s <= self._safe_begin):
+        is_safe = last_s <= 0 and begin + job.work_s <= self._safe_begin
+        if is_safe or not self._jobs or self._jobs[-1] < job:
             return last_s
-        if self._timeline is None:
-            self._timeline = _Timeline.of(self._jobs)
-            self._safe_begin = self._timeline.latest_begin(0)
-        own = job.latest_begin - float(self._timeline.ahead_s[place])
-        return begin - min(own, self._timeline.latest_begin(place) - job.work_s)
+        if self._times is None:
+            self._times = _times(self._jobs)
+        work_s, latest_begin = self._times
+        ahead_s = np.cumsum(work_s) - work_s
+        slack = latest_begin - ahead_s  # the latest moment to begin with the first job so that this one is in time
+        self._safe_begin = float(slack.min())
+        place = bisect_left(self._jobs, job)
+        return float(begin - min(job.latest_begin - ahead_s[place], slack[place:].min() - job.work_s))
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError when a kept sum or bound, or the order, differs from the jobs. O(queued)."""
+        """Raise RuntimeError when a kept sum, or the order, differs from the jobs. O(queued)."""
         jobs = self._jobs
         if jobs != sorted(jobs) or self._by_id != {job.id: job for job in jobs}:
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
-        kept = self.tokens, self.squares, self.bounds()
-        tokens, squares = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs)
-        found = tokens, squares, Bounds().with_jobs(jobs) if jobs else Bounds()
-        work_s = sum(job.work_s for job in jobs)
-        is_safe = self._safe_begin <= _Timeline.of(jobs).latest_begin(0) + 1e-6
-        if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
+        kept = self.tokens, self.squares
+        found = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs)
+        ahead_s = list(accumulate([job.work_s for job in jobs], initial=0.0))
+        is_safe = all(
+            self._safe_begin + before_s <= job.latest_begin + 1e-6 for before_s, job in zip(ahead_s, jobs, strict=False)
+        )
+        if kept != found or not is_safe or not math.isclose(ahead_s[-1], self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
-    def _place(self, job: QueuedJob) -> int:
-        """Where it is due, among the jobs as they are."""
-        if not self._jobs or self._jobs[-1] < job:
-            return len(self._jobs)
-        return bisect_left(self._jobs, job)
+
+def _times(jobs: Sequence[QueuedJob]) -> FloatArray:
+    return np.array([(job.work_s, job.latest_begin) for job in jobs]).T

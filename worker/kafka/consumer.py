@@ -83,6 +83,7 @@ class Consumer:
         self._consumer: AIOKafkaConsumer | None = None
         self._watching: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None  # of the partitions that were assigned
+        self._open_sources: set[TopicPartition] = set()  # of those that are assigned; the others must not be read yet
         self._paused: set[str] = set()  # topics
         self._has_joined = False  # once or more often
         self._is_idle = False  # it has no partition of the online topic
@@ -159,7 +160,7 @@ class Consumer:
         """Fetch a paused topic again."""
         if topic in self._paused:
             self._paused.remove(topic)
-            self._joined.resume(*self._partitions(topic))
+            self._joined.resume(*self._open_sources.intersection(self._partitions(topic)))
 
     async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again."""
@@ -200,6 +201,7 @@ class Consumer:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self._next.clear()
+        self._open_sources.clear()
         if not sources:
             return
         log.info("partitions_revoked", partitions=names(sources))
@@ -223,14 +225,17 @@ class Consumer:
 
     async def _open(self, sources: set[TopicPartition]) -> None:
         """Read on where the partitions' last owners have committed."""
-        await self._owner.acquire(sources)
-        committed = await take_over(self._joined, sources)
-        with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
-            for source, progress in committed.items():
-                self._joined.seek(source, progress.offset)
-            self._owner.acquired(committed)
-            self._joined.resume(*[source for source in sources if source.topic not in self._paused])
-            self.assigned.set()
+        while sources or not self.assigned.is_set():
+            acquired = set(map(TopicPartition._make, await self._owner.acquire(set(sources))))
+            committed = await take_over(self._joined, acquired)
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
+                for source, progress in committed.items():
+                    self._joined.seek(source, progress.offset)
+                self._owner.acquired(set(acquired), committed)
+                self._open_sources |= acquired
+                self._joined.resume(*[source for source in acquired if source.topic not in self._paused])
+                self.assigned.set()
+            sources = sources - acquired
 
     async def committed(self, source: TopicPartition) -> Progress | None:
         """Committed progress of a partition. Waits for a broker."""

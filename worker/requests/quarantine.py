@@ -96,7 +96,8 @@ class Quarantine:
             await self._stop.unless_stopped(self._ledger.wait_until_ended(doubted))
             self._marks.unname({record.source for record in doubted})
             if alone:
-                await self._marks.mark({})  # at once: what ends the worker from now on is another record
+                # At once: what ends the worker from now on is another record.
+                await self._mark({record.source: self._marks.custody(record.source) for record in doubted})
 
     def _new_marks(
         self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
@@ -119,11 +120,11 @@ class Quarantine:
                 log.error("record_quarantined", deaths=custody.deaths, **position)
 
     async def _mark(self, marks: dict[Source, Custody]) -> bool:
-        """Commit marks, if any. False if the partitions are lost, or the worker stops."""
-        while not self._stop.is_set():
-            if not marks or await self._marks.mark(marks):
+        """Commit marks, if any. False if the partitions are revoked, or the worker stops: a mark would outlast them."""
+        if not marks:
+            return True
+        while self._is_assigned() and not self._stop.is_set():
+            if await self._stop.unless_stopped(self._marks.mark(marks)):
                 return True
-            if not self._is_assigned():
-                break
             await asyncio.sleep(_RETRY_S)
         return False

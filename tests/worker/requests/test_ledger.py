@@ -136,3 +136,19 @@ def test_records_that_the_last_owner_answered_are_admitted_without_work(books: B
     books.ledger.answer(to_answer)
     books.ledger.acknowledge(to_answer)
     assert books.offsets.take_committable() == {SOURCE: Progress(7)}
+
+
+def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
+    books: Books, make_record: MakeRecord
+) -> None:
+    """The topic was created again while records were computed."""
+    first = books.admitted(make_record, 0, 1)
+    second = books.admitted(make_record, 0, 1)
+    books.ledger.answer(first[:1])
+    books.ledger.acknowledge(first[:1])
+    books.ledger.give_up(first[1:])
+    assert (books.ledger.num_unfinished, books.offsets.take_committable()) == (2, {})
+    books.ledger.answer(second)
+    books.ledger.acknowledge(second)
+    assert (books.ledger.num_unfinished, books.held.num_records) == (0, 0)
+    assert books.offsets.take_committable() == {SOURCE: Progress(2)}

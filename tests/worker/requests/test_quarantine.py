@@ -62,7 +62,7 @@ class Owner:
             source: one._replace(custody=one.custody and one.custody.taken_over(one.offset, ends[source]))
             for source, one in broker.stored.items()
         }
-        self.committer.acquired(found)
+        self.committer.acquired(set(found), found)
 
     def admit(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> list[PendingRecord]:
         records: list[PendingRecord] = []
