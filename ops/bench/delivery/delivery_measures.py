@@ -57,7 +57,8 @@ def _roll(details: Details) -> Found:
     yield "roll, requests lost", details["lost"]
     if details["p99_ms"] is not None:
         yield "roll, p99, s", details["p99_ms"] / 1e3
-    yield "roll, s", details["roll_s"]
+    if details["roll_s"] is not None:  # None: it was longer than the load
+        yield "roll, s", details["roll_s"]
 
 
 def _modes(details: Details, model: str) -> Found:

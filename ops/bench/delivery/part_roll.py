@@ -1,12 +1,12 @@
 """A rolling restart under an open loop: what is lost, and the latency of every request that was due meanwhile."""
 
+import math
 import signal
 import time
 from datetime import datetime
 from typing import Any
 
 from penstock.ops.bench.common.comparison import Comparison, PartResult
-from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
@@ -59,16 +59,14 @@ def _roll(fleet: WorkerFleet, clients: ClientFleet) -> dict[str, Any]:
     )
     start = clients.begin(load)
     time.sleep(max(0.0, start + _BEFORE_S - time.perf_counter()))
-    old, asked_at = set(fleet.members()), time.time()
+    asked_at = time.time()
     fleet.send_signal(signal.SIGHUP)
     offered = clients.collect(load, start)
     finished = [_unix_time(event) for event in fleet.events("roll_finished")]
-    if not finished or old & set(fleet.members()):
-        raise ProcessFailed(f"The roll did not finish within {_SECONDS:.0f} s.\n{fleet.log_tail()}")
-    roll_s = finished[0] - asked_at
-    return {"roll_s": roll_s, "lag_p99_ms": offered.lag_p99_ms, "failures": offered.failures} | figures(
-        offered.traffic, _BEFORE_S, _BEFORE_S + roll_s + _SETTLED_S
-    )
+    roll_s = finished[0] - asked_at if finished else math.inf  # infinite: longer than the load
+    end_s = _BEFORE_S + min(roll_s + _SETTLED_S, _SECONDS)
+    found = figures(offered.traffic, _BEFORE_S, end_s)
+    return {"roll_s": roll_s, "lag_p99_ms": offered.lag_p99_ms, "failures": offered.failures, **found}
 
 
 def figures(traffic: Traffic, start_s: float, end_s: float) -> dict[str, Any]:
