@@ -388,7 +388,7 @@ async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_request
         assert held(owner) == 0
         return {}
 
-    one_by_one = {"max_batch_sequences": 1, "trigger": "hungry"}
+    one_by_one: dict[str, Any] = {"max_batch_sequences": 1, "trigger": "hungry"}
     kafka.script = [polled(*[request(make_record, A, offset) for offset in range(20)]), revoked]
     async with make_worker(kafka, engine, **one_by_one) as owner:
         assert await owner.run() == 0
