@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo quick test test-gpu check docs figures bench bench-gpu bench-pipeline bench-serve chaos fuzz train-head
+.PHONY: help demo quick test test-gpu check docs figures bench bench-delivery bench-gpu bench-pipeline bench-serve chaos fuzz train-head
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
@@ -19,6 +19,8 @@ help:
 	@echo 'make check       ruff and mypy'
 	@echo 'make docs        the manual as a site in build/docs'
 	@echo 'make bench       the benchmarks of this machine'
+	@echo 'make bench-delivery'
+	@echo '                 poison, crashes, rolling restarts and the cost of exactly_once; beside a commit: BEFORE='
 	@echo 'make bench-gpu   the benchmarks of its GPU'
 	@echo 'make bench-pipeline'
 	@echo '                 workers behind Kafka, beside the engine alone'
@@ -51,6 +53,9 @@ docs: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.cpu
+
+bench-delivery: $(INSTALLED)
+	$(BIN)/python -m penstock.ops.bench.delivery $(if $(BEFORE),--before $(BEFORE))
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m penstock.ops.bench.gpu

@@ -1,17 +1,21 @@
-"""A connection to a SQLite file that other processes use too, and that may fail and come back."""
+"""A connection to a SQLite file that other processes use too, and that may fail, be removed and come back."""
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiosqlite
 
 # Errors of sqlite3 for a damaged file, whose messages may quote bytes that are not text, and whose lengths may be huge.
-FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
+FILE_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError, OverflowError, MemoryError)
+MEMORY = ":memory:"  # a path: the database belongs to its connection
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # between attempts, while the file fails
+_LOOK_EVERY_S = 1.0  # at the path, for another file than the one that is open
 
 Step = Callable[[aiosqlite.Connection], Awaitable[None]]
 
@@ -19,34 +23,45 @@ Step = Callable[[aiosqlite.Connection], Awaitable[None]]
 class RetryingConnection:
     """Runs one step at a time. A failed step closes the connection; a later one opens it again, after a pause.
 
+    A connection that only reads opens an existing file. One that writes makes the file, and follows its path: when the
+    file was removed or replaced, it opens the new one, and so does its reader.
+
+    SQLite finds the log of a file (-wal) and the index of that (-shm) by their names alone, so that two files of one
+    name would share them. The order of opening and closing here keeps them apart: see `_connect` and `close`.
+
     One event loop owns it. It runs SQLite in a thread of its own.
     """
 
     def __init__(
         self,
         path: Path | str,
-        prepare: Step,
+        prepare: Step | None = None,
         *,
         lock_s: float,
         report: Callable[[BaseException | None], None],
+        reader: "RetryingConnection | None" = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """The connection is opened by the first step.
 
         Args:
-            path: the file; SQLite creates it. Its directory must exist.
-            prepare: runs on each new connection, before any step.
+            path: its directory must exist.
+            prepare: runs on each new connection, before any step. None: the connection only reads.
             lock_s: longest wait for the lock of another process, in seconds, before a step fails.
             report: gets the error of each failed step, and None after each step that succeeds.
+            reader: the connection of this process that reads what this one writes. It is closed with this one.
             monotonic: seconds on a clock that never steps back.
         """
         self._path = str(path)
+        self._uri = f"{Path(path).absolute().as_uri()}?mode=ro" if prepare is None else None
         self._prepare = prepare
         self._lock_s = lock_s
         self._report = report
+        self._reader = reader
         self._monotonic = monotonic
         self._db: aiosqlite.Connection | None = None
-        self._is_stale = False
+        self._file: tuple[int, int] | None = None  # the one that is open
+        self._look_at = 0.0
         self._lock = asyncio.Lock()
         self._num_failures = 0  # in a row
         self._retry_at = 0.0
@@ -75,28 +90,85 @@ class RetryingConnection:
             self._report(None)
             return True
 
-    def renew(self) -> None:
-        """Open the file again for the next step."""
-        self._is_stale = True
-
     async def close(self) -> None:
-        """Close the connection, after the step that is running. May be called twice."""
+        """Close the connection and its reader, after the steps that are running. May be called twice.
+
+        The last connection to a file removes its log and index. A reader is not allowed to, so it is closed first, but
+        last if they are those of a new file by now.
+        """
         async with self._lock:
+            is_replaced = self._db is not None and await self._is_replaced()
+            if is_replaced:
+                await self._disconnect()
+            if self._reader is not None:
+                await self._reader.close()
             await self._disconnect()
 
     async def _connected(self) -> aiosqlite.Connection:
-        if self._is_stale:
-            await self._disconnect()
-        if self._db is None:
+        now = self._monotonic()
+        if self._db is not None and self._prepare is not None and now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY_S
+            if await self._is_replaced():
+                await self._disconnect()
+        return self._db or await self._connect()
+
+    async def _connect(self) -> aiosqlite.Connection:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._reader is not None:  # its look-ups wait until the file is whole
+                await stack.enter_async_context(self._reader._closed())
+            if self._prepare is not None and self._path != MEMORY:
+                await asyncio.to_thread(_clear_for_new_file, self._path, stack)
+            name, is_uri = self._uri or self._path, self._uri is not None
             # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
-            await asyncio.to_thread(lambda: sqlite3.connect(self._path).close())
-            self._db = await aiosqlite.connect(self._path, timeout=self._lock_s, isolation_level=None)
-            await self._prepare(self._db)
-        return self._db
+            await asyncio.to_thread(lambda: sqlite3.connect(name, uri=is_uri).close())
+            db = self._db = await aiosqlite.connect(name, uri=is_uri, timeout=self._lock_s, isolation_level=None)
+            self._file = await asyncio.to_thread(_identity, self._path)
+            if self._prepare is not None:
+                await self._prepare(db)
+        return db
+
+    async def _is_replaced(self) -> bool:
+        """Whether the path has another file than the one that is open, or none."""
+        try:
+            return self._path != MEMORY and await asyncio.to_thread(_identity, self._path) != self._file
+        except OSError:  # the path cannot be looked at: the next attempt to open it says why
+            return True
+
+    @contextlib.asynccontextmanager
+    async def _closed(self) -> AsyncIterator[None]:
+        """Close the connection, and let no step open it meanwhile."""
+        async with self._lock:
+            await self._disconnect()
+            yield
 
     async def _disconnect(self) -> None:
         """Closing rolls an open transaction back."""
-        db, self._db, self._is_stale = self._db, None, False
+        db, self._db = self._db, None
         if db is not None:
             with contextlib.suppress(*FILE_ERRORS):  # the step's own error is the one that is reported
                 await db.close()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _clear_for_new_file(path: str, stack: contextlib.AsyncExitStack) -> None:
+    """If there is no file, remove what is left of an earlier one, and lock the directory until `stack` ends.
+
+    Processes that still have the removed file open would share its index with the new one.
+    """
+    if _identity(path) is not None:
+        return
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    stack.callback(os.close, directory)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    if _identity(path) is None:
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)

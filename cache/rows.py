@@ -4,25 +4,26 @@ Each function is one step, or part of one, on a connection that the caller owns.
 """
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from hashlib import blake2b
 
 import aiosqlite
 
 ROW_OVERHEAD_BYTES = 100  # of a row without its value: the key in table and index, two numbers, headers
 # Rows are in order of last use: `id` is that time in µs, times 2048, plus a number of the process. Eviction takes rows
-# from the front, so it needs no second index. REPLACE fires the delete trigger only with recursive_triggers on.
+# from the front, so it needs no second index. A trigger counts deletions, `insert` what it adds: a trigger for each
+# insertion would take a fifth of its time. REPLACE fires the delete trigger only with recursive_triggers on.
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS response (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, stored_at REAL NOT NULL, sealed BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS response_size (bytes INTEGER NOT NULL);
 INSERT INTO response_size SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM response_size);
-CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON response BEGIN
-    UPDATE response_size SET bytes = bytes + length(NEW.sealed) + {ROW_OVERHEAD_BYTES}; END;
 CREATE TRIGGER IF NOT EXISTS response_removed AFTER DELETE ON response BEGIN
     UPDATE response_size SET bytes = bytes - length(OLD.sealed) - {ROW_OVERHEAD_BYTES}; END;
 """
+_TABLES = "SELECT count(*) FROM sqlite_master WHERE name IN ('response', 'response_size', 'response_removed')"
+_NUM_TABLES = 3  # with the trigger
 _PRAGMAS = ("page_size = 8192", "journal_mode = WAL", "synchronous = NORMAL", "recursive_triggers = ON")
 # The oldest rows whose sizes add up to ?2 bytes, or all of the ?1 oldest rows if these are smaller.
 _EVICT = f"""
@@ -31,21 +32,19 @@ WITH oldest AS (SELECT id, length(sealed) + {ROW_OVERHEAD_BYTES} AS bytes FROM r
 DELETE FROM response WHERE id <= coalesce(
     (SELECT min(id) FROM summed WHERE upto >= ?2), (SELECT max(id) FROM oldest))
 """
-_CHECKSUM_BYTES = 8
+CHECKSUM_BYTES = 4  # before each value
+_MAX_ID = (1 << 63) - (1 << 55)  # ids above it are of a damaged file; SQLite's own bound is 1 << 63
 _CHUNK_KEYS = 512  # most keys in one query
 
 Row = tuple[int, bytes, float, bytes]  # id, key, stored_at in Unix seconds, value under its checksum
 
 
-async def prepare_reader(db: aiosqlite.Connection) -> None:
-    """Set up a connection that only looks up."""
-    await db.execute_fetchall("PRAGMA query_only = ON")
-
-
 async def prepare_writer(db: aiosqlite.Connection) -> None:
-    """Set up a connection that writes; creates the tables."""
+    """Set up a connection that writes; creates the tables if they are missing, which alone takes the write lock."""
     for pragma in _PRAGMAS:
         await db.execute_fetchall(f"PRAGMA {pragma}")
+    if list(await db.execute_fetchall(_TABLES)) == [(_NUM_TABLES,)]:
+        return
     async with transaction(db):
         for statement in _statements(_SCHEMA):
             await db.execute_fetchall(statement)
@@ -59,13 +58,17 @@ async def transaction(db: aiosqlite.Connection) -> AsyncIterator[None]:
     await db.execute_fetchall("COMMIT")
 
 
-async def look_up(db: aiosqlite.Connection, keys: Sequence[bytes], fresh_after: float) -> dict[bytes, bytes]:
-    """The values of those keys that are stored after `fresh_after` (Unix seconds) and intact."""
+async def look_up(db: aiosqlite.Connection, keys: Sequence[bytes], now: float, ttl_s: float) -> dict[bytes, bytes]:
+    """The values of those keys that are stored, not expired at `now` (Unix seconds), and intact.
+
+    A row of the future has expired: the clock was set back, and the row's age is not known.
+    """
     found: dict[bytes, bytes] = {}
     for chunk in _chunks(keys):
         rows = await db.execute_fetchall(
-            f"SELECT key, sealed FROM response WHERE stored_at > ? AND key IN ({','.join('?' * len(chunk))})",
-            (fresh_after, *chunk),
+            "SELECT key, sealed FROM response "
+            f"WHERE stored_at > ? AND stored_at <= ? AND key IN ({','.join('?' * len(chunk))})",
+            (now - ttl_s, now, *chunk),
         )
         asked = set(chunk)
         for key, sealed in rows:
@@ -75,12 +78,14 @@ async def look_up(db: aiosqlite.Connection, keys: Sequence[bytes], fresh_after: 
     return found
 
 
-async def insert(db: aiosqlite.Connection, rows: Iterable[Row]) -> None:
+async def insert(db: aiosqlite.Connection, rows: Sequence[Row]) -> None:
     """Store rows, in place of earlier ones with the same keys."""
     await db.executemany("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?)", rows)
+    added_bytes = sum([len(sealed) for _, _, _, sealed in rows]) + len(rows) * ROW_OVERHEAD_BYTES
+    await db.execute_fetchall("UPDATE response_size SET bytes = bytes + ?", (added_bytes,))
 
 
-async def move(db: aiosqlite.Connection, ids: Iterable[tuple[int, bytes]]) -> None:
+async def move(db: aiosqlite.Connection, ids: Sequence[tuple[int, bytes]]) -> None:
     """Give rows new ids (id, key), which are their places in the order of use."""
     await db.executemany("UPDATE OR IGNORE response SET id = ? WHERE key = ?", ids)
 
@@ -90,16 +95,20 @@ async def evict(db: aiosqlite.Connection, excess_bytes: int, max_rows: int) -> N
     await db.execute_fetchall(_EVICT, (max_rows, excess_bytes))
 
 
-async def size_bytes(db: aiosqlite.Connection) -> int:
-    """The size of all rows."""
-    rows = list(await db.execute_fetchall("SELECT bytes FROM response_size"))
+async def size_and_last_id(db: aiosqlite.Connection) -> tuple[int, int]:
+    """The size of all rows in bytes, and the id of the last used row; 0 without rows."""
+    rows = list(
+        await db.execute_fetchall(
+            "SELECT bytes, coalesce((SELECT max(id) FROM response WHERE id < ?), 0) FROM response_size", (_MAX_ID,)
+        )
+    )
     if len(rows) != 1 or not isinstance(rows[0][0], int):
         raise sqlite3.DatabaseError("the table response_size is damaged")
-    return rows[0][0]
+    return rows[0][0], rows[0][1]
 
 
 def seal(key: bytes, value: bytes) -> bytes:
-    """A value under a checksum that also covers its key."""
+    """A value under a CRC-32, as Kafka's own batches, that also covers its key."""
     return _checksum(key, value) + value
 
 
@@ -107,12 +116,12 @@ def _unseal(key: bytes, sealed: object) -> bytes | None:
     """The value, or None if it is not what was stored under this key, as in a damaged file."""
     if not isinstance(sealed, bytes):
         return None
-    value = sealed[_CHECKSUM_BYTES:]
-    return value if sealed[:_CHECKSUM_BYTES] == _checksum(key, value) else None
+    value = sealed[CHECKSUM_BYTES:]
+    return value if sealed[:CHECKSUM_BYTES] == _checksum(key, value) else None
 
 
 def _checksum(key: bytes, value: bytes) -> bytes:
-    return blake2b(value, digest_size=_CHECKSUM_BYTES, key=key).digest()
+    return zlib.crc32(value, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

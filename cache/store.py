@@ -8,6 +8,7 @@ import asyncio
 import functools
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,17 @@ from typing import Self
 import aiosqlite
 import structlog
 
-from penstock.cache.connection import RetryingConnection
+from penstock.cache.connection import MEMORY, RetryingConnection
 from penstock.cache.rows import (
+    CHECKSUM_BYTES,
+    ROW_OVERHEAD_BYTES,
     evict,
     insert,
     look_up,
     move,
-    prepare_reader,
     prepare_writer,
     seal,
-    size_bytes,
+    size_and_last_id,
     transaction,
 )
 
@@ -34,6 +36,7 @@ LOOK_UP_S = 0.25  # a look-up that takes longer finds nothing: computing is bett
 LOCK_S = 5.0  # no reply waits for a write, so it may wait long for other processes
 _LOW_WATER = 0.95  # share of max_bytes that eviction leaves, so that it is rare
 _EVICTED_ROWS = 256  # and two for each row written: a write stays short however large the file is
+_PROCESS_BITS = 11  # of an id: two processes may use rows in the same µs
 _MAX_USED = 2048  # uses remembered; writing more would hold the write lock for long
 
 log = structlog.get_logger("penstock.cache")
@@ -91,21 +94,22 @@ class ResponseCache:
         self._failing: set[str] = set()
         self._closed = False
         self._hits = self._misses = self._bytes = 0
-        self._used: dict[bytes, int] = {}  # key -> id it moves to
+        self._used: OrderedDict[bytes, int] = OrderedDict()  # key -> id it moves to
         self._last_us = 0
-        self._process = random.getrandbits(11)
+        self._process = random.getrandbits(_PROCESS_BITS)
         self._look_ups: set[asyncio.Task[bool]] = set()
         self._is_slow = False  # a look-up took longer than `look_up_s`, and is not done
         connection = functools.partial(RetryingConnection, self._path, lock_s=lock_s, monotonic=monotonic)
-        self._writer = connection(prepare_writer, report=functools.partial(self._report, "write"))
-        self._reader = self._writer  # a database in memory belongs to its connection
-        if self._path != ":memory:":
-            self._reader = connection(prepare_reader, report=functools.partial(self._report, "look up"))
+        reader = None
+        if self._path != MEMORY:
+            reader = connection(report=functools.partial(self._report, "look up"))
+        self._writer = connection(prepare_writer, report=functools.partial(self._report, "write"), reader=reader)
+        self._reader = reader or self._writer
 
     async def open(self) -> Self:
         """Open or create the file. Called once, first."""
         try:
-            await self._writer.run(self._read_size)
+            await self._writer.run(self._read_totals)
         except BaseException:
             await self.close()
             raise
@@ -133,16 +137,20 @@ class ResponseCache:
         found: dict[bytes, bytes] = {}
         if wanted and not self._closed and not self._is_slow:
             found = await self._get_in_time(wanted)
-            for key in found:
-                self._remember(key)
+            self._remember(found)
         self._hits += len(found)
         self._misses += len(wanted) - len(found)
         return found
 
     async def put_many(self, items: Mapping[bytes, bytes]) -> None:
-        """Store values under their keys in one transaction, then evict. Called after each engine batch."""
-        if items and not self._closed:
-            await self._writer.run(functools.partial(self._put, items))
+        """Store values under their keys in one transaction, then evict. Called after each engine batch.
+
+        A value that is larger than the whole cache is not stored.
+        """
+        most_bytes = self._max_bytes - ROW_OVERHEAD_BYTES - CHECKSUM_BYTES
+        kept = {key: value for key, value in items.items() if len(value) <= most_bytes}
+        if kept and not self._closed:
+            await self._writer.run(functools.partial(self._put, kept))
 
     async def close(self) -> None:
         """Write the remembered uses and close the file. May be called twice."""
@@ -150,7 +158,6 @@ class ResponseCache:
             await self._writer.run(self._write_used)
         self._closed = True
         await asyncio.gather(*self._look_ups, return_exceptions=True)
-        await self._reader.close()
         await self._writer.close()
 
     def _report(self, operation: str, error: BaseException | None) -> None:
@@ -162,8 +169,6 @@ class ResponseCache:
                 log.info("cache_recovered", path=self._path)
             return
         self._failing.add(operation)
-        for connection in (self._reader, self._writer):
-            connection.renew()  # the file may be another one when the cause has ended
         if not was_failing:
             reason = f"{type(error).__name__}: {error}"
             log.warning("cache_unavailable", operation=operation, reason=reason, path=self._path)
@@ -172,7 +177,7 @@ class ResponseCache:
         found: dict[bytes, bytes] = {}
 
         async def get(db: aiosqlite.Connection) -> None:
-            found.update(await look_up(db, wanted, self._clock() - self._ttl_s))
+            found.update(await look_up(db, wanted, self._clock(), self._ttl_s))
 
         task = asyncio.create_task(self._reader.run(get))
         self._look_ups.add(task)
@@ -186,30 +191,33 @@ class ResponseCache:
         if not self._look_ups:
             self._is_slow = False
 
-    def _remember(self, key: bytes) -> None:
-        self._used.pop(key, None)  # the dict is in order of use
-        self._used[key] = self._next_id()
-        if len(self._used) > _MAX_USED:
-            del self._used[next(iter(self._used))]
+    def _remember(self, keys: Iterable[bytes]) -> None:
+        """These were used now: the last of `_used`, which is in order of use."""
+        used = self._used
+        for key in keys:
+            used[key] = self._next_id()
+            used.move_to_end(key)
+        for _ in range(len(used) - _MAX_USED):
+            used.popitem(last=False)
 
-    async def _read_size(self, db: aiosqlite.Connection) -> None:
-        self._bytes = await size_bytes(db)
+    async def _read_totals(self, db: aiosqlite.Connection) -> None:
+        """Read the size, and go on behind the last use by any process, whose clock may have been ahead."""
+        self._bytes, last_id = await size_and_last_id(db)
+        self._last_us = max(self._last_us, last_id >> _PROCESS_BITS)
 
     async def _put(self, items: Mapping[bytes, bytes], db: aiosqlite.Connection) -> None:
         now = self._clock()
-        new = [(self._next_id(), key, now, seal(key, value)) for key, value in items.items()]
         async with transaction(db):
-            await insert(db, new)
+            await insert(db, [(self._next_id(), key, now, seal(key, value)) for key, value in items.items()])
             for key in items:
                 self._used.pop(key, None)
-            size = await size_bytes(db)
-            if size > self._max_bytes or len(self._used) >= _MAX_USED:
+            await self._read_totals(db)
+            excess_bytes = self._bytes - int(self._max_bytes * _LOW_WATER)
+            if self._bytes > self._max_bytes or len(self._used) >= _MAX_USED:
                 await self._move_used(db)
-            if size > self._max_bytes:
-                excess_bytes = size - int(self._max_bytes * _LOW_WATER)
+            if self._bytes > self._max_bytes:
                 await evict(db, excess_bytes, max_rows=_EVICTED_ROWS + 2 * len(items))
-                size = await size_bytes(db)
-        self._bytes = size
+                await self._read_totals(db)
 
     async def _write_used(self, db: aiosqlite.Connection) -> None:
         async with transaction(db):
@@ -217,10 +225,10 @@ class ResponseCache:
 
     async def _move_used(self, db: aiosqlite.Connection) -> None:
         """Move the rows that were read since the last call to their places in the order of use."""
-        used, self._used = self._used, {}
+        used, self._used = self._used, OrderedDict()
         await move(db, [(place, key) for key, place in used.items()])
 
     def _next_id(self) -> int:
         """An id for a row used now, above all earlier ids of this process even if the clock steps back."""
         self._last_us = max(self._last_us + 1, int(self._clock() * 1e6))
-        return self._last_us << 11 | self._process
+        return self._last_us << _PROCESS_BITS | self._process

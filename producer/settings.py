@@ -1,6 +1,9 @@
 """Settings of Kafka connections and of clients."""
 
+import os
+import shlex
 import ssl
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -15,6 +18,14 @@ from penstock.producer.wire.topics import (
     check_served_name,
     check_topic,
     served_name_of,
+)
+
+MSK_SIGNER = "aws_msk_iam_sasl_signer"  # a module of the extra `msk`
+TOKEN_MECHANISMS = ("OAUTHBEARER", "AWS_MSK_IAM")
+_TOKEN_SOURCES = (
+    "sasl_oauthbearer_token_file",
+    "sasl_oauthbearer_token_command",
+    "sasl_oauthbearer_token_endpoint_url",
 )
 
 RequestTopic = Annotated[str | None, AfterValidator(check_request_topic)]
@@ -33,11 +44,17 @@ def _upper(value: object) -> object:
 
 
 def _check_token_url(url: str | None) -> str | None:
-    if url is not None and urlsplit(url).scheme not in ("https", "http", "file"):
-        raise ValueError("must begin with https:, http: or file:")
+    if url is not None and urlsplit(url).scheme not in ("https", "http"):
+        raise ValueError("must begin with https: or http:. A token's file is sasl_oauthbearer_token_file")
     if url is not None and "@" in urlsplit(url).netloc:  # settings are logged
         raise ValueError("must not hold a user or a password: give sasl_oauthbearer_client_id and _client_secret")
     return url
+
+
+def _check_command(command: str | None) -> str | None:
+    if command is not None and ("\0" in command or not shlex.split(command)):
+        raise ValueError("must be a program and its arguments")
+    return command
 
 
 class Settings(BaseSettings):
@@ -62,18 +79,30 @@ class KafkaSettings(Settings):
         Field("PLAINTEXT", description="SSL: encrypted by TLS. SASL: with authentication.")
     )
     sasl_mechanism: Annotated[
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None, BeforeValidator(_upper)
-    ] = Field(None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.")
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] | None,
+        BeforeValidator(_upper),
+    ] = Field(None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM (extra msk).")
     sasl_username: str | None = Field(None, description="User, for PLAIN and SCRAM.")
     sasl_password: SecretStr | None = Field(
         None, description="Password, for PLAIN and SCRAM. Use the environment variable: other users see arguments."
     )
+    sasl_oauthbearer_token_file: Path | None = Field(
+        None, description="For OAUTHBEARER: file of an access token, which is read for each connection."
+    )
+    sasl_oauthbearer_token_command: Annotated[str | None, AfterValidator(_check_command)] = Field(
+        None,
+        description="For OAUTHBEARER: a program and its arguments, which prints an access token. It is run without a "
+        "shell. Logs show it.",
+    )
     sasl_oauthbearer_token_endpoint_url: Annotated[str | None, AfterValidator(_check_token_url)] = Field(
-        None, description="For OAUTHBEARER: the identity provider's token endpoint, or file:/PATH of a token."
+        None, description="For OAUTHBEARER: the identity provider's token endpoint."
     )
     sasl_oauthbearer_client_id: str | None = Field(None, description="Client id at the token endpoint.")
     sasl_oauthbearer_client_secret: SecretStr | None = Field(None, description="Client secret at the token endpoint.")
     sasl_oauthbearer_scope: str | None = Field(None, description="Scope that is requested at the token endpoint.")
+    sasl_aws_region: str | None = Field(
+        None, pattern="^[a-z0-9-]+$", description="For AWS_MSK_IAM: region of the cluster. Default: AWS_REGION."
+    )
     ssl_ca_location: Path | None = Field(
         None, description="PEM file of the certificate authorities that sign the brokers. Default: the system's."
     )
@@ -97,6 +126,10 @@ class KafkaSettings(Settings):
     @property
     def uses_tls(self) -> bool:
         return self.security_protocol.endswith("SSL")
+
+    @property
+    def aws_region(self) -> str | None:
+        return self.sasl_aws_region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
     @property
     def tls_files(self) -> list[Path]:
@@ -135,9 +168,17 @@ class KafkaSettings(Settings):
         if mechanism is None:
             raise ValueError(f"sasl_mechanism: needed with security_protocol {self.security_protocol}")
         if mechanism == "OAUTHBEARER":
-            url = self.sasl_oauthbearer_token_endpoint_url or ""
-            client = ["sasl_oauthbearer_client_id", "sasl_oauthbearer_client_secret"]
-            needed = ["sasl_oauthbearer_token_endpoint_url", *([] if url.startswith("file:") else client)]
+            sources = [name for name in _TOKEN_SOURCES if getattr(self, name) is not None]
+            if len(sources) != 1:
+                raise ValueError(f"{', '.join(_TOKEN_SOURCES)}: give one of them with sasl_mechanism OAUTHBEARER")
+            is_endpoint = sources == ["sasl_oauthbearer_token_endpoint_url"]
+            needed = ["sasl_oauthbearer_client_id", "sasl_oauthbearer_client_secret"] if is_endpoint else []
+        if mechanism == "AWS_MSK_IAM":
+            needed = []
+            if self.aws_region is None:
+                raise ValueError("sasl_aws_region: needed with sasl_mechanism AWS_MSK_IAM, or AWS_REGION")
+            if find_spec(MSK_SIGNER) is None:
+                raise ValueError("sasl_mechanism AWS_MSK_IAM: its signer is not installed: pip install 'penstock[msk]'")
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{', '.join(missing)}: needed with sasl_mechanism {mechanism}")

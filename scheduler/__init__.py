@@ -2,17 +2,14 @@
 
 from penstock.scheduler.costs.cost import CostFunction, PackedCost, PaddedCost
 from penstock.scheduler.costs.fit import fit_cost_table
-from penstock.scheduler.costs.learned import LearnedCost
-from penstock.scheduler.costs.table import CorruptTable, CostTable
+from penstock.scheduler.costs.table import CorruptTable, CostTable, LearnedCost
 from penstock.scheduler.lane_driver import Dispatch, LaneBatch, LaneDriver
-from penstock.scheduler.policies.partition import Caps, Partition, PartitionPolicy
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.settings import SchedulerSettings
-from penstock.scheduler.types import Batch, Cause, Job, Plan, Refusal, Trigger, Wait
+from penstock.scheduler.types import Batch, Cause, Job, Plan, RejectedJob, Trigger, Wait
 
 __all__ = [
     "Batch",
-    "Caps",
     "Cause",
     "CorruptTable",
     "CostFunction",
@@ -24,10 +21,8 @@ __all__ = [
     "LearnedCost",
     "PackedCost",
     "PaddedCost",
-    "Partition",
-    "PartitionPolicy",
     "Plan",
-    "Refusal",
+    "RejectedJob",
     "Scheduler",
     "SchedulerSettings",
     "Trigger",

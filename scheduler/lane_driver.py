@@ -1,24 +1,20 @@
-"""The lanes of one engine: what each runs, which batch is prepared ahead, and for how long they are busy.
-
-Pure and synchronous: `now` is an argument, and the caller runs the batches. The worker's dispatcher, the benchmarks'
-real runs, the simulator and the tests all drive their lanes with this object, so that they measure the product.
-"""
+"""The lanes of one engine: what each runs, which batch is prepared ahead, and for how long they are busy."""
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.types import Cause, Job, Plan, Refusal, Wait
+from penstock.scheduler.types import Cause, Job, RejectedJob, Wait
 
 _TRIAL_EVERY_S = 1.0  # an engine thought to be too slow for every deadline is measured again this often
 
 
 @dataclass(slots=True, eq=False)
 class LaneBatch:
-    """One batch on its way through the lanes."""
+    """One batch on its way through the lanes. Its jobs may become fewer, with a new prediction, until it runs."""
 
     ids: tuple[int, ...]
     trigger: str
@@ -36,17 +32,17 @@ class LaneBatch:
 class Dispatch(NamedTuple):
     """Batches to start now, in the order to hand them to the lanes, and rejections."""
 
-    start: tuple[LaneBatch, ...]
-    refused: tuple[Refusal, ...]  # jobs that will not run; they have left the queue
-    planned: tuple[int, ...]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
+    start: list[LaneBatch]
+    rejected: list[RejectedJob]  # jobs that will not run; they have left the queue
+    planned: list[int]  # jobs that have left the queue for a batch: it is in `start`, now or in a later dispatch
     wake_at: float | None  # ask again at this time if nothing happens before; None: only an event can change it
 
 
 class LaneDriver:
     """Keeps every lane busy: one batch a lane, and one prepared ahead once waiting cannot make it any fuller.
 
-    Lanes take up batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at
-    `wake_at`. Not thread-safe.
+    The worker's dispatcher, the benchmarks, the simulator and the tests run their batches by this object. Lanes take up
+    batches in the order of submission. Ask `dispatch` after arrivals, when a batch has finished, and at `wake_at`.
     """
 
     def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
@@ -77,66 +73,51 @@ class LaneDriver:
         batches = (*self._submitted, *self._prepared)
         return sum([batch.left_s(now) for batch in batches]) / self.num_lanes
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
+    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """Queue jobs; returns those rejected at once. With `together`, one rejected job keeps the others out too.
 
-        When nothing else is queued or running, one job (or all, with `together`) that would be late is admitted every
+        When nothing else is queued or running, one job (or all, with `together`) that would be late is tried every
         `_TRIAL_EVERY_S`, without a deadline: predictions that are far too high learn only from batches that run.
         """
-        refused = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
-        if refused and together:
+        rejected = self.scheduler.add(jobs, now, busy_s=self.busy_s(now))
+        if rejected and together:
             self.scheduler.remove([job.id for job in jobs])
-        if refused and not self.scheduler.num_queued and not self.num_unfinished:
-            return self._try_one(jobs, refused, now, together=together)
-        return refused
-
-    def remove(self, ids: Iterable[int]) -> int:
-        """Take back queued jobs; returns how many were still queued."""
-        return self.scheduler.remove(ids)
+        if rejected and not self.scheduler.num_queued and not self.num_unfinished:
+            return self._try_one(jobs, rejected, now, together=together)
+        return rejected
 
     def dispatch(self, now: float) -> Dispatch:
-        """The batches that the lanes can take now. They count as submitted: call `finish` or `withdraw` for each."""
-        start: list[LaneBatch] = []
-        refused: list[Refusal] = []
-        planned: list[int] = []
-        wake_at: float | None = None
+        """The batches that the lanes can take now. They count as submitted: call `finish` for each."""
+        done = Dispatch([], [], [], None)
         while self._has_room():
-            if not self._prepared:
-                decision = self._ask(now)
-                refused += decision.refused
-                if isinstance(decision, Wait):
-                    wake_at = decision.wake_at
-                    break
-                for ids, predicted_s in decision.batches:
-                    made_by = decision.trigger.value, decision.partition
-                    self._prepared.append(LaneBatch(ids, *made_by, predicted_s, decision.dp_gain))
-                    planned += ids
+            if self._prepared:
+                done.start.append(self._prepared.popleft())
+                self.run_now(done.start[-1], now)
                 continue
-            start.append(self._prepared.popleft())
-            self.run_now(start[-1], now)
-        return Dispatch(tuple(start), tuple(refused), tuple(planned), wake_at)
+            first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
+            idle_lanes = max(1, self.num_lanes - len(self._submitted))
+            plan = self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
+            done.rejected.extend(plan.rejected)
+            if isinstance(plan, Wait):
+                return done._replace(wake_at=plan.wake_at)
+            for ids, predicted_s in plan.batches:
+                self._prepared.append(LaneBatch(ids, plan.trigger.value, plan.partition, predicted_s, plan.dp_gain))
+                done.planned.extend(ids)
+        return done
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
-        """A submitted batch has ended. Returns the batch that its lane takes up next, if one waits.
+        """A submitted batch leaves the lanes. Returns the batch that its lane takes up next, if one waits.
 
-        The scheduler learns how late batches end, but not from one that `failed`.
+        The scheduler learns how late batches end, but not from one that `failed`, or that did not run.
         """
         if batch.started is not None and not failed:
             self.scheduler.ended(batch.predicted_s, now - batch.started - batch.predicted_s, now)
-        return self.withdraw(batch, now)
-
-    def withdraw(self, batch: LaneBatch, now: float) -> LaneBatch | None:
-        """A submitted batch leaves the lanes without having run. Returns as `finish`."""
         self._submitted.remove(batch)
-        if not self.is_busy or self._submitted[self.num_lanes - 1].started is not None:
-            return None
-        following = self._submitted[self.num_lanes - 1]
-        following.started = now
-        return following
-
-    def shrink(self, batch: LaneBatch, ids: tuple[int, ...], predicted_s: float) -> None:
-        """Keep only these jobs, at least one, of a batch that was just dispatched."""
-        batch.ids, batch.predicted_s = ids, predicted_s
+        for following in self.running:
+            if following.started is None:
+                following.started = now
+                return following
+        return None
 
     def run_first(self, batches: Sequence[LaneBatch]) -> None:
         """Batches made by the caller, such as halves of one that failed, run before any other that is prepared."""
@@ -148,21 +129,17 @@ class LaneDriver:
         self._submitted.append(batch)
 
     def _has_room(self) -> bool:
-        if not self.is_busy:
-            return True
-        return len(self._submitted) == self.num_lanes and (bool(self._prepared) or self.scheduler.is_full)
+        may_prepare = len(self._submitted) == self.num_lanes and (self._prepared or self.scheduler.is_full)
+        return not self.is_busy or bool(may_prepare)
 
-    def _ask(self, now: float) -> Plan | Wait:
-        first_free_s = min([batch.left_s(now) for batch in self._submitted]) if self.is_busy else 0.0
-        idle_lanes = max(1, self.num_lanes - len(self._submitted))
-        return self.scheduler.poll(now, idle_lanes=idle_lanes, busy_s=first_free_s, draining=self.draining)
-
-    def _try_one(self, jobs: Sequence[Job], refused: list[Refusal], now: float, *, together: bool) -> list[Refusal]:
-        overloaded = {refusal.id for refusal in refused if refusal.cause is Cause.OVERLOADED}
-        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(refused)):
-            return refused
+    def _try_one(
+        self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool
+    ) -> list[RejectedJob]:
+        overloaded = {one.id for one in rejected if one.cause is Cause.OVERLOADED}
+        if now < self._next_trial or not overloaded or (together and len(overloaded) < len(rejected)):
+            return rejected
         self._next_trial = now + _TRIAL_EVERY_S
         tried = jobs if together else [next(job for job in jobs if job.id in overloaded)]
         self.scheduler.add([job._replace(deadline=math.inf) for job in tried], now)
         ids = {job.id for job in tried}
-        return [refusal for refusal in refused if refusal.id not in ids]
+        return [one for one in rejected if one.id not in ids]

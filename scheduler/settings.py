@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, get_type_hints
 
 TriggerName = Literal["lazy", "hungry"]
 PartitionName = Literal["auto", "dp", "fifo", "sorted", "naive", "none"]
 OrderName = Literal["edf", "cost-first", "arrival"]
 AdmissionName = Literal["accept", "deadline"]
-
-_NAMES = {"trigger": TriggerName, "partition": PartitionName, "order": OrderName, "admission": AdmissionName}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class SchedulerSettings:
         for name in ("max_batch_sequences", "max_batch_tokens", "num_lanes", "window"):
             if not 1 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 1. Given: {getattr(self, name)}")
-        for name, choices in _NAMES.items():
-            if getattr(self, name) not in get_args(choices):
-                known = ", ".join(get_args(choices))
-                raise ValueError(f"{name} must be one of {known}. Given: {getattr(self, name)!r}")
+        for name in ("trigger", "partition", "order", "admission"):
+            choices = get_args(get_type_hints(SchedulerSettings)[name])
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}. Given: {getattr(self, name)!r}")

@@ -33,13 +33,12 @@ class Job(NamedTuple):
     bulk: bool = False  # bulk jobs run where online ones leave room
 
 
-class Refusal(NamedTuple):
-    """The rejection of a job. It has left the queue, or never entered it."""
+class RejectedJob(NamedTuple):
+    """A job that will not run. It has left the queue, or never entered it."""
 
     id: int
     cause: Cause
-    # Seconds by which it is, or would be, late. OVERLOADED: by which it, or a job behind it, would be late.
-    late_s: float
+    late_s: float  # seconds by which it is, or would be, late; OVERLOADED: it, or a job behind it
 
 
 class Batch(NamedTuple):
@@ -52,13 +51,13 @@ class Batch(NamedTuple):
 class Plan(NamedTuple):
     """Batches to run now, in this order.
 
-    Every id was queued and appears once, in a batch or in `refused`; all leave the queue.
+    Every id was queued and appears once, in a batch or in `rejected`; all leave the queue.
     """
 
     batches: tuple[Batch, ...]
     trigger: Trigger
     partition: str  # name of the policy that made the batches
-    refused: tuple[Refusal, ...] = ()
+    rejected: tuple[RejectedJob, ...] = ()
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that this partition saves; 0 where FIFO was taken
 
 
@@ -66,4 +65,4 @@ class Wait(NamedTuple):
     """Nothing to run yet."""
 
     wake_at: float | None  # ask again at this time if nothing arrives before; None: only an arrival can change it
-    refused: tuple[Refusal, ...] = ()
+    rejected: tuple[RejectedJob, ...] = ()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import signal
@@ -141,7 +142,7 @@ async def _run_worker(
     supervisor: SupervisorLink | None,
 ) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        tokenizer = _tokenizer(settings)
+        tokenizer = load_tokenizer(settings)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
@@ -156,33 +157,33 @@ async def _run_worker(
             port = server.server_port
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(worker.stop_signal.on_loop_error)
-        within_s = settings.drain_s + EXIT_S
+        # Whatever stops the worker, a signal or a failure, its process ends.
+        worker.stop_signal.on_ask = functools.partial(_end_within, settings.drain_s + EXIT_S)
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, _stop, loop, worker, within_s, supervisor is None)
+            loop.add_signal_handler(number, _stop, loop, worker, supervisor is None)
         if supervisor is None:
-            _handle_supervisor_signals(loop, worker, within_s)
+            _handle_supervisor_signals(loop, worker)
             return await worker.run()
         supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
         stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
         return await worker.run(supervisor.may_join(worker.stop))
 
 
-def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float, second_kills: bool) -> None:
-    """Drain, within a bound. Where `second_kills`, the next SIGTERM or SIGINT ends the process at once.
+def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, second_kills: bool) -> None:
+    """Drain. Where `second_kills`, the next SIGTERM or SIGINT ends the process at once.
 
     Not in a member: its supervisor and the sender of a signal to the whole control group may send one each.
     """
-    _end_within(within_s)
     for number in _STOP_SIGNALS if second_kills else ():
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     worker.stop()
 
 
-def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker, within_s: float) -> None:
+def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
     """Handle the signals by which several members are rolled and resized: one process drains, and is not resized."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        loop.add_signal_handler(signal.SIGHUP, _stop, loop, worker, within_s, False)
+        loop.add_signal_handler(signal.SIGHUP, _stop, loop, worker, False)
     for number in _RESIZE_SIGNALS:
         loop.add_signal_handler(number, _ignore, number)
 
@@ -200,12 +201,13 @@ def _end_within(seconds: float) -> None:
 
 
 async def _report(supervisor: SupervisorLink, worker: Worker) -> None:
-    """Ping the supervisor from the event loop, and say when the worker has joined its group."""
+    """Ping the supervisor from the event loop. Say when the worker has joined its group, and what it may not read."""
     joining = asyncio.create_task(worker.consumer.assigned.wait())
     while True:
         await asyncio.wait((joining,), timeout=PING_EVERY_S)
         if joining.done():
-            supervisor.report(phase="joined", member_id=worker.consumer.member_id)
+            consumer = worker.consumer
+            supervisor.report(phase="joined", member_id=consumer.member_id, denied=consumer.denied)
             await asyncio.sleep(PING_EVERY_S)
         else:
             supervisor.report()
@@ -217,10 +219,11 @@ def _not_ready(worker: Worker) -> str:
         return f"failed: {worker.stop_signal.failure!r}"
     if worker.stop_signal.is_set():
         return "draining"
-    return "" if worker.consumer.member_id else "not in the consumer group"
+    return worker.consumer.waits_for
 
 
-def _tokenizer(settings: WorkerSettings) -> Tokenizer | None:
+def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
+    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it."""
     if settings.model == NULL_MODEL:
         return None
     try:

@@ -79,7 +79,20 @@ class ModelSettings(Settings):
     )
 
 
-class WorkerSettings(ModelSettings, KafkaSettings):
+class RequestSettings(Settings):
+    """Which requests are rejected, beside those that the model cannot answer."""
+
+    reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
+        REPLY_TOPIC_PATTERN,
+        description="Regular expression of allowed reply topics. Requests with another reply topic are rejected.",
+    )
+    max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
+    max_reply_bytes: int = Field(
+        1_000_000, ge=1024, description="Largest reply. Keep it below the broker's message.max.bytes."
+    )
+
+
+class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     """Settings of one worker process: one model, one consumer-group member. None and "auto" leave the value open.
 
     `resolved_settings.resolve` decides the open values when the engine is known.
@@ -118,11 +131,6 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         le=10_000,
         description="Partitions of each topic that the worker creates. No more members than that share a topic.",
     )
-    reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
-        REPLY_TOPIC_PATTERN,
-        description="Regular expression of allowed reply topics. Requests with another reply topic are dead-lettered.",
-    )
-
     delivery: Literal["at_least_once", "exactly_once"] = Field(
         "at_least_once",
         description="exactly_once: replies, dead letters and offsets are committed together in Kafka transactions, for "
@@ -200,10 +208,6 @@ class WorkerSettings(ModelSettings, KafkaSettings):
         le=60_000,
         description="Longest time for which a broker holds an empty fetch, and for which resumed bulk partitions wait. "
         "librdkafka's mock holds every fetch: use 5 there.",
-    )
-    max_sequences: int = Field(1024, ge=1, le=4096, description="Most sequences accepted in one record.")
-    max_reply_bytes: int = Field(
-        1_000_000, ge=1024, description="Largest reply. Keep it below the broker's message.max.bytes."
     )
     cache_path: Path | None = Field(None, description="Response cache file (SQLite). Default: no cache.")
     cache_max_bytes: int = Field(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
@@ -21,12 +21,14 @@ class StopSignal:
         self._event = asyncio.Event()
         self.asked_at: float | None = None  # monotonic seconds
         self.failure: BaseException | None = None  # why the worker must not answer anything more
+        self.on_ask: Callable[[], object] = _nothing  # called once, at the first request
         self._waiting: asyncio.Task[Any] | None = None  # in `cut_short`
 
     def ask(self) -> None:
         """Ask the worker to stop; any number of times."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
+            self.on_ask()
         self._event.set()
         if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._waiting.cancel()
@@ -85,6 +87,9 @@ def watched(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
     task = asyncio.create_task(work)
     task.add_done_callback(_raise_failure)
     return task
+
+
+def _nothing() -> None: ...
 
 
 def _raise_failure(task: "asyncio.Task[None]") -> None:

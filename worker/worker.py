@@ -19,6 +19,7 @@ from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.delivery_stages import delivery_stages
+from penstock.worker.drain import Drain
 from penstock.worker.end_of_topics import EndOfTopics
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import LAST_COMMIT_S
@@ -26,9 +27,9 @@ from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topics import create_topics
-from penstock.worker.replies.cache_writer import CacheWriter
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
+from penstock.worker.replies.write_behind import WriteBehindCache
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -67,7 +68,7 @@ class Worker:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
         info = self._info = engine.info
         self._settings = settings
-        self._cost, self._cache = cost, cache
+        self._cost = cost
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
         self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
@@ -101,7 +102,7 @@ class Worker:
         self._dispatcher = Dispatcher(
             lanes, driver, cost, batch_done=self._on_batch_done, rejected=self._reject, unhealthy=self._stop.fail
         )
-        self._cache_writer = None if cache is None else CacheWriter(cache)
+        self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
         self._delivery = Delivery(
             self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied, settings.group_id, number
@@ -109,7 +110,15 @@ class Worker:
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         self._monitor = LoadMonitor(driver, cost, self.metrics)
-        self._process = LongSlices(self._process_slice)
+        self._process = LongSlices(self._process_slice, self._reject_late)
+        self._drain = Drain(
+            self._fetched,
+            self._process,
+            self._dispatcher,
+            self._ledger,
+            self._stop,
+            in_order=settings.delivery == "exactly_once",
+        )
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
 
@@ -187,12 +196,17 @@ class Worker:
             self._settle(hits, None)
         self._dispatcher.add(misses)
 
+    def _reject_late(self, records: Sequence[PendingRecord], wait_s: float) -> bool:
+        rejections = self._validator.reject_late(records, time.monotonic(), time.time(), wait_s)
+        self._reject(rejections)
+        return bool(rejections)
+
     def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
         sums = stats.sums
         self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
         self._monitor.batch_done(stats)
-        if self._cache_writer is not None:
-            self._cache_writer.put({sequence.key: result.tobytes() for sequence, result in results})
+        if self._cache is not None:
+            self._cache.put({sequence.key: result.tobytes() for sequence, result in results})
         self._settle(results, stats)
 
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
@@ -211,40 +225,26 @@ class Worker:
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:
-        """Finish what is in flight, inside the bound, but no queued bulk. The new owner reads the rest again."""
-        until = time.monotonic() + self._settings.drain_s
-        self._fetched.release()
-        if self._processing_bulk is not None:  # it queues the slice that it has
-            await asyncio.wait((self._processing_bulk,), timeout=self._settings.drain_s)
-        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=True))
-        await self._drain(until)
-        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
-        self._ledger.give_up(self._dispatcher.take_back(sources, bulk_only=False))
+        await self._drain.partitions(sources, self._processing_bulk, self._settings.drain_s)
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._ledger.forget(sources)
         self._dispatcher.resume()
 
-    async def _drain(self, until: float) -> None:
-        started = time.monotonic()
-        self._fetched.release()
-        self._dispatcher.drain()
-        if self._stop.failure is None and not await self._ledger.wait_until_finished(until - started):
-            log.warning("drain_incomplete", unfinished=self._ledger.num_unfinished)
-        log.info("drained", unfinished=self._ledger.num_unfinished, seconds=round(time.monotonic() - started, 3))
-
     async def _shut_down(self) -> None:
         """Drain, commit, disconnect. Each step has what the earlier ones left of `drain_s` and `LEAVE_S`."""
+        self._stop.ask()
         drain_until = (self._stop.asked_at or time.monotonic()) + self._settings.drain_s
         log.info("stopping", unfinished=self._ledger.num_unfinished)
-        await self._drain(drain_until)
-        self._quarantine.hand_over(is_hung=self._dispatcher.is_running)
+        await self._drain.worker(drain_until)
+        self._quarantine.hand_over()
         await self._committer.commit_last()
         self._dispatcher.close()
         if self._processing_bulk is not None:
             self._processing_bulk.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())
         await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
-        if self._cache_writer is not None:
-            await self._cache_writer.close()
+        if self._cache is not None:
+            await self._cache.close()
         self._monitor.log_rest(time.monotonic())
         log.info("stopped", answered=self._num_answered)

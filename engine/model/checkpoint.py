@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +127,7 @@ def read_json(path: Path) -> Config:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist; a checkpoint needs it.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
@@ -145,14 +146,17 @@ def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if not index.exists():
         return [directory / "model.safetensors"]
-    return [directory / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    shards = read_json(index).get("weight_map", {})
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise CheckpointError(f"{index}: `weight_map` must map names of tensors to names of files.")
+    return [directory / name for name in sorted(set(shards.values()))]
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors (memory-mapped) and metadata of one file. Raises CheckpointError when missing, a pickle, or damaged."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        raise CheckpointError(_missing_weights(path))
     try:
+        if path.suffix != ".safetensors" or not path.is_file():
+            raise CheckpointError(_missing_weights(path))
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 -- not a dict
     except (SafetensorError, OSError) as error:
@@ -183,9 +187,10 @@ def _read_modules(directory: Path) -> tuple[Module, ...]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         modules = tuple(Module(str(e["type"]).rpartition(".")[2], directory / e["path"]) for e in entries)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        is_inside = all(m.directory.resolve().is_relative_to(directory.resolve()) for m in modules)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a sentence-transformers module list: {error!r}") from error
-    if any(not m.directory.resolve().is_relative_to(directory.resolve()) for m in modules):
+    if not is_inside:
         raise CheckpointError(f"{path} names a module outside the model's directory.")
     if not modules or modules[0].kind != "Transformer":
         raise CheckpointError(f"{path} must begin with a Transformer module.")
@@ -200,7 +205,7 @@ def _stated_max_tokens(directory: Path, root: Path) -> int | None:
         (directory / "tokenizer_config.json", "model_max_length"),
     ):
         value = _read_optional(path).get(key)
-        if isinstance(value, int | float) and value > 0:
+        if isinstance(value, int | float) and 0 < value < math.inf:
             limits.append(int(value))
     return min(limits, default=None)
 

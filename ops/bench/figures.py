@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from penstock.ops.bench.cache import cache_tables as cache
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
+from penstock.ops.bench.delivery import delivery_tables as delivery
 from penstock.ops.bench.gpu.report import gpu_tables as gpu
 from penstock.ops.bench.pipeline import pipeline_tables as pipeline
 from penstock.ops.bench.serving.ablation.ablation_table import ablations
 from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
 from penstock.ops.bench.serving.report import serving_tables as serving
+from penstock.ops.chaos import chaos_tables as chaos
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -26,12 +29,18 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "runs": run_table,
     "cpu-headline": cpu.headline,
     "cpu-targets": cpu.against_targets,
+    "cache": cache.figures,
+    "cache-targets": cache.against_targets,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,
     "pipeline-null": pipeline.without_model,
     "pipeline-gpus": pipeline.scale_out,
     "pipeline-targets": pipeline.against_targets,
+    "delivery-failures": delivery.failures,
+    "delivery-modes": delivery.modes,
+    "delivery-before": delivery.before,
+    "delivery-targets": delivery.against_targets,
     "gpu-headline": gpu.headline,
     "gpu-backlog": gpu.backlogs,
     "gpu-grid": gpu.grid,
@@ -46,6 +55,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "serving-kafka": serving.through_kafka,
     "ablation": ablations,
     "scheduler-constants": constant_table,
+    "chaos": chaos.outcomes,
+    "chaos-faults": chaos.faults,
 }
 _MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 

@@ -2,13 +2,17 @@
 
 import argparse
 import json
+import logging
 import sys
 import time
 from pathlib import Path
 
+import structlog
+
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.runs import begin, keep
-from penstock.ops.chaos.chaos_run import ChaosSettings, run_chaos
+from penstock.ops.chaos.chaos_report import run_chaos
+from penstock.ops.chaos.chaos_run import ChaosSettings
 from penstock.ops.chaos.faults import KINDS
 
 
@@ -16,28 +20,37 @@ def main() -> int:
     """Run, print the report as JSON, and keep it with `--keep`."""
     options = argparse.ArgumentParser(prog="python -m penstock.ops.chaos", description=__doc__)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--minutes", type=float, default=10.0)
+    options.add_argument("--minutes", type=float, default=10.0, help="of the load, at most")
+    options.add_argument("--requests", type=int, help="plain records after which the load ends; default: none")
     options.add_argument("--processes", type=int, default=2, help="members of the worker")
     options.add_argument("--rate", type=float, default=200.0, help="plain records a second, beside the calls")
     options.add_argument("--callers", type=int, default=8, help="calls of clients at the same time")
     options.add_argument("--faults", default=",".join(KINDS), help="kinds of faults, separated by commas")
     options.add_argument("--delivery", choices=("at_least_once", "exactly_once"), default="at_least_once")
-    options.add_argument("--model", type=Path, help="checkpoint that runs on the CPU; default: an echo of the ids")
+    options.add_argument("--engine", choices=("null", "tiny"), default="null", help="null: an echo; tiny: a small BERT")
+    options.add_argument("--log", type=Path, help="file that gets the worker's log")
     options.add_argument("--keep", action="store_true", help="write the report into ops/bench/results/chaos")
     given = options.parse_args()
     settings = ChaosSettings(
         seed=given.seed,
         minutes=given.minutes,
+        requests=given.requests,
         processes=given.processes,
         rate=given.rate,
         callers=given.callers,
         kinds=tuple(kind for kind in given.faults.split(",") if kind),
         delivery=given.delivery,
-        model=given.model,
+        engine=given.engine,
     )
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the clients: brokers go away on purpose
     header = begin("chaos", describe_machine())
     began = time.monotonic()
-    report = run_chaos(settings, lambda line: print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr))
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr)
+
+    report = run_chaos(settings, say, given.log)
     print(json.dumps(report, indent=1))
     if given.keep:
         print(f"Written to {keep({**header, 'parts': {'chaos': report}})}", file=sys.stderr)

@@ -1,37 +1,48 @@
 """One run: a cluster, a worker, a load and seeded faults; then the worker comes to rest, and every record is judged."""
 
 import asyncio
+import contextlib
 import random
-import tempfile
+import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
 from penstock.engine.types import Engine, Float32Array
 from penstock.ops.chaos import access
-from penstock.ops.chaos.commit_watch import CommitWatch, committed_offsets, connected, end_offsets
-from penstock.ops.chaos.faults import COPIED, KINDS, Faults
+from penstock.ops.chaos.asked import Ids
+from penstock.ops.chaos.broker_faults import BrokerFaults
+from penstock.ops.chaos.cache_faults import CacheFaults
+from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
+from penstock.ops.chaos.commit_watch import CommitWatch
+from penstock.ops.chaos.faults import KINDS, Faults, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
-from penstock.ops.chaos.judge import Ids, Judge
+from penstock.ops.chaos.judge import Judge, Refusal
+from penstock.ops.chaos.member_faults import MOST_CLOCK_ERROR_S, MemberFaults
+from penstock.ops.chaos.raw_load import RAW_REPLIES, RawLoad
 from penstock.ops.chaos.read_topics import read_topics
-from penstock.ops.chaos.traffic import RAW_REPLIES, REPLIES, Traffic
+from penstock.ops.chaos.tiny_model import save_tiny_model
+from penstock.ops.chaos.topic_faults import COPIED, TopicFaults
+from penstock.ops.chaos.traffic import Traffic
 from penstock.ops.chaos.worker_command import WorkerCommand
 from penstock.ops.kafka import BrokerCluster
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
 
 _NAME = "chaos"
 _GROUP = f"penstock.{_NAME}"
-_SLOW_S = 2.0  # an answer that takes longer was held up by a fault
+_START_S = 120.0
 _DRAIN_S = 10.0
-_REST_S = 120.0  # after the last fault: all is answered and committed
+_REST_S = 180.0  # after the last fault: all is answered and committed
+_STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
+_REFUSED_S = 30.0  # after a reply topic may be written again: dead letters on their way
 _BATCH = 256
+_BUG, _SHOWN_CHARS = re.compile("This is a bug|Traceback"), 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,57 +50,83 @@ class ChaosSettings:
     """Options of a run. Equal settings inject the same faults and send the same requests."""
 
     seed: int = 1
-    minutes: float = 10.0
+    minutes: float = 10.0  # at most, until the load ends
+    requests: int | None = None  # the load ends when brokers have taken as many plain records
+    min_moments: int = 0  # of faults, before the load ends by either bound
     processes: int = 2
-    rate: float = 200.0  # raw records a second
+    rate: float = 200.0  # plain records a second
     callers: int = 8
     partitions: int = 6
     kinds: Sequence[str] = KINDS
-    gap_s: tuple[float, float] = (4.0, 10.0)  # between two faults
+    most_at_once: int = 3
+    gap_s: tuple[float, float] = (4.0, 10.0)  # between two moments of faults
     outage_s: float = 20.0
+    leaderless_s: float = 60.0
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    model: Path | None = None  # None: an engine whose results identify their sequences
+    engine: Literal["null", "tiny"] = "null"  # one whose results identify their sequences; a BERT of two layers
 
 
-def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run, and return the report; `report["violations"]` is empty if all promises were kept. Blocks."""
-    config = {"num.network.threads": "2", "num.io.threads": "4", **access.BROKER_CONFIG}
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
-        BrokerCluster(num_partitions=settings.partitions, config=config, listeners=access.LISTENERS) as cluster,
-    ):
-        return asyncio.run(_Run(settings, cluster, Path(folder), say).run())
+class ChaosRun:
+    """Makes one run. What it found is in its parts, for the report."""
 
-
-class _Run:
     def __init__(
         self, settings: ChaosSettings, cluster: BrokerCluster, folder: Path, say: Callable[[str], None]
     ) -> None:
-        self._settings = settings
+        """`folder` is empty, and the worker's. `say` gets a line for each moment of faults."""
+        self.settings = settings
+        self.started = time.time()
+        self.seconds: dict[str, float] = {}  # of each phase
+        self.exit_code = 0
         self._say = say
         self._servers = cluster.bootstrap_servers
-        self._requests = [request_topic(_NAME), bulk_topic(request_topic(_NAME))]
-        self._letters = [*map(dead_letter_topic, self._requests)]
-        self._engine = EchoEngine(_NAME) if settings.model is None else load_engine(str(settings.model), device="cpu")
+        self.topics = [request_topic(_NAME), bulk_topic(request_topic(_NAME))]
+        self._letters = [*map(dead_letter_topic, self.topics)]
+        self._engine = _engine(settings, folder)
         info = self._engine.info
-        options = self._options(folder, cluster.address("CLEAR"))
-        self._worker = WorkerCommand(folder, settings.seed, options)
-        self._privileges = access.privileges(_GROUP, self._requests, self._letters, [REPLIES, RAW_REPLIES])
-        self._faults = Faults(cluster, self._worker, folder, self._privileges, settings.outage_s)
-        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
-        self._traffic = Traffic(
-            *(self._servers, _NAME, self._requests[0], self._isolation),
-            vocab_size=info.vocab_size,
-            rate=settings.rate,
-            seed=settings.seed,
+        self.worker = WorkerCommand(folder, settings.seed, self._options(folder, cluster.address("CLEAR")))
+        self._privileges = access.privileges(_GROUP, self.topics, self._letters, [REPLIES, RAW_REPLIES])
+        self.faults = Faults(
+            BrokerFaults(cluster, settings.outage_s, settings.leaderless_s),
+            MemberFaults(self.worker, folder, settings.outage_s),
+            TopicFaults(self._servers, self._privileges, settings.outage_s / 2),
+            CacheFaults(self.worker, folder / "cache.sqlite", settings.outage_s / 2),
         )
-        self._watch = CommitWatch(self._servers, _GROUP, [REPLIES, RAW_REPLIES, *self._letters])
-        self._judge = Judge(poison(info), lambda sequences: direct(self._engine, sequences))
+        self._isolation = "read_committed" if settings.delivery == "exactly_once" else "read_uncommitted"
+        self.traffic = Traffic(
+            Calls(self._servers, _NAME, self._isolation, info.vocab_size, settings.callers, settings.seed),
+            RawLoad(self._servers, _NAME, self.topics[0], info.vocab_size, settings.rate, settings.seed),
+        )
+        self._watch = CommitWatch(self._servers, _GROUP, self.topics, [REPLIES, RAW_REPLIES, *self._letters])
+
+    async def run(self) -> Judge:
+        """Run, and judge every record."""
+        self._create_topics()
+        await asyncio.to_thread(access.allow, self._servers, self._privileges)
+        keeping = asyncio.create_task(self.worker.run())
+        watching = asyncio.create_task(self._watch.run())
+        load = asyncio.create_task(self.traffic.run())
+        try:
+            async with asyncio.timeout(_START_S):
+                while not self.worker.events("partitions_assigned"):  # noqa: ASYNC110 — a log has no event to wait for
+                    await asyncio.sleep(0.2)
+            with self._timed("load"):
+                await self._inject(load)
+                self.traffic.is_over.set()
+                await asyncio.wait_for(load, 2 * CALL_S)
+            with self._timed("rest"):
+                await self._come_to_rest()
+        finally:
+            for task in (keeping, watching, load):
+                task.cancel()
+            await asyncio.gather(keeping, watching, load, return_exceptions=True)
+            self.exit_code = await self.worker.stop(_DRAIN_S + 20)
+        with self._timed("judgement"):
+            return self._judge()
 
     def _options(self, folder: Path, servers: str) -> list[str]:
-        settings = self._settings
+        settings = self.settings
         values = {
-            "model": "null" if settings.model is None else settings.model,
+            "model": "null" if settings.engine == "null" else folder / "model",
             "served-name": _NAME,
             "bootstrap-servers": servers,
             "processes": settings.processes,
@@ -102,122 +139,95 @@ class _Run:
             "log-format": "json",
             **access.OPTIONS,
         }
-        if settings.model is not None:
+        if settings.engine == "tiny":
             values |= {"dtype": "float32", "device": "cpu"}
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
-    async def run(self) -> dict[str, Any]:
-        started = time.monotonic()
-        await self._create_topics()
-        await asyncio.to_thread(access.allow, self._servers, self._privileges)
-        keeping = asyncio.create_task(self._worker.run())
-        watching = asyncio.create_task(self._watch.run())
-        load = asyncio.create_task(self._traffic.run(self._settings.callers))
-        try:
-            await self._until(lambda: bool(self._worker.events("partitions_assigned")), 60)
-            await self._inject_for(self._settings.minutes * 60, load)
-            self._traffic.is_over = True
-            await asyncio.wait_for(load, _REST_S)
-            rest_s = await self._come_to_rest()
-        finally:
-            for task in (keeping, watching, load):
-                task.cancel()
-            await asyncio.gather(keeping, watching, load, return_exceptions=True)
-            exit_code = await self._worker.stop(_DRAIN_S + 20)
-        await self._check(exit_code)
-        return self._report(time.monotonic() - started, rest_s, exit_code)
+    def _create_topics(self) -> None:
+        """Answers get the broker's time, because clocks of members step."""
+        config = {"message.timestamp.type": "LogAppendTime"}
+        answers = [NewTopic(name, 4, 3, config=config) for name in (REPLIES, RAW_REPLIES, *self._letters)]
+        requests = [NewTopic(name, self.settings.partitions, 3) for name in self.topics]
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        for created in admin.create_topics([*answers, *requests]).values():
+            created.result()
 
-    async def _create_topics(self) -> None:
-        """Replies get the broker's time, because clocks of members step."""
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._servers)
-        await admin.start()
-        try:
-            config = {"message.timestamp.type": "LogAppendTime"}
-            replies = [NewTopic(name, 4, 3, topic_configs=config) for name in (REPLIES, RAW_REPLIES)]
-            requests = [NewTopic(name, self._settings.partitions, 3) for name in self._requests]
-            await admin.create_topics([*replies, *requests])
-        finally:
-            await admin.close()
+    async def _inject(self, load: asyncio.Task[None]) -> None:
+        """Inject faults until the load may end."""
+        settings = self.settings
+        rng, until = random.Random(settings.seed), time.monotonic() + settings.minutes * 60
+        coming = moments(settings.kinds, settings.most_at_once, rng)
+        num_moments = 0
+        while not self._is_enough(num_moments, until):
+            if load.done():
+                await load  # it raises
+                raise RuntimeError("The load ended before its time. This is a bug.")
+            await self._wait(rng.uniform(*settings.gap_s), num_moments, until)
+            kinds = () if self._is_enough(num_moments, until) else next(coming, ())
+            if len(kinds) == 1:
+                await self._until_steady(until)
+            if kinds:
+                self._say(", ".join(kinds))
+                await self.faults.inject(kinds, rng)
+                num_moments += 1
 
-    async def _inject_for(self, seconds: float, load: asyncio.Task[None]) -> None:
-        """Inject faults, one after another: each kind once, in random order, before any comes again."""
-        rng, until = random.Random(self._settings.seed), time.monotonic() + seconds
-        waiting: list[str] = []
-        while time.monotonic() < until and not load.done():
-            await asyncio.sleep(min(rng.uniform(*self._settings.gap_s), max(0.0, until - time.monotonic())))
-            if time.monotonic() >= until or not self._settings.kinds:
-                continue
-            if not waiting:
-                waiting = rng.sample(list(self._settings.kinds), len(self._settings.kinds))
-            kind = waiting.pop()
-            self._say(f"{kind}")
-            await self._faults.inject(kind, random.Random(rng.random()))
-        if load.done():
-            await load  # it raises
-            raise RuntimeError("The load ended before its time. This is a bug.")
+    async def _wait(self, seconds: float, num_moments: int, until: float) -> None:
+        """Wait, but not longer than the load lasts."""
+        resume = time.monotonic() + seconds
+        while time.monotonic() < resume and not self._is_enough(num_moments, until):  # noqa: ASYNC110 — bounds of time
+            await asyncio.sleep(min(0.5, seconds))
 
-    async def _come_to_rest(self) -> float:
-        """Wait until all is committed; return the seconds. The checks tell what is not."""
-        started = time.monotonic()
+    def _is_enough(self, num_moments: int, until: float) -> bool:
+        """Whether the load may end."""
+        wanted, num_sent = self.settings.requests, len(self.traffic.raw.acknowledged)
+        is_enough = time.monotonic() >= until or (wanted is not None and num_sent >= wanted)
+        return is_enough and num_moments >= self.settings.min_moments
 
-        async def is_at_rest() -> bool:
-            committed, ends = await self._ends()
-            return all(committed.get(source, 0) == end for source, end in ends.items() if end)
-
-        while time.monotonic() < started + _REST_S and not await is_at_rest():  # noqa: ASYNC110 — brokers are asked
+    async def _until_steady(self, until: float) -> None:
+        """Wait until the worker is two seconds of the load behind, or less."""
+        enough = min(until, time.monotonic() + _STEADY_S)
+        most = 2 * self.settings.rate + 50 * self.settings.partitions
+        while time.monotonic() < enough and await self._watch.num_behind() > most:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
-        return time.monotonic() - started
 
-    async def _ends(self) -> tuple[dict[Any, int], dict[Any, int]]:
-        committed = await committed_offsets(self._servers, _GROUP)
-        async with connected(self._servers) as consumer:
-            return committed, await end_offsets(consumer, self._requests)
+    async def _come_to_rest(self) -> None:
+        """Wait until all is committed. The checks tell what is not."""
+        enough = time.monotonic() + _REST_S
+        while time.monotonic() < enough and await self._watch.num_behind() > 0:  # noqa: ASYNC110 — brokers are asked
+            await asyncio.sleep(1)
 
-    async def _check(self, exit_code: int) -> None:
-        judge, sent = self._judge, self._traffic.sent
-        judge.requests([record async for record in read_topics(self._servers, self._requests)])
-        judge.check_sent(sent.acknowledged)
-        judge.check_results(sent.results)
-        judge.complain("wrong_error_of_a_call", sent.wrong_errors)
-        async for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], self._isolation):
+    def _judge(self) -> Judge:
+        judge = Judge(poison(self._engine.info), self._direct, self._refusals(), 1e3 * MOST_CLOCK_ERROR_S)
+        judge.requests(read_topics(self._servers, self.topics))
+        judge.check_sent(self.traffic.raw.acknowledged)
+        judge.check_results(self.traffic.calls.results)
+        judge.complain("wrong_error_of_a_call", self.traffic.calls.wrong_errors)
+        for record in read_topics(self._servers, [REPLIES, RAW_REPLIES], self._isolation):
             judge.reply(record, is_copy=COPIED in dict(record.headers))
-        async for record in read_topics(self._servers, self._letters, self._isolation):
+        for record in read_topics(self._servers, self._letters, self._isolation):
             judge.letter(record)
-        judge.check_outcomes(may_repeat=self._settings.delivery == "at_least_once")
+        judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
-        judge.check_all_committed(*await self._ends())
-        judge.complain("bad_exit", [f"code {exit_code} on SIGTERM"] if exit_code else [])
-        bugs = [e["event"] for e in self._worker.all_events() if "This is a bug" in str(e) or "Traceback" in str(e)]
-        judge.complain("bug_in_the_log", bugs)
+        judge.check_all_committed(*self._watch.committed_and_ends())
+        judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
+        bugs = [event for event in self.worker.all_events() if _BUG.search(str(event))]
+        judge.complain(
+            "bug_in_the_log", [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
+        )
+        return judge
 
-    def _report(self, seconds: float, rest_s: float, exit_code: int) -> dict[str, Any]:
-        judge, sent, injected = self._judge, self._traffic.sent, self._faults.injected
-        nexts = [fault.started for fault in injected[1:]] + [time.time()]
-        recoveries: dict[str, list[float]] = {}
-        for fault, until in zip(injected, nexts, strict=True):
-            recoveries.setdefault(fault.kind, []).append(round(judge.recovery_s(fault.started, until, _SLOW_S), 1))
-        answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
-        return {
-            "settings": asdict(self._settings) | {"model": self._engine.info.name},
-            "seconds": round(seconds, 1),
-            "counts": dict(sorted(judge.counts.items())),
-            "raw_duplicate_share": judge.counts["duplicates"] / answers,
-            "unacknowledged_raw_requests": sent.unacknowledged,
-            "call_errors": dict(sent.call_errors),
-            "faults": dict(Counter(fault.kind for fault in injected)),
-            "faults_not_injected": [f"{fault.kind}: {fault.error}" for fault in injected if fault.error],
-            "recovery_s": recoveries,
-            "rest_s": round(rest_s, 1),
-            "supervisors_ended": self._worker.exits,
-            "members_ended": len(self._worker.events("member_exited")),
-            "violations": dict(judge.violations),
-            "examples": judge.examples,
-        }
+    def _refusals(self) -> list[Refusal]:
+        refused = [fault for fault in self.faults.injected if fault.kind == "replies_refused"]
+        return [Refusal(RAW_REPLIES, 1e3 * one.started, 1e3 * (one.ended + _REFUSED_S)) for one in refused]
 
-    async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not is_so():  # noqa: ASYNC110 — a log has no event to wait for
-                await asyncio.sleep(0.2)
+    def _direct(self, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
+        return direct(self._engine, sequences)
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Any:
+        started = time.monotonic()
+        yield
+        self.seconds[phase] = round(time.monotonic() - started, 1)
 
 
 def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
@@ -226,7 +236,14 @@ def direct(engine: Engine, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Arra
     by_length = sorted(sequences, key=len)
     for start in range(0, len(by_length), _BATCH):
         chosen = by_length[start : start + _BATCH]
-        arrays = [np.array(one, np.int32) for one in chosen]
+        arrays = [np.frombuffer(one, "<u4") for one in chosen]
         output = engine.run(PackedBatch.of(arrays, [TaskOptions("embed")] * len(chosen)))
         rows |= dict(zip(chosen, output.rows, strict=True))
     return rows
+
+
+def _engine(settings: ChaosSettings, folder: Path) -> Engine:
+    if settings.engine == "null":
+        return EchoEngine(_NAME)
+    save_tiny_model(folder / "model", settings.seed)
+    return load_engine(str(folder / "model"), device="cpu", dtype="float32")

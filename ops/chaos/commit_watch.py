@@ -1,17 +1,18 @@
 """Watches what the group has committed during a run, beside how far the answers had come at that moment."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from penstock.ops.chaos.asked import Partition
 
 _EVERY_S, _PATIENCE_S = 1.0, 10.0
+# A consumer that does not subscribe is no member of its group.
+_OPTIONS = {"enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
 
 log = structlog.get_logger("penstock.chaos")
 
@@ -20,61 +21,56 @@ log = structlog.get_logger("penstock.chaos")
 class Look:
     """One look. `ends` were asked after `committed`: what was acknowledged before the commit lies below them."""
 
-    committed: Mapping[TopicPartition, int]
-    ends: Mapping[TopicPartition, int]  # of the topics of replies and dead letters
+    committed: Mapping[Partition, int]
+    ends: Mapping[Partition, int]  # of the topics of replies and dead letters
 
 
 class CommitWatch:
     """Looks once a second. A look that a broker's outage prevents is left out."""
 
-    def __init__(self, servers: str, group: str, topics: Sequence[str]) -> None:
-        """`topics`: of replies and dead letters."""
+    def __init__(self, servers: str, group: str, sources: Sequence[str], answers: Sequence[str]) -> None:
+        """`sources`: topics of requests. `answers`: topics of replies and dead letters."""
         self.looks: list[Look] = []
-        self._servers = servers
-        self._group = group
-        self._topics = topics
+        self._sources = sources
+        self._answers = answers
+        self._consumer = Consumer({"bootstrap.servers": servers, "group.id": group, **_OPTIONS})
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    self.looks.append(await self.look())
-            except (KafkaError, OSError, AttributeError) as error:  # aiokafka's admin client has no broker's address
+                self.looks.append(await asyncio.to_thread(self._look))
+            except KafkaException as error:
                 log.debug("look_failed", error=repr(error))
 
-    async def look(self) -> Look:
-        """Look now."""
-        committed = await committed_offsets(self._servers, self._group)
-        async with connected(self._servers) as consumer:
-            return Look(committed, await end_offsets(consumer, self._topics))
+    async def num_behind(self) -> float:
+        """Requests, or rather their offsets, that are not committed. Infinite where the brokers do not answer."""
+        try:
+            committed, ends = await asyncio.to_thread(self.committed_and_ends)
+        except KafkaException:
+            return math.inf
+        return sum(end - committed.get(source, 0) for source, end in ends.items())
 
+    def committed_and_ends(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Offsets that the group has committed, and then the ends of the partitions of requests. Blocks."""
+        return self._committed(), self._ends(self._sources)
 
-@contextlib.asynccontextmanager
-async def connected(servers: str, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer of no group. aiokafka's own context leaves one open whose start fails."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers, **options)
-    try:
-        await consumer.start()
-        yield consumer
-    finally:
-        await consumer.stop()
+    def _look(self) -> Look:
+        return Look(self._committed(), self._ends(self._answers))
 
+    def _committed(self) -> dict[Partition, int]:
+        found = self._consumer.committed(self._partitions(self._sources), _PATIENCE_S)
+        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
-async def committed_offsets(servers: str, group: str) -> dict[TopicPartition, int]:
-    """Offsets that the group has committed; partitions without one are left out."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        offsets = await admin.list_consumer_group_offsets(group)
-    finally:
-        await admin.close()
-    return {source: found.offset for source, found in offsets.items() if found.offset >= 0}
+    def _ends(self, topics: Sequence[str]) -> dict[Partition, int]:
+        ends = {}
+        for one in self._partitions(topics):
+            _, ends[one.topic, one.partition] = self._consumer.get_watermark_offsets(one, _PATIENCE_S)
+        return ends
 
-
-async def end_offsets(consumer: AIOKafkaConsumer, topics: Sequence[str]) -> dict[TopicPartition, int]:
-    """The end of each partition of these topics."""
-    known = await consumer._client.fetch_all_metadata()  # aiokafka has no public way to learn of new partitions at once
-    sources = [TopicPartition(topic, n) for topic in topics for n in known.partitions_for_topic(topic) or ()]
-    return dict(await consumer.end_offsets(sources))
+    def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        known = self._consumer.list_topics(timeout=_PATIENCE_S).topics
+        return [
+            TopicPartition(topic, number) for topic in topics if topic in known for number in known[topic].partitions
+        ]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from penstock.cache import CostKey
 from penstock.scheduler import CostTable
-from penstock.scheduler.costs.table import Residual
+from penstock.scheduler.costs.table import Sample
 from penstock.worker.batching.startup_costs import MeasuredCosts
 
 _GOOD, _USABLE = 0.1, 0.2  # largest relative errors of a good and of a usable prediction
@@ -45,21 +45,19 @@ def law(table: CostTable) -> str:
 
 def _grid(table: CostTable) -> Table:
     """A row for each batch size, a column for each longest sequence."""
-    residuals = table.residuals()
-    columns = sorted({residual.sample.longest for residual in residuals})
-    cells = {(_row(residual, table.padded), residual.sample.longest): residual for residual in residuals}
+    columns = sorted({sample.longest for sample in table.samples})
+    cells = {(_row(sample, table.padded), sample.longest): _cell(sample, table) for sample in table.samples}
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column("longest", style="dim", no_wrap=True)
     for longest in columns:
         grid.add_column(f"{longest:,}", justify="right", header_style="bold", no_wrap=True)
     for row in dict.fromkeys(name for name, _ in sorted(cells)):
-        grid.add_row(_label(row, table.padded), *(_cell(cells.get((row, longest))) for longest in columns))
+        grid.add_row(_label(row, table.padded), *(cells.get((row, longest), Text("")) for longest in columns))
     return grid
 
 
-def _row(residual: Residual, padded: bool) -> tuple[int, int]:
+def _row(sample: Sample, padded: bool) -> tuple[int, int]:
     """Sort key of a row: single sequences first, then by size, full batches of equal lengths last."""
-    sample = residual.sample
     if sample.count == 1:
         return 0, 0
     if sample.tokens == sample.count * sample.longest:
@@ -72,10 +70,9 @@ def _label(row: tuple[int, int], padded: bool) -> str:
     return ("1 sequence", f"{size:,} {'sequences' if padded else 'tokens'}", "full, equal")[kind]
 
 
-def _cell(residual: Residual | None) -> Text:
-    if residual is None:
-        return Text("")
-    return Text(_ms(residual.sample.seconds)).append(f" {residual.error:>+4.0%}", style=_style(abs(residual.error)))
+def _cell(sample: Sample, table: CostTable) -> Text:
+    error = sample.error(table)
+    return Text(_ms(sample.seconds)).append(f" {error:>+4.0%}", style=_style(abs(error)))
 
 
 def _ms(seconds: float) -> str:

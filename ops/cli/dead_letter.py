@@ -7,12 +7,15 @@ from typing import Any, Self
 
 from penstock.ops.cli.screen import BadUsage
 from penstock.producer.errors import PenstockError
+from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.messages import Request
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 
+_BULK = "bulk:"
 _SHOWN_CHARS = 500
+_LEFT_OUT = re.compile("penstock-(value|headers|key)-left-out-(bytes|sha256)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class DeadLetter:
     @classmethod
     def of(cls, record: Any, *, bulk: bool) -> Self:
         """Read a record of one of the two dead-letter topics."""
-        return cls(record, dict(record.headers), f"{'bulk:' * bulk}{record.partition}:{record.offset}")
+        return cls(record, dict(record.headers), f"{_BULK * bulk}{record.partition}:{record.offset}")
 
     @property
     def code(self) -> str:
@@ -48,13 +51,33 @@ class DeadLetter:
         return topic.decode(errors="replace"), partition, offset
 
     @property
-    def missing(self) -> str:
-        """The parts of its original that the letter lacks, so that it cannot be sent again; empty if it is whole."""
-        if any("left-out" in name for name in self.headers):
+    def is_bulk(self) -> bool:
+        """Whether its original was read from the bulk topic."""
+        return self.id.startswith(_BULK)
+
+    @property
+    def sent_ms(self) -> int:
+        """Timestamp of its original, or else its own."""
+        sent_ms = _number(self.headers.get(names.SOURCE_TIMESTAMP_MS))
+        return int(self.record.timestamp) if sent_ms is None else sent_ms
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why its original cannot be sent again or answered; empty if it can."""
+        if any(_LEFT_OUT.fullmatch(name) for name in self.headers):
             return "part of the original was left out"
-        if "penstock-unreadable-batch" in self.headers:
+        if UNREADABLE_BATCH in self.headers:
             return "it stands for a batch that could not be read"
-        return "" if self.position else "it does not say where its original was read"
+        if self.position is None:
+            return "it does not say where its original was read"
+        if dead_letter_topic(self.position[0]) != self.record.topic:
+            return "it names another topic than the one whose letters lie here"
+        return ""
+
+    @property
+    def original_headers(self) -> list[tuple[str, bytes]]:
+        """The headers of its original."""
+        return names.original_headers(self.record.headers)
 
     def summary(self) -> dict[str, Any]:
         """Everything but key, value and the original's headers."""
@@ -75,10 +98,9 @@ class DeadLetter:
 
     def details(self) -> dict[str, Any]:
         """The summary, and the original: its key, its headers, its value, and the request that it holds."""
-        original = names.original_headers(self.record.headers)
         return self.summary() | {
             "key": _base64(self.record.key),
-            "headers": [[name, _readable(value)] for name, value in original],
+            "headers": [[name, _readable(value)] for name, value in self.original_headers],
             "value": _base64(self.record.value),
             "request": _request(self.record.value),
         }

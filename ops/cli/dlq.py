@@ -1,20 +1,20 @@
-"""`penstock dlq`: list, show and replay the dead letters of a model's topics."""
+"""`penstock dlq`: list, show, replay and answer the dead letters of a model's topics."""
 
 import asyncio
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from pydantic import AfterValidator, Field
 
-from penstock.ops.cli.dead_letter import DeadLetter, letters_topic, parse_id
-from penstock.ops.cli.letter_table import print_letters
+from penstock.ops.cli.letter_selection import First, Ids, Last, Letters, Partition, Reason, Selection, read_letters
+from penstock.ops.cli.letter_table import as_json, print_letters
 from penstock.ops.cli.options import takes
+from penstock.ops.cli.record_sender import open_sender
 from penstock.ops.cli.replayer import (
     AsJson,
     DeadlineS,
@@ -24,28 +24,22 @@ from penstock.ops.cli.replayer import (
     ReplayOptions,
     ReplyPartition,
     ReplyTopicName,
-    check_range,
 )
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
-from penstock.ops.cli.topic_reader import TopicReader, open_reader
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.outbox import Outbox
-from penstock.producer.wire.headers import original_headers
 from penstock.producer.wire.topics import check_served_name, request_topic, served_name_of
+from penstock.worker.settings import ModelSettings, RequestSettings
 
 dlq = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="List, show and replay the dead letters of a model's topics."
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, show, replay and answer the dead letters of a model's topics.",
 )
 
 _MAX_LISTED = 100
 
-Reason = Annotated[str | None, typer.Option("--reason", help="Only letters with these error codes, by commas.")]
-Ids = Annotated[str | None, typer.Option("--id", help="Only letters with these ids, by commas.")]
-Letters = Annotated[Literal["all", "online", "bulk"], typer.Option("--letters", help="Of which request topic.")]
-Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition of the letters' topic.")]
-First = Annotated[int, typer.Option("--from", min=0, help="First offset in the letters' topic.")]
-Last = Annotated[int | None, typer.Option("--to", min=0, help="Last offset in the letters' topic. Default: its end.")]
+ExecuteReplies = Annotated[bool, typer.Option("--execute", help="Send the replies. Otherwise only compute them.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters. Default: 100 in a table.")]
 
 
@@ -58,40 +52,10 @@ class DlqSettings(KafkaSettings):
     topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which letters a command is about."""
+class AnswerSettings(ModelSettings, RequestSettings, KafkaSettings):
+    """Whose letters, where, and how they are answered."""
 
-    reasons: frozenset[str] | None
-    ids: frozenset[str] | None
-    kinds: tuple[bool, ...]  # whether bulk
-    partition: int | None
-    first: int
-    last: int | None
-
-    @classmethod
-    def of(
-        cls, reason: str | None, ids: str | None, letters: str, partition: int | None, first: int, last: int | None
-    ) -> "Selection":
-        """From the command line. Raises BadUsage for a malformed id, or a range that ends before it begins."""
-        check_range(first, last)
-        kinds = {"all": (False, True), "online": (False,), "bulk": (True,)}[letters]
-        chosen = None if ids is None else frozenset(ids.split(","))
-        for one in chosen or ():
-            parse_id(one)
-        return cls(None if reason is None else frozenset(reason.split(",")), chosen, kinds, partition, first, last)
-
-    def holds(self, letter: DeadLetter) -> bool:
-        """Whether a letter of the range is among them."""
-        return (self.reasons is None or letter.code in self.reasons) and (self.ids is None or letter.id in self.ids)
-
-    def ranges(self, bulk: bool, num_partitions: int) -> Iterable[tuple[int, int, int | None]]:
-        """The parts of one dead-letter topic to read: partition, first and last offset."""
-        if self.ids is not None:
-            places = [(partition, offset) for of_bulk, partition, offset in map(parse_id, self.ids) if of_bulk == bulk]
-            return [(partition, offset, offset) for partition, offset in sorted(places) if partition < num_partitions]
-        chosen = range(num_partitions) if self.partition is None else [self.partition]
-        return [(partition, self.first, self.last) for partition in chosen if partition < num_partitions]
+    topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
 
 
 @dlq.command("ls")
@@ -160,8 +124,42 @@ def replay(
     Exit code 1: the broker refused some.
     """
     selection = Selection.of(reason, ids, letters, partition, first, last)
-    options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
-    return _run(settings, lambda topic: _replay(settings, topic, selection, options))
+    options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
+    return _run(settings, lambda topic: _replay(settings, topic, selection, options, execute))
+
+
+@dlq.command()
+@takes(AnswerSettings)
+def answer(
+    settings: AnswerSettings,
+    reason: Reason = None,
+    ids: Ids = None,
+    letters: Letters = "all",
+    partition: Partition = None,
+    first: First = 0,
+    last: Last = None,
+    execute: ExecuteReplies = False,
+    reply_topic: ReplyTopicName = None,
+    reply_partition: ReplyPartition = None,
+    as_json: AsJson = False,
+) -> int:
+    """Answer dead letters in this process, which loads the worker's model, and send the replies.
+
+    Without --execute: compute the replies and print the outcomes, but send nothing.
+
+    $ penstock dlq answer --model ./checkpoint --served-name intents --reason backend --execute
+
+    A reply goes to the letter's reply address and has the key of a reply to the original, by which readers can drop
+    duplicates. A letter that fails again gets no second error reply. The letters stay in their topic.
+
+    Exit code 1: letters failed again, or the broker refused replies.
+    """
+    selection = Selection.of(reason, ids, letters, partition, first, last)
+    options = ReplayOptions(None, reply_topic, reply_partition, 1, as_json)
+    if reply_topic is not None:  # the operator's choice needs no allow-list
+        settings = settings.model_copy(update={"reply_topics": re.escape(reply_topic)})
+    narrate_logs(settings.bootstrap_servers)
+    return asyncio.run(_answer(settings, selection, options, execute))
 
 
 def _run(settings: DlqSettings, body: Any) -> int:
@@ -176,7 +174,7 @@ async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: 
     counts: Counter[str] = Counter()
     listed = []
     most = limit or (sys.maxsize if as_json else _MAX_LISTED)
-    async with open_reader(KafkaCluster.of(settings)) as reader, aclosing(_read(reader, topic, selection)) as found:
+    async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
         async for letter in found:
             counts[letter.code] += 1
             if counts.total() > most:
@@ -196,39 +194,39 @@ async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: 
 
 
 async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
-    async with open_reader(KafkaCluster.of(settings)) as reader, aclosing(_read(reader, topic, selection)) as found:
+    async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
         async for letter in found:
-            print(json.dumps(letter.details(), indent=2, ensure_ascii=False))
+            print(as_json(letter.details()))
             return EXIT_OK
     fail(f"There is no such dead letter of {topic}.")
     return EXIT_PROBLEM
 
 
-async def _replay(settings: DlqSettings, topic: str, selection: Selection, options: ReplayOptions) -> int:
+async def _replay(
+    settings: DlqSettings, topic: str, selection: Selection, options: ReplayOptions, execute: bool
+) -> int:
     cluster = KafkaCluster.of(settings)
-    outbox = Outbox(cluster, client_id="penstock-replay")
-    await outbox.start()
-    try:
-        replayer = Replayer(options, outbox)
-        async with open_reader(cluster) as reader, aclosing(_read(reader, topic, selection)) as found:
+    async with open_sender(cluster, execute=execute) as sender:
+        replayer = Replayer(options, sender)
+        async with aclosing(read_letters(cluster, topic, selection)) as found:
             async for letter in found:
                 source = letter.position
-                if letter.missing or source is None:
-                    replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.missing)
+                if letter.obstacle or source is None:
+                    replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.obstacle)
                 else:
-                    await replayer.offer(source, letter.record, original_headers(letter.record.headers), source[0])
+                    await replayer.offer(source, letter.record, letter.original_headers, source[0])
         return await replayer.finish()
-    finally:
-        await outbox.stop()
 
 
-async def _read(reader: TopicReader, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:
-    """The chosen letters of both dead-letter topics. A topic that does not exist has none."""
-    for bulk in selection.kinds:
-        letters = letters_topic(topic, bulk=bulk)
-        for partition, first, last in selection.ranges(bulk, await reader.num_partitions(letters) or 0):
-            async with aclosing(reader.records(letters, partition, first, last)) as records:
-                async for record in records:
-                    letter = DeadLetter.of(record, bulk=bulk)
-                    if selection.holds(letter):
-                        yield letter
+async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
+    from penstock.ops.cli.answerer import open_answerer  # loads what the other commands do not need
+    from penstock.ops.cli.letter_answers import LetterAnswers
+
+    cluster = KafkaCluster.of(settings)
+    async with open_answerer(settings, settings) as answerer, open_sender(cluster, execute=execute) as sender:
+        answers = LetterAnswers(options, answerer, sender)
+        topic = settings.topic or request_topic(answerer.served_name)
+        async with aclosing(read_letters(cluster, topic, selection)) as found:
+            async for letter in found:
+                await answers.add(letter)
+        return await answers.finish()

@@ -1,5 +1,6 @@
-"""The table of `penstock dlq ls`. Anybody may have written a letter: nothing of it reaches the terminal as it is."""
+"""Dead letters on a terminal. Anybody may have written one: nothing of it reaches the terminal as it is."""
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -14,12 +15,18 @@ def print_letters(letters: Iterable[Mapping[str, Any]]) -> None:
     """Print summaries of dead letters on stdout."""
     table = Table("id", "original", "code", "tried", "written (UTC)", "message", box=None, header_style="bold")
     for one in letters:
-        texts = one["id"], one["source"], one["code"], str(one["attempts"] or ""), _time(one["written_ms"])
-        table.add_row(*map(_printable, (*texts, one["message"][:_SHOWN_CHARS])))
+        texts = one["id"], one["source"], one["code"], str(one["attempts"] or ""), written_utc(one["written_ms"])
+        table.add_row(*map(printable, (*texts, one["message"][:_SHOWN_CHARS])))
     Console(highlight=False, markup=False, soft_wrap=True).print(table)
 
 
-def _time(timestamp_ms: int) -> str:
+def as_json(letter: Mapping[str, Any]) -> str:
+    """A letter as JSON, readable and indented; characters that control the terminal are escaped."""
+    text = json.dumps(letter, indent=2, ensure_ascii=False)
+    return "".join([one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text])
+
+
+def written_utc(timestamp_ms: int) -> str:
     """A producer may have written any number."""
     try:
         return datetime.fromtimestamp(timestamp_ms / 1e3, UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -27,5 +34,6 @@ def _time(timestamp_ms: int) -> str:
         return "?"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Text of unknown origin without characters that control the terminal."""
     return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.ops.cli.options import takes
+from penstock.ops.cli.record_sender import open_sender
 from penstock.ops.cli.replayer import (
     AsJson,
     DeadlineS,
@@ -22,7 +23,6 @@ from penstock.ops.cli.screen import BadUsage, narrate_logs
 from penstock.ops.cli.topic_reader import open_reader
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic
 
 Topic = Annotated[str, typer.Option("--topic", help="Request topic to read, or its bulk topic.")]
@@ -64,10 +64,10 @@ def replay(
     check_range(first, last)
     if topic.endswith(dead_letter_topic("")):
         raise BadUsage(f"{topic} holds dead letters, which `penstock dlq replay` sends again.")
-    options = ReplayOptions(execute, deadline_s, reply_topic, reply_partition, max_replays, as_json)
+    options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
     is_bulk = topic.endswith(bulk_topic(""))
     target = bulk_topic(topic) if to_bulk and not is_bulk else topic
-    return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options))
+    return asyncio.run(_replay(KafkaCluster.of(settings), (topic, partition), first, last, target, options, execute))
 
 
 async def _replay(
@@ -77,18 +77,15 @@ async def _replay(
     last: int | None,
     target: str,
     options: ReplayOptions,
+    execute: bool,
 ) -> int:
     async with open_reader(cluster) as reader:
         num_partitions = await reader.num_partitions(source[0]) or 0
         if source[1] >= num_partitions:
             raise BadUsage(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
-        outbox = Outbox(cluster, client_id="penstock-replay")
-        await outbox.start()
-        try:
-            replayer = Replayer(options, outbox)
+        async with open_sender(cluster, execute=execute) as sender:
+            replayer = Replayer(options, sender)
             async with aclosing(reader.records(*source, first, last)) as records:
                 async for record in records:
                     await replayer.offer((*source, record.offset), record, record.headers, target)
             return await replayer.finish()
-        finally:
-            await outbox.stop()

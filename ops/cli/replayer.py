@@ -3,20 +3,19 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from aiokafka.errors import KafkaError
 
+from penstock.ops.cli.record_sender import RecordSender
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, say
 from penstock.producer.transport.batches import UNREADABLE_BATCH
-from penstock.producer.transport.outbox import Outbox, OutRecord
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
 from penstock.producer.wire.topics import check_topic
+from penstock.worker.kafka.lenient_batches import UNREADABLE
 
-_MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
+DRY_RUN = "This was a dry run. Add --execute to send."
 
 Position = tuple[str, int, int]  # topic, partition, offset
 
@@ -42,7 +41,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, on
 class ReplayOptions:
     """How records are sent again."""
 
-    execute: bool
     deadline_s: float | None
     reply_topic: str | None  # None: each record's own address
     reply_partition: int | None
@@ -65,18 +63,26 @@ def check_range(first: int, last: int | None) -> None:
         raise BadUsage(f"--to must not be before --from, which is {first}. Given: {last}")
 
 
-class Replayer:
-    """Takes records one at a time, and holds few: `offer` waits while many are on their way."""
+def headers_again(headers: Headers, source: Position, options: ReplayOptions) -> list[tuple[str, bytes]]:
+    """The headers with which a record is sent again. `source`: where a worker read it, or would."""
+    return replay_headers(
+        [header for header in headers if header[0] != UNREADABLE],  # a worker would reject the record for it again
+        position(*source),
+        deadline_ms=None if options.deadline_s is None else int((time.time() + options.deadline_s) * 1000),
+        reply_topic=options.reply_topic,
+        reply_partition=options.reply_partition,
+    )
 
-    def __init__(self, options: ReplayOptions, outbox: Outbox) -> None:
-        """`outbox` is used only where the options say `execute`; the caller starts and stops it."""
+
+class Replayer:
+    """Takes records one at a time."""
+
+    def __init__(self, options: ReplayOptions, sender: RecordSender | None) -> None:
+        """Without a `sender` this is a dry run. The caller opens and closes it."""
         self._options = options
-        self._outbox = outbox
+        self._sender = sender
         self._sent: Counter[str] = Counter()  # by topic; in a dry run, what would be sent
         self._skipped: Counter[str] = Counter()  # by reason
-        self._refused: Counter[str] = Counter()  # by what the broker said
-        self._partitions: dict[str, int] = {}
-        self._unsent = self._unsent_bytes = 0
 
     async def offer(self, source: Position, record: Any, headers: Headers, to: str) -> None:
         """Send a record to topic `to`. `source`: where a worker read it, or would."""
@@ -89,8 +95,10 @@ class Replayer:
             return
         self._report(source, to=to)
         self._sent[to] += 1
-        if self._options.execute:
-            await self._send(source, record, headers, to)
+        if self._sender is not None:
+            key = content_key(record.value or b"") if record.key is None else record.key
+            again = headers_again(headers, source, self._options)
+            await self._sender.send_alike(to, source[1], key, record.value, again)
 
     def skip(self, source: Position, reason: str) -> None:
         """Leave a record out."""
@@ -99,56 +107,33 @@ class Replayer:
 
     async def finish(self) -> int:
         """Wait for the acknowledgements, print what was done, and return the exit code."""
-        await self._outbox.flush()
-        done = "Sent" if self._options.execute else "Would send"
+        refused = await refusals(self._sender)
+        done = "Would send" if self._sender is None else "Sent"
         for topic, count in self._sent.items():
-            say(f"{done} {_records(count - self._refused[topic])} to {topic}.")
+            say(f"{done} {num_of('record', count - refused[topic])} to {topic}.")
         for reason, count in self._skipped.items():
-            say(f"Skipped {_records(count)}: {reason}.", "yellow")
-        for topic, count in self._refused.items():
-            say(f"{topic} refused {_records(count)}.", "red")
+            say(f"Skipped {num_of('record', count)}: {reason}.", "yellow")
+        for topic, count in refused.items():
+            say(f"{topic} refused {num_of('record', count)}.", "red")
         if not self._sent and not self._skipped:
             say("No record matches.")
-        elif not self._options.execute:
-            say("This was a dry run. Add --execute to send.")
-        return EXIT_PROBLEM if self._refused else EXIT_OK
-
-    async def _send(self, source: Position, record: Any, headers: Headers, to: str) -> None:
-        options = self._options
-        again = replay_headers(
-            headers,
-            position(*source),
-            deadline_ms=None if options.deadline_s is None else int((time.time() + options.deadline_s) * 1000),
-            reply_topic=options.reply_topic,
-            reply_partition=options.reply_partition,
-        )
-
-        def done(_: Sequence[Any], error: KafkaError | None) -> None:
-            if error is not None:
-                self._refused[to] += 1
-
-        key = content_key(record.value or b"") if record.key is None else record.key
-        try:
-            partition = source[1] % await self._num_partitions(to)  # whatever rule chose it, equal keys stay together
-        except KafkaError:  # the topic is gone, or was never there: a letter's header names it
-            self._refused[to] += 1
-            return
-        self._outbox.put(to, partition, [OutRecord(key, record.value, again, done)])
-        self._unsent += 1
-        self._unsent_bytes += len(record.value or b"")
-        if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
-            await self._outbox.flush()
-            self._unsent = self._unsent_bytes = 0
-
-    async def _num_partitions(self, topic: str) -> int:
-        if topic not in self._partitions:
-            self._partitions[topic] = await self._outbox.partitions(topic)
-        return self._partitions[topic]
+        elif self._sender is None:
+            say(DRY_RUN)
+        return EXIT_PROBLEM if refused else EXIT_OK
 
     def _report(self, source: Position, **what: str) -> None:
         if self._options.as_json:
             print(json.dumps({"source": position(*source).decode(), **what}))
 
 
-def _records(count: int) -> str:
-    return f"{count:,} record{'' if count == 1 else 's'}"
+async def refusals(sender: RecordSender | None) -> Counter[str]:
+    """Wait until all records are acknowledged or refused. Returns the number of refused ones by topic."""
+    if sender is None:
+        return Counter()
+    await sender.flush()
+    return sender.refused
+
+
+def num_of(noun: str, count: int) -> str:
+    """`3 records`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

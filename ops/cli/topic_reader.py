@@ -13,6 +13,7 @@ from penstock.producer.transport.connection import BACKOFF_MS, connect
 from penstock.worker.kafka import lenient_batches
 
 _POLL_MS = 500
+_FETCH_WAIT_MS = 10  # the records are there; a fetch that waits holds up the next partition's offsets
 _FETCH_BYTES = 4 * 1024 * 1024
 
 
@@ -33,12 +34,17 @@ class TopicReader:
             await admin.close()
         return len(found[topic]) if topic in found else None
 
+    async def end(self, topic: str, partition: int) -> int:
+        """The offset after the last record of a partition."""
+        source = TopicPartition(topic, partition)
+        self._consumer.assign([source])
+        return int((await self._consumer.end_offsets([source]))[source])
+
     async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
         """The records of a partition from offset `first` to `last`, both included, or to its present end."""
         source = TopicPartition(topic, partition)
-        self._consumer.assign([source])
+        end = await self.end(topic, partition)
         begin = (await self._consumer.beginning_offsets([source]))[source]
-        end = (await self._consumer.end_offsets([source]))[source]
         if last is not None:
             end = min(end, last + 1)
         self._consumer.seek(source, max(first, begin))
@@ -65,6 +71,7 @@ async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             max_partition_fetch_bytes=_FETCH_BYTES,
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
             retry_backoff_ms=BACKOFF_MS,
         )
 

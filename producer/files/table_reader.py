@@ -232,9 +232,9 @@ def _read_parquet(path: Path, column: str) -> Content:
 
     try:
         file = ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise TableError(f"{path} is not a Parquet file: {error}.") from error
-    schema = file.schema_arrow
+        schema = file.schema_arrow
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error
     with file:
         _check_columns(path, schema.names, column)
         kind = schema.field(column).type

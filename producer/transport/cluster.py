@@ -15,9 +15,8 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from pydantic import SecretStr
 
-from penstock.producer.settings import KafkaSettings
+from penstock.producer.settings import TOKEN_MECHANISMS, KafkaSettings
 from penstock.producer.transport.tls import ReloadingContext
 from penstock.producer.transport.token_source import TokenSource
 
@@ -115,18 +114,12 @@ async def _fault(connection: AIOKafkaConnection) -> Exception | None:
 
 
 def _sasl(settings: KafkaSettings) -> dict[str, Any]:
-    mechanism = {"sasl_mechanism": settings.sasl_mechanism}
-    if settings.sasl_mechanism != "OAUTHBEARER":
-        username, password = settings.sasl_username, _revealed(settings.sasl_password)
-        return {**mechanism, "sasl_plain_username": username, "sasl_plain_password": password}
-    source = TokenSource(
-        settings.sasl_oauthbearer_token_endpoint_url or "",
-        client_id=settings.sasl_oauthbearer_client_id or "",
-        client_secret=_revealed(settings.sasl_oauthbearer_client_secret),
-        scope=settings.sasl_oauthbearer_scope or "",
-    )
-    return {**mechanism, "sasl_oauth_token_provider": source}
-
-
-def _revealed(secret: SecretStr | None) -> str:
-    return "" if secret is None else secret.get_secret_value()
+    """aiokafka's arguments. To the broker, AWS_MSK_IAM is OAUTHBEARER with a token that AWS's credentials sign."""
+    if settings.sasl_mechanism in TOKEN_MECHANISMS:
+        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": TokenSource.of(settings)}
+    password = settings.sasl_password
+    return {
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": "" if password is None else password.get_secret_value(),
+    }

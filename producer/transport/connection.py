@@ -7,7 +7,13 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import ClusterAuthorizationFailedError, KafkaConnectionError, KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+)
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 
@@ -74,10 +80,13 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
     is_lost = False
     while True:
         await asyncio.sleep(_WATCH_EVERY_S)
-        sources = list(consumer.assignment())[:1]
+        # The ends of a topic that is denied are asked for in vain, until the time-out.
+        sources = [one for one in consumer.assignment() if consumer.partitions_for_topic(one.topic)][:1]
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await consumer.end_offsets(sources)
+        except TopicAuthorizationFailedError:
+            pass  # a broker that is there has answered; whether others are is not known
         except (KafkaError, OSError) as error:  # OSError includes time-outs
             if not is_lost:
                 log.warning("kafka_unreachable", error=str(error) or f"no answer in {_ANSWER_S:g} s")

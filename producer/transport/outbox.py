@@ -79,7 +79,8 @@ class Outbox:
             return
         self._waiting[destination] = deque(records)
         self._idle.clear()
-        self._senders[destination] = asyncio.create_task(self._send_all(destination))
+        sender = self._senders[destination] = asyncio.create_task(self._send_all(destination))
+        sender.add_done_callback(_raise_failure)
 
     async def partitions(self, topic: str) -> int:
         """Number of partitions of a topic. Asks the broker, which may create the topic.
@@ -192,6 +193,12 @@ class Outbox:
             # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
         _complete(waiting, size, None)
+
+
+def _raise_failure(sender: "asyncio.Task[None]") -> None:
+    """Tell the event loop's exception handler of a sender that has died: its records have no outcome."""
+    if not sender.cancelled():
+        sender.result()
 
 
 def fill(batch: BatchBuilder, waiting: deque[OutRecord], at_most: int) -> int:

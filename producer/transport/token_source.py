@@ -1,72 +1,76 @@
-"""Access tokens for SASL OAUTHBEARER."""
+"""Access tokens for SASL OAUTHBEARER, one for each new connection."""
 
 import asyncio
-import base64
-import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.parse import quote_plus, urlencode, urlsplit
-from urllib.request import Request, url2pathname, urlopen
+from typing import Self
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import AuthenticationFailedError
 
-_SETTING = "sasl_oauthbearer_token_endpoint_url"
-_ANSWER_S = 10.0
-_USED_SHARE = 0.8  # of a token's lifetime, after which a new one is requested
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.transport.access_token import MAX_BYTES, AccessToken, NoToken, read_token
+from penstock.producer.transport.aws_token import sign_token
+from penstock.producer.transport.token_command import run_token_command
+from penstock.producer.transport.token_endpoint import TokenEndpoint
 
 
 class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no type information
-    """Tokens from a file (`file:` URL), read for each connection, or by client credentials (RFC 6749, section 4.4)."""
+    """Gives the last token while it may be used again, and then requests another."""
 
     def __init__(
-        self, url: str, *, client_id: str, client_secret: str, scope: str, clock: Callable[[], float] = time.monotonic
+        self, request: Callable[[], Awaitable[AccessToken]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._url = url
-        self._client_id = client_id
-        self._client_secret = client_secret
-        self._scope = scope
+        self._request = request
         self._clock = clock  # in seconds
-        self._token = ""
-        self._renew_at = -math.inf
-        self._renewing = asyncio.Lock()
+        self._token = AccessToken("")
+        self._request_at = -math.inf
+        self._requesting = asyncio.Lock()  # connections that are made together wait for one token
+
+    @classmethod
+    def of(cls, settings: KafkaSettings) -> Self:
+        """The source that the settings choose: a file, a command, a token endpoint, or AWS."""
+        if settings.sasl_mechanism == "AWS_MSK_IAM":
+            return cls(partial(sign_token, settings.aws_region or ""))
+        if settings.sasl_oauthbearer_token_file is not None:
+            return cls(partial(_read_file, settings.sasl_oauthbearer_token_file))
+        if settings.sasl_oauthbearer_token_command is not None:
+            return cls(partial(run_token_command, settings.sasl_oauthbearer_token_command))
+        secret = settings.sasl_oauthbearer_client_secret
+        endpoint = TokenEndpoint(
+            settings.sasl_oauthbearer_token_endpoint_url or "",
+            client_id=settings.sasl_oauthbearer_client_id or "",
+            client_secret="" if secret is None else secret.get_secret_value(),
+            scope=settings.sasl_oauthbearer_scope or "",
+        )
+        return cls(endpoint.request)
 
     async def token(self) -> str:
         """Called by aiokafka for each connection.
 
-        Raises AuthenticationFailedError if the endpoint or file gives no token, and OSError if the endpoint is away.
+        Raises AuthenticationFailedError if there is no token, and OSError if it may be had later.
         """
-        if self._url.startswith("file:"):
-            return _read(Path(url2pathname(urlsplit(self._url).path)))
-        async with self._renewing:
-            if self._clock() >= self._renew_at:
-                self._token, lifetime_s = await asyncio.to_thread(self._request)
-                self._renew_at = self._clock() + _USED_SHARE * lifetime_s
-            return self._token
-
-    def _request(self) -> tuple[str, float]:
-        """Ask the endpoint for a token. Returns it and its lifetime in seconds."""
-        form = {"grant_type": "client_credentials"} | ({"scope": self._scope} if self._scope else {})
-        pair = f"{quote_plus(self._client_id)}:{quote_plus(self._client_secret)}"
-        headers = {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}", "Accept": "application/json"}
-        request = Request(self._url, urlencode(form).encode(), headers)
-        try:
-            with urlopen(request, timeout=_ANSWER_S) as response:
-                answer = json.load(response)
-            return str(answer["access_token"]), float(answer.get("expires_in", 0))
-        except HTTPError as error:
-            if error.code >= 500:
-                raise
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} answers {error.code} {error.reason}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise AuthenticationFailedError(f"{_SETTING}: {self._url} gives no access_token") from error
+        async with self._requesting:
+            if self._clock() >= self._request_at:
+                self._token = await self._request()
+                self._request_at = self._clock() + self._token.reuse_s
+            return self._token.text
 
 
-def _read(path: Path) -> str:
+async def _read_file(path: Path) -> AccessToken:
+    """The token in a file. It is read again for each connection, so that another program may renew it."""
     try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuthenticationFailedError(f"{_SETTING}: no token could be read from {path} ({error})") from error
+        return read_token(await asyncio.to_thread(_read, path))
+    except (OSError, NoToken) as error:
+        found = error.strerror if isinstance(error, OSError) else f"it holds {error}"
+        raise AuthenticationFailedError(
+            f"sasl_oauthbearer_token_file: no token could be read from {path} ({found})"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from penstock.scheduler.costs.cost import FloatArray, PackedCost, PaddedCost
-from penstock.scheduler.costs.table import CostTable, Sample, knot_lines
+from penstock.scheduler.costs.table import CostTable, Sample
 
 _MAX_SIZES = 12  # knots of the grid; more would need more timings
 _MAX_LENGTHS = 8
@@ -14,7 +14,6 @@ _KNOT_RATIO = 1.25  # least ratio of neighbouring knots
 _STIFFNESS = 0.25  # weight of the difference between neighbouring factors; a timing's weight is 1
 _LEAST_FACTOR, _MOST_FACTOR = 0.25, 4.0
 _ABSURD = 8.0  # times as long, or as short, as the other timings allow
-_AGREED = 0.01  # mean square of logs: 10 %
 _MAX_S = 3600.0  # no batch takes an hour
 
 
@@ -28,73 +27,50 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
     Timings that cannot be true are left out: NaN, infinity, 0, less, an hour, or 8 times off what the others say.
     ValueError when none is left, or when a batch is empty or holds a length below 1.
     """
-    timings = [_sample(lengths, seconds) for lengths, seconds in samples]
+    timings = [Sample.of(lengths, seconds) for lengths, seconds in samples]
     possible = [timing for timing in timings if 0 < timing.seconds < _MAX_S]
     if not possible:
         raise ValueError(f"A cost table needs at least one timing above 0 s and below {_MAX_S:g} s. Given: {timings}")
     credible = _without_absurd(possible, padded)
-    return _with_factors(_fit_base(credible, padded), credible)
+    return _with_factors(_fit_law(credible, padded), credible)
 
 
-def _sample(lengths: Sequence[int], seconds: float) -> Sample:
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"A timing needs a batch of lengths >= 1. Given: {list(lengths)}")
-    squares = sum(length * length for length in lengths)
-    return Sample(sum(lengths), squares, max(lengths), len(lengths), float(seconds))
-
-
-def _without_absurd(samples: Sequence[Sample], padded: bool) -> list[Sample]:
+def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]:
     """All but those out of all proportion: up to a quarter, one by one that without which the others agree best.
 
-    By leaving out, since a timing that is far too short makes the fit its own: its relative error counts for more than
-    all others'.
+    One that is far too short would make a fit its own: its relative error counts for more than all others'.
     """
-    kept = list(samples)
     for _ in range(len(samples) // 4):
-        if _disagreement(_fit_base(kept, padded), kept) < _AGREED:
+        rests = [[*samples[:index], *samples[index + 1 :]] for index in range(len(samples))]
+        laws = [_fit_law(rest, padded) for rest in rests]
+        # Logarithms count too long and too short alike.
+        errors = [[math.log1p(sample.error(law)) for sample in samples] for law in laws]
+        rest_errors = [sum(error**2 for error in of) - of[index] ** 2 for index, of in enumerate(errors)]
+        worst = int(np.argmin(rest_errors))
+        if abs(errors[worst][worst]) < math.log(_ABSURD):
             break
-        rests = [[*kept[:index], *kept[index + 1 :]] for index in range(len(kept))]
-        bases = [_fit_base(rest, padded) for rest in rests]
-        disagreements = [_disagreement(base, rest) for base, rest in zip(bases, rests, strict=True)]
-        worst = int(np.argmin(disagreements))
-        if abs(math.log(kept[worst].predicted_by(bases[worst]) / kept[worst].seconds)) < math.log(_ABSURD):
-            break
-        kept = rests[worst]
-    return kept
+        samples = rests[worst]
+    return samples
 
 
-def _disagreement(base: PackedCost, samples: Sequence[Sample]) -> float:
-    """Mean of log(predicted / measured) squared, which counts too long and too short alike."""
-    return sum(math.log(sample.predicted_by(base) / sample.seconds) ** 2 for sample in samples) / len(samples)
-
-
-def _fit_base(samples: Sequence[Sample], padded: bool) -> PackedCost:
-    if padded:
-        columns = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
-    else:
-        columns = [(s.tokens, 1, s.squares) for s in samples]
-    features = np.array(columns, dtype=np.float64)
+def _fit_law(samples: Sequence[Sample], padded: bool) -> PackedCost:
+    """The law with the least relative squared error, where the floor alone explains some of the fastest timings."""
+    slots = [(s.longest * s.count, 1, s.longest * s.longest * s.count) for s in samples]
+    columns = slots if padded else [(s.tokens, 1, s.squares) for s in samples]
+    num_terms = min(2, len(samples)) if len(samples) < 4 else 3
+    features = np.array(columns, dtype=np.float64)[:, :num_terms]
     measured = np.array([sample.seconds for sample in samples])
-    if len(samples) < 4:
-        law = _fit_law(features[:, : min(2, len(samples))], measured, num_flat=0)[1]
-    else:
-        laws = (_fit_law(features, measured, num_flat) for num_flat in range(len(samples) - 2))
-        law = min(laws, key=lambda fit: fit[0])[1]
-    return PaddedCost(*law) if padded else PackedCost(*law)
-
-
-def _fit_law(
-    features: FloatArray, measured: FloatArray, num_flat: int
-) -> tuple[float, tuple[float, float, float, float]]:
-    """(relative squared error, coefficients) when the floor alone explains the `num_flat` fastest timings."""
     order = np.argsort(measured, kind="stable")
-    flat, steep = measured[order[:num_flat]], order[num_flat:]
-    coefficients = _fit_non_negative(features[steep], measured[steep])
-    # The constant with the least relative squared error over the flat part.
-    floor = float(np.sum(1 / flat) / np.sum(1 / flat**2)) if num_flat else 0.0
-    predicted = np.maximum(floor, features @ coefficients)
-    beta, alpha, gamma = np.pad(coefficients, (0, 3 - len(coefficients))).tolist()
-    return float(np.sum((predicted / measured - 1) ** 2)), (floor, alpha, beta, gamma)
+    found = []
+    for num_flat in range(max(1, len(samples) - 2)):
+        flat, steep = measured[order[:num_flat]], order[num_flat:]
+        coefficients = _fit_non_negative(features[steep], measured[steep])
+        # The constant with the least relative squared error over the flat part.
+        floor = float(np.sum(1 / flat) / np.sum(1 / flat**2)) if num_flat else 0.0
+        error = float(np.sum((np.maximum(floor, features @ coefficients) / measured - 1) ** 2))
+        found.append((error, (floor, *np.pad(coefficients, (0, 3 - num_terms)).tolist())))
+    floor, beta, alpha, gamma = min(found, key=lambda fit: fit[0])[1]
+    return (PaddedCost if padded else PackedCost)(floor, alpha, beta, gamma)
 
 
 def _fit_non_negative(features: FloatArray, measured: FloatArray) -> FloatArray:
@@ -118,22 +94,18 @@ def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
     sizes, lengths = _knots(size_of, _MAX_SIZES), _knots(longest_of, _MAX_LENGTHS)
     num = len(sizes) * len(lengths)
     ratio = np.array([sample.predicted_by(base) / sample.seconds for sample in samples])
-    weights = _weights(sizes, size_of)[:, :, None] * _weights(lengths, longest_of)[:, None, :]
+    # [timings, knots] each: how much a knot counts at a timing.
+    by_size = np.stack([np.interp(size_of, sizes, of_knot) for of_knot in np.eye(len(sizes))], axis=1)
+    by_length = np.stack([np.interp(longest_of, lengths, of_knot) for of_knot in np.eye(len(lengths))], axis=1)
+    weights = by_size[:, :, None] * by_length[:, None, :]
     knots = np.eye(num).reshape(len(sizes), len(lengths), num)
     steps = [np.diff(knots, axis=axis).reshape(-1, num) for axis in (0, 1)]
     stiff = _STIFFNESS * np.concatenate(steps)
     system = np.concatenate([ratio[:, None] * weights.reshape(-1, num), stiff, np.eye(num) * _STIFFNESS**2])
     wanted = np.concatenate([np.ones(len(samples)), np.zeros(len(stiff)), np.full(num, _STIFFNESS**2)])
     factors = np.clip(np.linalg.lstsq(system, wanted, rcond=None)[0], _LEAST_FACTOR, _MOST_FACTOR)
-    rows = tuple(tuple(row) for row in factors.reshape(len(sizes), len(lengths)).tolist())
-    return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), rows, tuple(samples))
-
-
-def _weights(knots: FloatArray, values: FloatArray) -> FloatArray:
-    """[len(values), len(knots)]: how much each knot counts at each value; each row sums to 1."""
-    lines = knot_lines(knots)[np.searchsorted(knots, values, side="right")]
-    weights: FloatArray = lines[:, 0] + lines[:, 1] * values[:, None]
-    return weights
+    rows = map(tuple, factors.reshape(len(sizes), len(lengths)).tolist())
+    return CostTable(base, tuple(sizes.tolist()), tuple(lengths.tolist()), tuple(rows), tuple(samples))
 
 
 def _knots(values: FloatArray, most: int) -> FloatArray:

@@ -1,7 +1,8 @@
-"""A measured cost: a law of launch and work, corrected on a small grid of measurements."""
+"""A measured cost: a law of launch and work, corrected on a grid of timings, and by every batch that ran."""
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
@@ -9,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost, Value
+from penstock.scheduler.costs.cost import CostFunction, FloatArray, PackedCost, PaddedCost
+
+# Of stored data: the numbers, in how many lists of lists.
+_DEPTHS = {"floor_s": 0, "alpha_s": 0, "beta_s": 0, "gamma_s": 0, "sizes": 1, "lengths": 1, "factors": 2, "samples": 2}
+_NUM_RECENT = 15  # batches whose median the learned scale is: seven outliers among them move nothing
+_NUM_ERRORS = 1000
+_ABSURD = 1e6  # times as long, or as short, as predicted
+_MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
+_MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
 
 
 class CorruptTable(ValueError):
     """Stored data that cannot be a cost table."""
-
-
-_LAW = ("floor_s", "alpha_s", "beta_s", "gamma_s")
-_KEYS = {"padded", *_LAW, "sizes", "lengths", "factors", "samples"}
-_MAX_NUMBER = 1e18  # seconds, tokens: nothing of an engine comes near
-_MAX_ENTRIES = 1000  # of any list in stored data; a fit makes a few dozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,19 @@ class Sample:
     count: int
     seconds: float  # measured
 
+    @classmethod
+    def of(cls, lengths: Sequence[int], seconds: float) -> "Sample":
+        """The timing of a batch. ValueError when it is empty, or holds a length below 1."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"A timing needs a batch of lengths >= 1. Given: {list(lengths)}")
+        return cls(sum(lengths), sum([length * length for length in lengths]), max(lengths), len(lengths), seconds)
+
     def predicted_by(self, cost: CostFunction) -> float:
-        return float(cost.seconds(self.tokens, self.squares, self.longest, self.count))
+        return cost.seconds(self.tokens, self.squares, self.longest, self.count)
 
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """A timing beside what the table says of it."""
-
-    sample: Sample
-    predicted_s: float
-
-    @property
-    def error(self) -> float:
+    def error(self, cost: CostFunction) -> float:
         """Predicted / measured - 1."""
-        return self.predicted_s / self.sample.seconds - 1
+        return self.predicted_by(cost) / self.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,22 @@ class CostTable:
     lengths: tuple[float, ...] = (1.0,)  # knots, ascending: longest sequence
     factors: tuple[tuple[float, ...], ...] = ((1.0,),)  # [len(sizes)][len(lengths)]
     samples: tuple[Sample, ...] = field(default=(), compare=False, repr=False)  # what it was fitted to
-    # Sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for looking up many batches. The factor in a cell (p, q, r, s)
+    # Sizes [S], lengths [L] and cells [S + 1, L + 1, 4], for the dynamic program. The factor in a cell (p, q, r, s)
     # is p + q * longest + r * size + s * size * longest.
     arrays: tuple[FloatArray, FloatArray, FloatArray] = field(init=False, compare=False, repr=False)
     _cells: list[list[list[float]]] = field(init=False, compare=False, repr=False)  # for one batch
 
     def __post_init__(self) -> None:
-        _check_knots("sizes", self.sizes)
-        _check_knots("lengths", self.lengths)
+        for name, knots in (("sizes", self.sizes), ("lengths", self.lengths)):
+            ascend = all(before < after for before, after in pairwise(knots))
+            if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
+                raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
         if [len(row) for row in self.factors] != [len(self.lengths)] * len(self.sizes):
             raise ValueError(f"factors must be {len(self.sizes)} rows of {len(self.lengths)}.")
         if not all(0 < factor < math.inf for row in self.factors for factor in row):
             raise ValueError("factors must be finite and above 0.")
         sizes, lengths = np.array(self.sizes, dtype=np.float64), np.array(self.lengths, dtype=np.float64)
-        cells = np.einsum("icn,nm,jdm->ijcd", knot_lines(sizes), np.array(self.factors), knot_lines(lengths))
+        cells = np.einsum("icn,nm,jdm->ijcd", _knot_lines(sizes), np.array(self.factors), _knot_lines(lengths))
         cells = np.ascontiguousarray(cells.reshape(len(sizes) + 1, len(lengths) + 1, 4))
         object.__setattr__(self, "arrays", (sizes, lengths, cells))
         object.__setattr__(self, "_cells", cells.tolist())
@@ -84,21 +87,11 @@ class CostTable:
     def padded(self) -> bool:
         return self.base.padded
 
-    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
         law_s = self.base.seconds(tokens, squares, longest, count)
         size = count if self.base.padded else tokens
-        if isinstance(size, np.ndarray) or isinstance(longest, np.ndarray):
-            sizes, lengths, cells = self.arrays
-            where = np.searchsorted(sizes, size, side="right"), np.searchsorted(lengths, longest, side="right")
-            p, q, r, s = np.moveaxis(cells[where], -1, 0)
-        else:
-            p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
-        seconds: Value = law_s * (p + q * longest + (r + s * longest) * size)
-        return seconds
-
-    def residuals(self) -> list[Residual]:
-        """Each timing of the fit beside its prediction, in the order they were given."""
-        return [Residual(sample, sample.predicted_by(self)) for sample in self.samples]
+        p, q, r, s = self._cells[bisect_right(self.sizes, size)][bisect_right(self.lengths, longest)]
+        return law_s * (p + q * longest + (r + s * longest) * size)
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON data, from which `from_dict` makes an equal table."""
@@ -114,44 +107,66 @@ class CostTable:
     @classmethod
     def from_dict(cls, data: object) -> "CostTable":
         """The table that `to_dict` gave. CorruptTable for anything that cannot be one."""
-        if not isinstance(data, dict) or set(data) != _KEYS:
+        if not isinstance(data, dict) or set(data) != {"padded", *_DEPTHS}:
             found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
-            raise CorruptTable(f"A cost table has the keys {sorted(_KEYS)}. Found: {found}")
+            raise CorruptTable(f"A cost table has the keys padded, {', '.join(_DEPTHS)}. Found: {found}")
         if not isinstance(data["padded"], bool):
             raise CorruptTable(f"padded must be true or false. Found: {data['padded']!r}")
-        base = PaddedCost if data["padded"] else PackedCost
+        law = PaddedCost if data["padded"] else PackedCost
+        *terms, sizes, lengths, factors, samples = [_numbers(key, data[key], _DEPTHS[key]) for key in _DEPTHS]
         try:
-            return cls(
-                base(*[_numbers(name, data[name], 0) for name in _LAW]),
-                _numbers("sizes", data["sizes"], 1),
-                _numbers("lengths", data["lengths"], 1),
-                _numbers("factors", data["factors"], 2),
-                tuple(_to_sample(row) for row in _numbers("samples", data["samples"], 2)),
-            )
-        except CorruptTable:
-            raise
+            return cls(law(*terms), sizes, lengths, factors, tuple(map(_to_sample, samples)))
         except ValueError as error:
             raise CorruptTable(f"A cost table that cannot be true: {error}") from error
 
 
-def _check_knots(name: str, knots: Sequence[float]) -> None:
-    ascend = all(before < after for before, after in pairwise(knots))
-    if not knots or not knots[0] > 0 or not knots[-1] < math.inf or not ascend:
-        raise ValueError(f"{name} must be finite numbers above 0 that ascend. Given: {knots}")
+class LearnedCost:
+    """`scale * table`: a table corrected by the measured seconds of every batch. Not thread-safe.
+
+    The scale is the median of the last ratios of measured to tabulated seconds. So a step, such as another process that
+    starts on the same device, is followed within eight batches, and a single outlier changes next to nothing.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self.table = table
+        self.scale = 1.0
+        # Measured / tabulated. The table counts as two batches, so that the first batch alone decides nothing.
+        self._recent = deque([1.0, 1.0], maxlen=_NUM_RECENT)
+        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+
+    @property
+    def padded(self) -> bool:
+        return self.table.padded
+
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
+        return self.scale * self.table.seconds(tokens, squares, longest, count)
+
+    def observe(self, tokens: int, squares: int, longest: int, count: int, measured_s: float) -> None:
+        """Learn from one batch that ran. Impossible times (NaN, infinite, 0, negative, absurd) are ignored."""
+        tabulated_s = self.table.seconds(tokens, squares, longest, count)
+        predicted_s = self.scale * tabulated_s
+        if not predicted_s / _ABSURD < measured_s < predicted_s * _ABSURD:
+            return
+        self._errors.append(abs(predicted_s / measured_s - 1))
+        self._recent.append(measured_s / tabulated_s)
+        self.scale = sorted(self._recent)[len(self._recent) // 2]
+
+    def errors(self) -> tuple[float, float]:
+        """(p50, p95) of |predicted / measured - 1| of the last 1,000 batches, as predicted then. NaN: none yet."""
+        if not self._errors:
+            return math.nan, math.nan
+        p50, p95 = np.quantile(self._errors, (0.5, 0.95)).tolist()
+        return p50, p95
 
 
-def knot_lines(knots: FloatArray) -> FloatArray:
+def _knot_lines(knots: FloatArray) -> FloatArray:
     """[len + 1, 2, len]: intercept and slope, in each gap between knots, of the weight of each knot's value.
 
     The first and the last gap lie outside the knots: there the edge has weight 1.
     """
-    lines = np.zeros((len(knots) + 1, 2, len(knots)))
-    lines[0, 0, 0] = lines[-1, 0, -1] = 1.0
-    for gap, (left, right) in enumerate(pairwise(knots)):
-        slope = 1 / (right - left)
-        lines[gap + 1, :, gap] = right * slope, -slope
-        lines[gap + 1, :, gap + 1] = -left * slope, slope
-    return lines
+    begins = np.append(0, np.arange(len(knots)))  # the knot at which each gap begins; the first gap has a slope of 0
+    slopes = np.pad(np.diff(np.eye(len(knots)), axis=0) / np.diff(knots)[:, None], ((1, 1), (0, 0)))
+    return np.stack([np.eye(len(knots))[begins] - slopes * knots[begins, None], slopes], axis=1)
 
 
 def _numbers(name: str, value: object, depth: int) -> Any:
@@ -167,6 +182,6 @@ def _numbers(name: str, value: object, depth: int) -> Any:
 
 def _to_sample(numbers: Sequence[float]) -> Sample:
     if len(numbers) != 5 or not all(number.is_integer() and number >= 1 for number in numbers[:4]) or numbers[4] <= 0:
-        raise CorruptTable(f"A sample is [tokens, squares, longest, count, seconds]. Found: {numbers!r:.80}")
+        raise ValueError(f"A sample is [tokens, squares, longest, count, seconds]. Found: {numbers!r:.80}")
     tokens, squares, longest, count = map(int, numbers[:4])
     return Sample(tokens, squares, longest, count, numbers[4])

@@ -1,15 +1,8 @@
 """Bulk work's share of the lanes beside online work."""
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
-
-from penstock.scheduler.costs.cost import CostFunction
-from penstock.scheduler.policies.order import Draft
-from penstock.scheduler.policies.partition import Caps
-from penstock.scheduler.queueing.job_queue import QueuedJob
-from penstock.scheduler.queueing.lateness import LatenessTracker
+from penstock.scheduler.queueing.work_estimator import WorkEstimator
 from penstock.scheduler.settings import SchedulerSettings
 
 _LOAD_WINDOW_S = 0.25  # time over which the online load is averaged
@@ -21,16 +14,14 @@ class BulkShare:
     A job may find a bulk batch running, or an online one that was filled up, and wait for its end: half of the slice.
     Its own batch may be filled up too: the other half. While a batch runs longer, online work gathers at the rate of
     the online load and makes the next batch longer by that share, and so on: 1 / (1 - load) in all. So filling stops
-    as load nears 1. Load and growth are predicted seconds. Real batches take
-    `LatenessTracker.slowdown` times as long. This lengthens both the growth and the work that gathers meanwhile, so
-    growth is divided by its square.
+    as load nears 1. Real batches take `WorkEstimator.slowdown` times as long as predicted. This lengthens both the
+    growth and the work that gathers meanwhile, so growth is divided by its square.
     """
 
-    def __init__(self, settings: SchedulerSettings, lateness: LatenessTracker) -> None:
+    def __init__(self, settings: SchedulerSettings, estimator: WorkEstimator) -> None:
         self.alone_s = settings.bulk_slice_s / 2  # longest batch of bulk jobs alone, while online jobs come
-        self._slice_s = settings.bulk_slice_s
-        self._quiet_s = settings.bulk_quiet_s
-        self._lateness = lateness
+        self._settings = settings
+        self._estimator = estimator
         self._mean_load = 0.0  # seconds of online work that come in a second, as of `_came_at`
         self._plan_load = 0.0  # the same between the last two plans of it
         self._came_at = self._planned_at = -math.inf
@@ -49,39 +40,22 @@ class BulkShare:
 
     def is_quiet(self, now: float) -> bool:
         """Whether no online job came for so long that bulk may have the lanes to itself."""
-        return now - self._came_at >= self._quiet_s
+        return now - self._came_at >= self._settings.bulk_quiet_s
 
     def growth_s(self, now: float) -> float:
         """Seconds by which the online batch that was planned last may grow with bulk jobs in it.
 
-        Unused growth is saved up to a whole slice, so that a long bulk job fits in the end.
+        The mean load is steady, that of the last plan shows a burst: the greater counts. Unused growth is saved up to a
+        whole slice, so that a long bulk job fits in the end.
         """
-        self._credit_s = min(self._slice_s, self._credit_s + self._earned_s(now))
+        load = min(1.0, max(self._mean_load_at(now), self._plan_load))
+        earned_s = (1 - load) / self._estimator.slowdown**2 * self.alone_s
+        self._credit_s = min(self._settings.bulk_slice_s, self._credit_s + earned_s)
         return self._credit_s
 
     def grown(self, seconds: float) -> None:
         """The batch was made longer by `seconds`."""
         self._credit_s = max(0.0, self._credit_s - seconds)
 
-    def _earned_s(self, now: float) -> float:
-        """Growth of one batch. The mean load is steady, that of the last plan shows a burst: the greater counts."""
-        load = min(1.0, max(self._mean_load_at(now), self._plan_load))
-        return (1 - load) / self._lateness.slowdown**2 * self._slice_s / 2
-
     def _mean_load_at(self, now: float) -> float:
         return self._mean_load * math.exp((self._came_at - now) / _LOAD_WINDOW_S)
-
-
-def fill(draft: Draft, bulk: Sequence[QueuedJob], cost: CostFunction, caps: Caps, max_seconds: float) -> Draft:
-    """The batch with as many of the first bulk jobs as run within the caps and `max_seconds`."""
-    own = np.array([job.num_tokens for job in draft.jobs], np.float64)
-    added = np.array([job.num_tokens for job in bulk[: caps.max_sequences - len(own)]], np.float64)
-    tokens = own.sum() + np.cumsum(added)
-    squares = own @ own + np.cumsum(added * added)
-    longest = np.maximum(own.max(), np.maximum.accumulate(added))
-    count = np.arange(len(own) + 1.0, len(own) + len(added) + 1)
-    seconds = np.broadcast_to(cost.seconds(tokens, squares, longest, count), count.shape)
-    used = longest * count if cost.padded else tokens
-    fits = np.append((used <= caps.max_tokens) & (seconds <= max_seconds), False)
-    num = int(np.argmin(fits))  # the first that does not fit
-    return Draft([*draft.jobs, *bulk[:num]], float(seconds[num - 1])) if num else draft

@@ -20,18 +20,10 @@ class Order(NamedTuple):
     rank: Callable[[Draft], Any]
 
 
-def _first_job(draft: Draft) -> QueuedJob:
-    return min(draft.jobs)
-
-
-def _seconds_per_job(draft: Draft) -> tuple[float, QueuedJob]:
-    return draft.seconds / len(draft.jobs), min(draft.jobs)
-
-
 ORDERS: Mapping[str, Order] = {
     # Earliest deadline first meets every deadline that can be met, with one lane and jobs of equal cost.
-    "edf": Order(True, _first_job),
-    "arrival": Order(False, _first_job),
+    "edf": Order(True, lambda draft: min(draft.jobs)),
+    "arrival": Order(False, lambda draft: min(draft.jobs)),
     # Smith's rule: the least mean completion time of a plan's jobs.
-    "cost-first": Order(False, _seconds_per_job),
+    "cost-first": Order(False, lambda draft: (draft.seconds / len(draft.jobs), min(draft.jobs))),
 }

@@ -1,14 +1,15 @@
 """Partition policies: which sequences run together. Each is chosen by name."""
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise, takewhile
+from math import inf
+from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.scheduler.costs.cost import CostFunction
+from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 
 MIN_GAIN = 0.02  # sharing out must promise to end this much sooner; less is within a cost model's error
@@ -16,21 +17,15 @@ MIN_DP_GAIN = 0.01  # share of FIFO's predicted seconds that the DP must save fo
 _MAX_REST = 64  # plans by FIFO between two questions to the DP, while it gains nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(NamedTuple):
     """Limits of a batch. A single sequence is always allowed."""
 
     max_sequences: int
     max_tokens: int  # for a padded cost: of longest * count, the slots that run; else of the sum of the lengths
-    max_seconds: float = math.inf  # predicted
-
-    def __post_init__(self) -> None:
-        if self.max_sequences < 1 or self.max_tokens < 1 or not self.max_seconds > 0:
-            raise ValueError(f"A batch must have room for one sequence, one token and some time. Given: {self}")
+    max_seconds: float = inf  # predicted
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """Batches of indices into the given lengths. An order policy says which of them runs first."""
 
     batches: tuple[tuple[int, ...], ...]
@@ -46,19 +41,18 @@ class Partition:
 _Policy = Callable[[Sequence[int], CostFunction, Caps, int], Partition]
 
 
-def _fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
+def fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
     """Batches filled in the order given, each closed at any cap."""
-    lengths = lengths[: most * caps.max_sequences]
-    before = list(accumulate(lengths, initial=0))
     cuts, seconds = [0], list[float]()
     while cuts[-1] < len(lengths) and len(seconds) < most:
-        start = cuts[-1]
-        stop = _full_at(lengths, before, start, caps, padded=cost.padded)
-        batch_s = _price(lengths[start:stop], cost)
+        batch = lengths[cuts[-1] : cuts[-1] + caps.max_sequences]
+        used = map(mul, accumulate(batch, max), count(1)) if cost.padded else accumulate(batch)
+        batch = batch[: max(1, len(list(takewhile(caps.max_tokens.__ge__, used))))]
+        batch_s = _price(batch, cost)
         if batch_s > caps.max_seconds:
-            stop = start + _num_in_time(lengths[start:stop], cost, caps.max_seconds)
-            batch_s = _price(lengths[start:stop], cost)
-        cuts.append(stop)
+            batch = batch[: _num_in_time(batch, cost, caps.max_seconds)]
+            batch_s = _price(batch, cost)
+        cuts.append(cuts[-1] + len(batch))
         seconds.append(batch_s)
     return Partition(tuple([tuple(range(start, stop)) for start, stop in pairwise(cuts)]), tuple(seconds))
 
@@ -66,7 +60,7 @@ def _fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> 
 def _sorted(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
     """FIFO over the sequences in order of length: batches of like lengths, the bucketing baseline."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    filled = _fifo([lengths[index] for index in order], cost, caps, len(lengths))
+    filled = fifo([lengths[index] for index in order], cost, caps, len(lengths))
     return Partition(tuple(tuple(order[place] for place in batch) for batch in filled.batches), filled.seconds)
 
 
@@ -77,71 +71,43 @@ def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) ->
     return _priced([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
 
 
-def _alone(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
-    """No batching: every sequence is a batch of its own."""
-    return _priced([(index,) for index in range(min(len(lengths), most))], lengths, cost)
-
-
-def _cheapest(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
-    """The partition with the least predicted total: Eq. 2's over the length-sorted queue, or FIFO's where that is as
-    cheap, since FIFO keeps the order.
-
-    Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the problem is
-    bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
-    """
-    fifo = _fifo(lengths, cost, caps, len(lengths))
-    return _by_dp(lengths, cost, caps, fifo.total_s) or fifo
-
-
-def _by_dp(
-    lengths: Sequence[int], cost: CostFunction, caps: Caps, fifo_s: float, min_gain: float = 0.0
-) -> Partition | None:
-    """Eq. 2's partition where it takes less than `fifo_s` by more than `min_gain` of it."""
-    unsorted = np.array(lengths, dtype=np.float64)
-    order = np.argsort(unsorted, kind="stable")
-    limits = {"max_sequences": caps.max_sequences, "max_tokens": caps.max_tokens}
-    cuts, seconds = cheapest_cuts(unsorted[order], cost, **limits, max_seconds=caps.max_seconds)
-    if fifo_s * (1 - min_gain) <= sum(seconds):
-        return None
-    batches = tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts))
-    return Partition(batches, tuple(seconds), 1 - sum(seconds) / fifo_s)
-
-
 _POLICIES: Mapping[str, _Policy] = {
-    "dp": _cheapest,
-    "fifo": _fifo,
+    "fifo": fifo,
     "sorted": _sorted,
     "naive": _naive,
-    "none": _alone,
+    "none": lambda lengths, cost, caps, most: _naive(lengths, cost, caps._replace(max_sequences=1), most),
 }
 
 
 class PartitionPolicy:
     """Groups queued sequences into batches, by the policy of a name. Asked once for every plan.
 
-    `auto` takes the DP's partition where it is predicted to save at least `MIN_DP_GAIN` of FIFO's seconds, else FIFO's.
-    The DP gains on engines that pad and on uneven cost tables. While it gains nothing it is asked ever more seldom, so
-    that plans cost what FIFO's do.
+    `dp` takes Eq. 2's partition of the length-sorted queue, or FIFO's where that is as cheap, since FIFO keeps the
+    order. Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the
+    problem is bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
+
+    `auto` takes Eq. 2's where it is predicted to save more than `MIN_DP_GAIN` of FIFO's seconds: on engines that pad
+    and on uneven cost tables. While it gains nothing it is asked ever more seldom, so that plans cost what FIFO's do.
     """
 
     def __init__(self, name: str) -> None:
-        if name != "auto" and name not in _POLICIES:
-            raise ValueError(f"partition must be one of auto, {', '.join(_POLICIES)}. Given: {name!r}")
-        if name in ("auto", "dp"):
-            load_kernel()  # now, before any request waits for a plan
         self.name = name
+        self._is_dp = name in ("auto", "dp")
         self._rest = self._next_rest = 0  # plans by FIFO, until the DP is asked again
+        if self._is_dp:
+            load_kernel()  # now, before any request waits for a plan
+        elif name not in _POLICIES:
+            raise ValueError(f"partition must be one of auto, dp, {', '.join(_POLICIES)}. Given: {name!r}")
 
     @property
     def reorders(self) -> bool:
         """Whether the next partition may reorder: it then covers all it is given, and is given a whole window."""
-        return self.name in ("dp", "sorted") or (self.name == "auto" and self._rest == 0)
+        return self.name == "sorted" or (self._is_dp and self._rest == 0)
 
     def name_of(self, partition: Partition) -> str:
         """The policy that made it."""
-        if self.name == "auto":
-            return "dp" if partition.dp_gain > 0 else "fifo"
-        return self.name
+        by_auto = "dp" if partition.dp_gain > 0 else "fifo"
+        return by_auto if self.name == "auto" else self.name
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         """Batches within `caps` of sequences with these lengths (>= 1), given in the order in which they are due.
@@ -149,32 +115,26 @@ class PartitionPolicy:
         `most` (>= 1) is how many batches the caller will run now. A policy that keeps the order stops there, and then
         covers a prefix of `lengths`. No index comes twice.
         """
-        if self.name != "auto":
+        if not self._is_dp:
             return _POLICIES[self.name](lengths, cost, caps, most)
         if self._rest > 0:
             self._rest -= 1
-            return _fifo(lengths, cost, caps, most)
-        fifo = _fifo(lengths, cost, caps, len(lengths))
-        found = _by_dp(lengths, cost, caps, _pace(fifo, lengths), MIN_DP_GAIN)
-        if found is not None:
-            self._next_rest = 0
-            return found
-        self._rest = self._next_rest = min(_MAX_REST, 2 * self._next_rest + 1)
-        return Partition(fifo.batches[:most], fifo.seconds[:most])
+            return fifo(lengths, cost, caps, most)
+        in_order = fifo(lengths, cost, caps, len(lengths))
+        if self.name == "dp":
+            return _by_dp(lengths, cost, caps, in_order.total_s, 0.0) or in_order
+        found = _by_dp(lengths, cost, caps, _pace(in_order, lengths), MIN_DP_GAIN)
+        self._rest = self._next_rest = 0 if found else min(_MAX_REST, 2 * self._next_rest + 1)
+        return found or Partition(in_order.batches[:most], in_order.seconds[:most])
 
 
 def share_out(partition: Partition, lengths: Sequence[int], cost: CostFunction, num_lanes: int) -> Partition:
-    """Each batch in several of about equal tokens, up to `num_lanes` in all, where that ends sooner than `partition`.
-
-    For an engine with several lanes, all idle, and too little work to fill a batch for each.
-    """
+    """Each batch in several of about equal tokens, one for each idle lane, where that ends sooner than `partition`."""
     parts = num_lanes // max(1, len(partition.batches))
-    if parts < 2:
+    if parts < 2 or not partition.batches:
         return partition
     shared = _priced([part for batch in partition.batches for part in _split(batch, lengths, parts)], lengths, cost)
-    if max(shared.seconds, default=0.0) >= max(partition.seconds, default=0.0) * (1 - MIN_GAIN):
-        return partition
-    return shared
+    return shared if max(shared.seconds) < max(partition.seconds) * (1 - MIN_GAIN) else partition
 
 
 def _split(batch: Sequence[int], lengths: Sequence[int], parts: int) -> list[Sequence[int]]:
@@ -187,18 +147,23 @@ def _split(batch: Sequence[int], lengths: Sequence[int], parts: int) -> list[Seq
     return [batch[start:stop] for start, stop in pairwise(cuts)]
 
 
-def _full_at(lengths: Sequence[int], before: Sequence[int], start: int, caps: Caps, *, padded: bool) -> int:
-    """Where the batch that begins at `start` ends, by count and tokens. `before`: sums of the first lengths."""
-    limit = min(len(lengths), start + caps.max_sequences)
-    if not padded:
-        return max(start + 1, bisect_right(before, before[start] + caps.max_tokens, start, limit + 1) - 1)
-    longest = 0
-    for stop in range(start, limit):
-        if lengths[stop] > longest:  # spelt out: this loop sees every sequence of every plan
-            longest = lengths[stop]
-        if longest * (stop + 1 - start) > caps.max_tokens:
-            return max(start + 1, stop)
-    return limit
+def _by_dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, fifo_s: float, min_gain: float) -> Partition | None:
+    """Eq. 2's partition where it takes less than `fifo_s` by more than `min_gain` of it."""
+    unsorted = np.array(lengths, dtype=np.float64)
+    order = np.argsort(unsorted, kind="stable")
+    cuts, seconds = cheapest_cuts(unsorted[order], cost, **caps._asdict())
+    if fifo_s * (1 - min_gain) <= sum(seconds):
+        return None
+    batches = tuple(tuple(order[start:stop].tolist()) for start, stop in pairwise(cuts))
+    return Partition(batches, tuple(seconds), 1 - sum(seconds) / fifo_s)
+
+
+def _pace(in_order: Partition, lengths: Sequence[int]) -> float:
+    """FIFO's predicted seconds, at the pace of its full batches: jobs behind the window fill up its last one."""
+    if len(in_order.batches) < 2:
+        return in_order.total_s
+    tokens = sum([lengths[index] for batch in in_order.batches[:-1] for index in batch])
+    return sum(in_order.seconds[:-1]) * sum(lengths) / tokens
 
 
 def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
@@ -208,8 +173,7 @@ def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float)
 
 
 def _price(batch: Sequence[int], cost: CostFunction) -> float:
-    squares = sum([length * length for length in batch])
-    return float(cost.seconds(sum(batch), squares, max(batch), len(batch)))
+    return predicted_s(cost, sum(batch), sum([length * length for length in batch]), max(batch), len(batch))
 
 
 def _priced(batches: Sequence[Sequence[int]], lengths: Sequence[int], cost: CostFunction) -> Partition:
@@ -217,11 +181,3 @@ def _priced(batches: Sequence[Sequence[int]], lengths: Sequence[int], cost: Cost
         tuple(tuple(batch) for batch in batches),
         tuple(_price([lengths[index] for index in batch], cost) for batch in batches),
     )
-
-
-def _pace(fifo: Partition, lengths: Sequence[int]) -> float:
-    """FIFO's predicted seconds, at the pace of its full batches: jobs behind the window fill up its last one."""
-    if len(fifo.batches) < 2:
-        return fifo.total_s
-    tokens = sum([lengths[index] for batch in fifo.batches[:-1] for index in batch])
-    return sum(fifo.seconds[:-1]) * sum(lengths) / tokens

@@ -21,11 +21,6 @@ class Outlook(NamedTuple):
 TriggerPolicy = Callable[[Outlook, float, float], Trigger | float]
 
 
-def hungry(outlook: Outlook, now: float, max_wait_s: float) -> Trigger | float:
-    """Run queued jobs whenever a lane is idle."""
-    return Trigger.HUNGRY
-
-
 def lazy(outlook: Outlook, now: float, max_wait_s: float) -> Trigger | float:
     """Run a full batch at once, and an underfull one after `max_wait_s` or when an SLO allows no longer wait.
 
@@ -41,4 +36,7 @@ def lazy(outlook: Outlook, now: float, max_wait_s: float) -> Trigger | float:
     return min(timeout_at, half_slo_at)
 
 
-TRIGGERS: Mapping[str, TriggerPolicy] = {"lazy": lazy, "hungry": hungry}
+TRIGGERS: Mapping[str, TriggerPolicy] = {
+    "lazy": lazy,
+    "hungry": lambda outlook, now, max_wait_s: Trigger.HUNGRY,  # whenever a lane is idle
+}

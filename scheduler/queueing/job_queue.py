@@ -1,8 +1,9 @@
-"""The queue of jobs in due order, with the sums and bounds of its jobs, and how late it would make one more."""
+"""The queue of jobs in due order, with sums over its jobs, and how late it would make one more."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, KeysView, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -41,38 +42,10 @@ class Bounds(NamedTuple):
         )
 
 
-class _Timeline(NamedTuple):
-    """Jobs that run one after the other, by place in the queue: the exact part of admission."""
-
-    ahead_s: FloatArray  # [n + 1]: work before each place
-    slack: FloatArray  # [n]: the latest moment to begin with the first job so that this one is in time
-
-    @classmethod
-    def of(cls, jobs: Sequence[QueuedJob]) -> "_Timeline":
-        ahead_s = np.append(0.0, np.cumsum([job.work_s for job in jobs]))
-        return cls(ahead_s, np.array([job.latest_begin for job in jobs]) - ahead_s[:-1])
-
-    def with_job(self, place: int, job: QueuedJob) -> "_Timeline":
-        ahead_s, slack = self
-        own = [job.latest_begin - ahead_s[place]]
-        return _Timeline(
-            np.concatenate((ahead_s[: place + 1], ahead_s[place:] + job.work_s)),
-            np.concatenate((slack[:place], own, slack[place:] - job.work_s)),
-        )
-
-    def without_first(self, num: int) -> "_Timeline":
-        return _Timeline(self.ahead_s[num:] - self.ahead_s[num], self.slack[num:] + self.ahead_s[num])
-
-    def latest_begin(self, place: int) -> float:
-        """The latest moment to begin with the first job so that all from this place on are in time."""
-        return float(self.slack[place:].min(initial=math.inf))
-
-
 class JobQueue:
     """Jobs by id, and in due order. The sums are to be read, not written.
 
-    Adding at the end and taking from the front cost little however many jobs wait. Bounds and timeline are built when
-    asked for, after jobs have left.
+    Adding at the end and taking from the front cost little however many jobs wait.
     """
 
     def __init__(self) -> None:
@@ -82,8 +55,9 @@ class JobQueue:
         self._safe_begin = math.inf
         self._by_id: dict[int, QueuedJob] = {}
         self._jobs: list[QueuedJob] = []
-        self._bounds: Bounds | None = Bounds()
-        self._timeline: _Timeline | None = None
+        self._bounds: Bounds | None = None  # None: not known since jobs have left
+        # [2, n]: work before each job, and the latest moment to begin with the first so that this one is in time.
+        self._timeline: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -91,14 +65,8 @@ class JobQueue:
     def __iter__(self) -> Iterator[QueuedJob]:
         return iter(self._jobs)
 
-    @property
-    def ids(self) -> KeysView[int]:
-        """Of the queued jobs."""
-        return self._by_id.keys()
-
-    def first(self, num: int) -> list[QueuedJob]:
-        """The `num` jobs due first, or all when there are fewer. They stay queued."""
-        return self._jobs[:num]
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._by_id
 
     def add(self, jobs: Sequence[QueuedJob]) -> None:
         """Queue jobs, at least one, whose ids and numbers are not queued."""
@@ -109,15 +77,15 @@ class JobQueue:
         latest_s = min([job.latest_begin for job in jobs]) - self.work_s - (work_s if len(jobs) > 1 else 0.0)
         self._safe_begin = min(self._safe_begin - (0.0 if are_last else work_s), latest_s)
         if self._timeline is not None:
-            self._timeline = self._timeline.with_job(self._place(jobs[0]), jobs[0]) if len(jobs) == 1 else None
+            self._timeline = self._timeline_with(jobs[0], self._timeline) if len(jobs) == 1 else None
+        if self._bounds is not None:
+            self._bounds = self._bounds.with_jobs(jobs)
         if are_last:
             self._jobs += jobs
         else:
             for job in jobs:
                 insort(self._jobs, job)
         self._by_id.update(zip([job.id for job in jobs], jobs, strict=True))
-        if self._bounds is not None:
-            self._bounds = self._bounds.with_jobs(jobs)
         self.tokens += sum([job.num_tokens for job in jobs])
         self.squares += sum([job.num_tokens * job.num_tokens for job in jobs])
         self.work_s += work_s
@@ -129,12 +97,14 @@ class JobQueue:
             return 0
         if gone == self._jobs[: len(gone)]:
             del self._jobs[: len(gone)]
-            self._timeline = None if self._timeline is None else self._timeline.without_first(len(gone))
+            if self._timeline is not None:
+                gone_s = sum([job.work_s for job in gone])
+                self._timeline = self._timeline[:, len(gone) :] + [[-gone_s], [gone_s]]
         else:
             begin, end = bisect_left(self._jobs, min(gone)), bisect_left(self._jobs, max(gone)) + 1
             self._jobs[begin:end] = [job for job in self._jobs[begin:end] if job.id in self._by_id]
             self._timeline = None
-        self._bounds = None if self._jobs else Bounds()
+        self._bounds = None
         self.tokens -= sum([job.num_tokens for job in gone])
         self.squares -= sum([job.num_tokens * job.num_tokens for job in gone])
         self.work_s -= sum([job.work_s for job in gone])
@@ -143,9 +113,8 @@ class JobQueue:
         return len(gone)
 
     def bounds(self) -> Bounds:
-        """Over all jobs."""
-        if self._bounds is None:
-            self._bounds = Bounds().with_jobs(self._jobs)
+        """Over all jobs, at least one."""
+        self._bounds = self._bounds or Bounds().with_jobs(self._jobs)
         return self._bounds
 
     def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
@@ -160,31 +129,38 @@ class JobQueue:
 
     def lateness(self, job: QueuedJob, begin: float) -> float:
         """Seconds by which `job`, not queued yet, or a job behind it would be late; 0 or less: none."""
-        place = self._place(job)
         last_s = begin + self.work_s - job.latest_begin  # its lateness as the last of the queue
-        if place == len(self._jobs) or (last_s <= 0 and begin + job.work_s <= self._safe_begin):
+        is_safe = last_s <= 0 and begin + job.work_s <= self._safe_begin
+        if is_safe or not self._jobs or self._jobs[-1] < job:
             return last_s
         if self._timeline is None:
-            self._timeline = _Timeline.of(self._jobs)
-            self._safe_begin = self._timeline.latest_begin(0)
-        own = job.latest_begin - float(self._timeline.ahead_s[place])
-        return begin - min(own, self._timeline.latest_begin(place) - job.work_s)
+            work_s, latest_begin = np.array([(job.work_s, job.latest_begin) for job in self._jobs]).T
+            ahead_s = np.cumsum(work_s) - work_s
+            self._timeline = np.array([ahead_s, latest_begin - ahead_s])
+            self._safe_begin = float(self._timeline[1].min())
+        place = bisect_left(self._jobs, job)
+        own = job.latest_begin - self._timeline[0, place]
+        return float(begin - min(own, self._timeline[1, place:].min() - job.work_s))
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError when a kept sum or bound, or the order, differs from the jobs. O(queued)."""
+        """Raise RuntimeError when a kept sum, or the order, differs from the jobs. O(queued)."""
         jobs = self._jobs
         if jobs != sorted(jobs) or self._by_id != {job.id: job for job in jobs}:
             raise RuntimeError(f"The queue of {len(jobs)} jobs is not in order. This is a bug.")
-        kept = self.tokens, self.squares, self.bounds()
-        tokens, squares = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs)
-        found = tokens, squares, Bounds().with_jobs(jobs) if jobs else Bounds()
-        work_s = sum(job.work_s for job in jobs)
-        is_safe = self._safe_begin <= _Timeline.of(jobs).latest_begin(0) + 1e-6
-        if kept != found or not is_safe or not math.isclose(work_s, self.work_s, rel_tol=1e-6, abs_tol=1e-9):
+        bounds = Bounds().with_jobs(jobs) if jobs else None
+        kept = self.tokens, self.squares, self._bounds or bounds
+        found = sum(job.num_tokens for job in jobs), sum(job.num_tokens**2 for job in jobs), bounds
+        ahead_s = list(accumulate([job.work_s for job in jobs], initial=0.0))
+        is_safe = all(
+            self._safe_begin + before_s <= job.latest_begin + 1e-6 for before_s, job in zip(ahead_s, jobs, strict=False)
+        )
+        if kept != found or not is_safe or not math.isclose(ahead_s[-1], self.work_s, rel_tol=1e-6, abs_tol=1e-9):
             raise RuntimeError(f"The queue's sums {kept} differ from its jobs' {found}. This is a bug.")
 
-    def _place(self, job: QueuedJob) -> int:
-        """Where it is due, among the jobs as they are."""
-        if not self._jobs or self._jobs[-1] < job:
-            return len(self._jobs)
-        return bisect_left(self._jobs, job)
+    def _timeline_with(self, job: QueuedJob, timeline: FloatArray) -> FloatArray:
+        """With `job`, which is not queued yet."""
+        place = bisect_left(self._jobs, job)
+        ahead_s = timeline[0, place] if place < len(self._jobs) else self.work_s
+        own = [[ahead_s], [job.latest_begin - ahead_s]]
+        behind = timeline[:, place:] + [[job.work_s], [-job.work_s]]
+        return np.concatenate((timeline[:, :place], own, behind), axis=1)

@@ -1,51 +1,70 @@
-"""Estimated cost of a queued job in a typical batch: the seconds that backlogs and admission are counted in."""
+"""Estimates from the last plans and batches: the seconds that backlogs and admission are counted in, and margins."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
-from penstock.scheduler.costs.cost import CostFunction
+from penstock.scheduler.costs.cost import CostFunction, predicted_s
 from penstock.scheduler.policies.partition import Caps
 from penstock.scheduler.types import Job
 
 # Of an SLO, for a batch: one may be running, one prepared, and the job's own still ends in time, with a quarter left
 # for delays before and after, and for prediction errors.
 BATCH_SHARE = 1 / 4
+_NUM_RECENT = 64  # batches whose lateness is remembered
+_BLOCK = 8  # batches in a block, in whose mean chance delays cancel
+_HIGH = 0.9  # quantile taken as a margin
+_MAX_SHARE = 0.5  # of predicted time, for queued work: a longer delay is a stall, against which no margin helps
+_DECAY = 1 / 64  # of the replies' margin, with each reply that took less
 
 
 class WorkEstimator:
-    """Seconds a token in the last full plan; before the first, in a full batch like the first jobs.
+    """Seconds a token in the last full plan, and how late batches end: host time and prediction errors.
 
-    A plan covers what one typical batch leaves out: padding, and batches that do not come out even.
+    A plan covers what one typical batch leaves out: padding, and batches that do not come out even. Before the first
+    full plan, a full batch like the first jobs counts.
+
+    A single batch may be late by chance. Over the many batches that a request waits for, chance delays cancel. So the
+    margin of queued work is a high quantile of the means of blocks of batches.
     """
 
-    def __init__(self, cost: CostFunction, caps: Caps, *, slo_s: float) -> None:
+    def __init__(self, cost: CostFunction, caps: Caps, slo_s: float) -> None:
         self._cost = cost
         self._caps = caps
         self._slo_s = slo_s
-        self._knows_plans = False
         self.full_s = 0.0  # a full batch
         self.token_s = 0.0  # lane seconds that a token adds
         self.small_s = 0.0  # the shortest batch
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)  # predicted seconds, lateness
+        self._mean_late_s = 0.0  # high quantile of the blocks' means
+        self.high_late_s = 0.0  # high quantile of a batch's lateness
+        self.usual_late_s = 0.0  # its median
+        self.slowdown = 1.0  # duration of a usual batch over its predicted duration
+        self.reply_s = 0.0  # from a batch's end to the broker's acknowledgement of its replies, at most but for a few
 
-    def observe(self, jobs: Sequence[Job]) -> None:
+    @property
+    def late_share(self) -> float:
+        """Share of predicted time that queued work, which runs in full batches, takes longer."""
+        return min(_MAX_SHARE, self._mean_late_s / self.full_s) if self.full_s > 0 else 0.0
+
+    def longest_batch_s(self, tightest_slo_s: float) -> float:
+        """Most seconds of a batch of several jobs: one that comes just after its start can wait and still run."""
+        return max(min(self._slo_s, tightest_slo_s) * BATCH_SHARE, self.small_s)
+
+    def jobs_came(self, jobs: Sequence[Job]) -> None:
         """Estimate from arriving jobs, at least one, while nothing better is known."""
         if self.token_s > 0:
             return
         count, tokens = len(jobs), sum([job.num_tokens for job in jobs])
         squares = sum([job.num_tokens * job.num_tokens for job in jobs])
+        times = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
+        # The length of an average token's sequence, for the longest.
+        full_s = predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
         self.small_s = predicted_s(self._cost, 1, 1, 1, 1)
-        full = max(1 / count, min(self._caps.max_sequences / count, self._caps.max_tokens / tokens))
+        self.token_s = full_s / (tokens * times)
+        self.full_s = min(full_s, self.longest_batch_s(self._slo_s))
 
-        def seconds(times: float) -> float:
-            # The length of an average token's sequence, for the longest.
-            return predicted_s(self._cost, tokens * times, squares * times, squares / tokens, count * times)
-
-        max_seconds = self.longest_batch_s(self._slo_s)
-        if seconds(full) > max_seconds:
-            full = max(1 / count, full * max_seconds / seconds(full))
-        self.full_s, self.token_s = seconds(full), seconds(full) / (tokens * full)
-
-    def learn(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
+    def planned(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
         """A plan of online batches, at least one, was made. Underfull batches only lower the estimate.
 
         Otherwise an estimate that is too high would reject so many jobs that no batch is ever full again.
@@ -56,20 +75,27 @@ class WorkEstimator:
             self.full_s *= small_s / self.small_s
         self.small_s = small_s
         token_s = sum(batch_s) / tokens
-        self._knows_plans = self._knows_plans or are_full
-        if are_full or (self._knows_plans and token_s < self.token_s):
-            self.token_s = token_s
+        self.token_s = token_s if are_full else min(token_s, self.token_s)
         if are_full:
             self.full_s = sum(batch_s) / len(batch_s)
 
-    def longest_batch_s(self, slo_s: float) -> float:
-        """Most seconds of a batch while this is the tightest SLO queued. One sequence may take longer."""
-        return max(slo_s * BATCH_SHARE, self.small_s)
+    def ended(self, predicted_s: float, late_s: float) -> None:
+        """A batch ended `late_s` later than predicted; below 0: sooner. Times that are no numbers are ignored."""
+        if not (-math.inf < late_s < math.inf and 0 <= predicted_s < math.inf):
+            return
+        self._recent.append((predicted_s, late_s))
+        late = [late_s for _, late_s in self._recent]
+        blocks = [late[begin : begin + _BLOCK] for begin in range(0, len(late), _BLOCK)]
+        self._mean_late_s = _quantile([sum(block) / len(block) for block in blocks], _HIGH)
+        self.usual_late_s, self.high_late_s = _quantile(late, 0.5), _quantile(late, _HIGH)
+        mean_predicted_s = sum([predicted_s for predicted_s, _ in self._recent]) / len(late)
+        self.slowdown = 1 + (self.usual_late_s / mean_predicted_s if mean_predicted_s > 0 else 0.0)
+
+    def replied(self, seconds: float) -> None:
+        """The broker acknowledged replies so long after the end of their batch."""
+        self.reply_s = max(seconds, self.reply_s + _DECAY * (seconds - self.reply_s))
 
 
-def predicted_s(cost: CostFunction, tokens: float, squares: float, longest: float, count: float) -> float:
-    """Seconds of one batch. ValueError when the cost function gives no finite number, 0 or more."""
-    seconds = float(cost.seconds(tokens, squares, longest, count))
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"A cost function must give finite seconds, 0 or more. It gave: {seconds}")
-    return seconds
+def _quantile(values: list[float], share: float) -> float:
+    """At least 0."""
+    return max(0.0, sorted(values)[int(share * len(values))])

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from penstock.cache import ResponseCache
 
-ROW_OVERHEAD_BYTES = 108  # 100 a row and the checksum
+ROW_OVERHEAD_BYTES = 104  # 100 a row and the checksum
 
 
 class Clock:
@@ -89,6 +89,33 @@ async def test_an_answer_is_not_returned_once_its_time_has_passed() -> None:
         assert await cache.get_many([key(1), key(2)]) == values(1, 2)
 
 
+async def test_an_answer_of_the_future_has_expired_when_the_clock_is_set_back() -> None:
+    clock = Clock()
+    async with await open_cache(":memory:", clock=clock) as cache:
+        clock.now += 3600
+        await cache.put_many(values(1))
+        clock.now -= 3600
+        assert await cache.get_many([key(1)]) == {}
+        await cache.put_many(values(1))
+        assert await cache.get_many([key(1)]) == values(1)
+        clock.now += 100
+        assert await cache.get_many([key(1)]) == {}
+
+
+async def test_rows_used_before_the_clock_was_set_back_leave_before_rows_used_after_it(tmp_path: Path) -> None:
+    """Also in a process that never saw the later time."""
+    clock = Clock()
+    bound = 4 * (400 + ROW_OVERHEAD_BYTES)
+    clock.now += 3600
+    async with await open_cache(tmp_path / "cache.db", bound, clock) as cache:
+        await cache.put_many(values(1, 2, 3, 4))
+    clock.now -= 3600
+    async with await open_cache(tmp_path / "cache.db", bound, clock) as cache:
+        for number in (5, 6, 7):
+            await cache.put_many(values(number))
+        assert await cache.get_many([key(number) for number in range(8)]) == values(5, 6, 7)
+
+
 async def test_the_least_recently_used_leave_first() -> None:
     async with await open_cache(":memory:", max_bytes=4 * (400 + ROW_OVERHEAD_BYTES)) as cache:
         for number in (1, 2, 3, 4):
@@ -96,6 +123,22 @@ async def test_the_least_recently_used_leave_first() -> None:
         await cache.get_many([key(1)])
         await cache.put_many(values(5))
         assert await cache.get_many([key(number) for number in (1, 3, 4, 5)]) == values(1, 4, 5)
+
+
+async def test_a_value_larger_than_the_cache_is_not_stored_and_evicts_nothing() -> None:
+    async with await open_cache(":memory:", max_bytes=4 * (400 + ROW_OVERHEAD_BYTES)) as cache:
+        await cache.put_many(values(1, 2, 3))
+        await cache.put_many({key(4): value(4, 2000)})
+        assert await cache.get_many(map(key, range(5))) == values(1, 2, 3)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 400 + ROW_OVERHEAD_BYTES - 1])
+async def test_a_cache_too_small_for_any_value_keeps_none_and_works(max_bytes: int) -> None:
+    async with await open_cache(":memory:", max_bytes) as cache:
+        for _ in range(2):
+            await cache.put_many(values(1, 2))
+            assert await cache.get_many([key(1), key(2)]) == {}
+        assert (cache.stats.bytes, cache.stats.works) == (0, True)
 
 
 async def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
@@ -133,9 +176,10 @@ def test_it_behaves_like_a_small_model_and_stays_within_its_bytes(
                         model.move_to_end(key(number))
                 else:
                     await cache.put_many({key(number): value(number, size)})
-                    model[key(number)] = value(number, size)
-                    model.move_to_end(key(number))
-                    evict(model, max_bytes)
+                    if size + ROW_OVERHEAD_BYTES <= max_bytes:
+                        model[key(number)] = value(number, size)
+                        model.move_to_end(key(number))
+                        evict(model, max_bytes)
                     assert cache.stats.bytes == model_bytes(model) <= max_bytes
             assert await cache.get_many([key(number) for number in range(10)]) == model
 
@@ -254,10 +298,11 @@ async def test_a_path_that_cannot_be_made_makes_the_cache_unavailable(tmp_path: 
 
 
 @contextmanager
-def only_reading(directory: Path) -> Iterator[None]:
+def only_reading(directory: Path, directory_mode: int = 0o555) -> Iterator[None]:
     """Nothing in the directory may be written, by root neither: root steps down meanwhile."""
-    for path in (*directory.iterdir(), directory):
+    for path in directory.iterdir():
         path.chmod(0o555)
+    directory.chmod(directory_mode)
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)
@@ -280,6 +325,77 @@ async def test_a_directory_that_may_only_be_read_makes_the_cache_unavailable(exi
             await assert_unavailable(await open_cache(path), logs)
         assert path.exists() == exists
         assert ("readonly" in str(logs[0]["reason"])) == exists
+
+
+@pytest.mark.parametrize("directory_mode", [0o555, 0o777], ids=["the directory", "the file alone"])
+async def test_a_cache_that_may_be_written_again_is_used_again(directory_mode: int) -> None:
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as name, capture_logs() as logs:
+        path = Path(name) / "cache.db"
+        async with await open_cache(path, clock=clock) as cache:
+            await cache.put_many(values(1))
+        with only_reading(path.parent, directory_mode):
+            cache = await open_cache(path, clock=clock)
+            for number in range(3):
+                await cache.put_many(values(number))
+                clock.now += 64.0
+            assert not cache.stats.works
+        path.chmod(0o644)
+        await cache.put_many(values(1, 2))
+        assert await cache.get_many([key(1), key(2)]) == values(1, 2)
+        assert cache.stats.works
+        await cache.close()
+    assert [entry["event"] for entry in logs] == ["cache_unavailable", "cache_recovered"]
+
+
+def remove(directory: Path, pattern: str) -> list[Path]:
+    """Remove the files that match. Returns them."""
+    found = list(directory.glob(pattern))
+    for file in found:
+        file.unlink()
+    return found
+
+
+@pytest.mark.parametrize("removed", ["", "*"], ids=["the file alone", "with its log and index"])
+async def test_members_whose_file_is_removed_share_a_new_one(tmp_path: Path, removed: str) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    members = [await open_cache(path, clock=clock) for _ in range(3)]
+    with capture_logs() as logs:
+        for number, member in enumerate(members):
+            await member.put_many(values(number))
+            assert await member.get_many(map(key, range(number + 1))) == values(*range(number + 1))
+        remove(tmp_path, f"cache.db{removed}")
+        clock.now += 1.0
+        for number, member in enumerate(members, 10):
+            await member.put_many(values(number))
+        for number, member in enumerate(members, 20):
+            assert await member.get_many(map(key, range(30))) == values(10, 11, 12, *range(20, number))
+            await member.put_many(values(number))
+        for member in members:
+            await member.close()
+    assert logs == []
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert db.execute("SELECT count(*) FROM response").fetchall() == [(6,)]
+    db.close()
+    assert remove(tmp_path, "*") == [path]
+
+
+async def test_a_member_that_ends_leaves_a_file_alone_that_took_the_place_of_its_own(tmp_path: Path) -> None:
+    path, clock = tmp_path / "cache.db", Clock()
+    first, second = await open_cache(path, clock=clock), await open_cache(path, clock=clock)
+    for member in (first, second):
+        await member.put_many(values(1))
+        await member.get_many([key(1)])
+    remove(tmp_path, "*")
+    clock.now += 1.0
+    await first.put_many(values(2))
+    await second.close()
+    async with await open_cache(path, clock=clock) as third:
+        assert await third.get_many(map(key, range(4))) == values(2)
+        await third.put_many(values(3))
+        assert await first.get_many(map(key, range(4))) == values(2, 3)
+    await first.close()
 
 
 async def test_a_lock_of_another_process_stops_writes_until_it_is_gone(tmp_path: Path) -> None:
@@ -388,6 +504,75 @@ async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path)
                 assert found == {key(number): key(number) * 8 for number in range(8, 328)}
                 await cache.put_many(values(1))
         assert logs == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_log_that_a_crash_has_cut_or_garbled_gives_no_wrong_answer(data: st.DataObject) -> None:
+    """The log of a process that was killed, as a machine that lost power may leave it."""
+    stored = values(*range(100))
+
+    async def check(name: str) -> None:
+        path, crashed = Path(name) / "cache.db", Path(name) / "crashed.db"
+        async with await open_cache(path) as cache:
+            for number in range(0, 100, 10):
+                await cache.put_many(values(*range(number, number + 10)))
+            crashed.write_bytes(path.read_bytes())
+            log = bytearray((Path(name) / "cache.db-wal").read_bytes())
+        assert len(log) > 100_000
+        del log[data.draw(st.integers(0, len(log)), label="length") :]
+        for _ in range(data.draw(st.integers(0, 2), label="faults") if log else 0):
+            at = data.draw(st.integers(0, len(log) - 1), label="at")
+            garbage = data.draw(st.binary(min_size=1, max_size=64), label="garbage")[: len(log) - at]
+            log[at : at + len(garbage)] = garbage
+        (Path(name) / "crashed.db-wal").write_bytes(log)
+        async with await open_cache(crashed) as cache:
+            assert (await cache.get_many(stored)).items() <= stored.items()
+            await cache.put_many(values(200))
+            assert await cache.get_many([key(200)]) == values(200)
+            assert cache.stats.works
+
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(check(name))
+
+
+_WRITE_AND_EVICT = """
+import asyncio, sys
+from penstock.cache import ResponseCache
+
+async def main():
+    path, first = sys.argv[1], int(sys.argv[2])
+    cache = await ResponseCache(path, max_bytes=100_000, ttl_s=1e9, look_up_s=30.0, lock_s=30.0).open()
+    for start in range(first, first + 1200, 60):
+        keys = [n.to_bytes(32, "big") for n in range(start, start + 60)]
+        await cache.put_many({key: key * 8 for key in keys})
+        found = await cache.get_many([n.to_bytes(32, "big") for n in range(max(0, start - 200), start + 60)])
+        assert all(value == key * 8 for key, value in found.items())
+    assert cache.stats.works
+    await cache.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_processes_that_write_and_evict_at_once_keep_the_file_whole_and_within_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    members = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _WRITE_AND_EVICT, path, str(first), stdout=subprocess.PIPE
+        )
+        for first in (0, 600, 5000)
+    ]
+    printed = [(await member.communicate())[0] for member in members]
+    assert [(member.returncode, out) for member, out in zip(members, printed, strict=True)] == [(0, b"")] * 3
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        [(counted, total)] = db.execute(
+            "SELECT bytes, (SELECT sum(length(sealed) + 100) FROM response) FROM response_size"
+        )
+    db.close()
+    assert 50_000 < counted == total <= 100_000
 
 
 @contextmanager

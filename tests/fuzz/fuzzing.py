@@ -5,7 +5,7 @@ import resource
 import time
 from dataclasses import dataclass
 
-from tests.fuzz.decoders import Decoder
+from tests.fuzz.decoder import Decoder
 
 _MOST_S = 2.0  # of processor time for one input, which has at most 100 kB
 _MOST_BYTES = 256 << 20  # by which the process may grow over a run

@@ -19,7 +19,7 @@ def main() -> int:
         started = time.monotonic()
         found = fuzz(decoder, share, seed)
         print(
-            f"{decoder.name:16} {share:,} inputs, {time.monotonic() - started:.1f} s, {len(found)} faults", flush=True
+            f"{decoder.name:33} {share:,} inputs, {time.monotonic() - started:.1f} s, {len(found)} faults", flush=True
         )
         faults += found
     print(*faults, sep="\n")

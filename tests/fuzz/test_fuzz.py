@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tests.fuzz.decoders import DECODERS, Decoder
+from tests.fuzz.decoder import Decoder
+from tests.fuzz.decoders import DECODERS
 from tests.fuzz.fuzzing import fuzz
 
 NUM_INPUTS = 20_000

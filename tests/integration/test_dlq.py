@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import msgpack
@@ -78,8 +79,8 @@ async def desk(kafka: KafkaBroker, unique: Callable[[str], str], start_worker: S
     return desk
 
 
-async def test_letters_are_listed_shown_and_replayed_until_they_would_loop(
-    desk: Desk, count_records: Callable[..., Any]
+async def test_letters_are_listed_shown_answered_and_replayed_until_they_would_loop(
+    desk: Desk, unique: Callable[[str], str], count_records: Callable[..., Any]
 ) -> None:
     letters_topic = f"{desk.topic}.dead-letter"
     await desk.send(5, POISON, POISON + 600)
@@ -120,6 +121,19 @@ async def test_letters_are_listed_shown_and_replayed_until_they_would_loop(
     assert sorted(one["to"] for one in planned) == [desk.topic, f"{desk.topic}.bulk"]
     assert "dry run" in said
     assert await count_records(desk.broker, desk.topic) == before
+
+    local = ("dlq", "answer", "--model", "null", "--served-name", desk.model, "--json")  # its engine fails on no token
+    outcomes, said = await desk.penstock(*local, code=1)
+    assert sorted(one.get("code", one["outcome"]) for one in outcomes) == ["answered", "answered", "bad_token_id"]
+    assert "dry run" in said
+    elsewhere = unique("penstock.replies.")
+    _, said = await desk.penstock(*local, "--id", poison["id"], "--execute", "--to-reply-topic", elsewhere)
+    assert f"Sent 1 reply to {elsewhere}." in said
+    (reply,) = await desk.read(elsewhere, 1)
+    assert reply.key == blake2b(f"{desk.topic}-{PARTITION}-1".encode(), digest_size=16).digest()
+    assert reply.key in {one.key for one in first_replies}
+    assert msgpack.unpackb(reply.value)["ok"]
+    assert dict(reply.headers)["kafka_correlationId"] == b"%d" % POISON
 
     _, said = await desk.dlq("replay", "--id", poison["id"], "--execute")
     assert f"Sent 1 record to {desk.topic}." in said

@@ -18,6 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.worker.kafka.custody import Custody
 from penstock.worker.transactions.producer import TransactionalProducer
 
 StartWorker = Callable[..., Any]
@@ -93,6 +94,16 @@ def number(record: Any) -> int:
     return int(dict(record.headers)["kafka_correlationId"])
 
 
+async def marks(broker: KafkaBroker, group: str) -> set[str]:
+    """What the commits say of their owners."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    try:
+        return {found.metadata for found in (await admin.list_consumer_group_offsets(group)).values()}
+    finally:
+        await admin.close()
+
+
 @contextlib.asynccontextmanager
 async def pipeline(broker: KafkaBroker, unique: Unique, name: str) -> AsyncIterator[Pipeline]:
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
@@ -119,8 +130,10 @@ async def test_replies_and_offsets_are_committed_together(
         await line.send(200)
         await line.assert_exactly_once()
         assert sum((await committed(kafka, line.group)).values()) == 200
+        assert await marks(kafka, line.group) == {Custody().text()}
         worker.process.terminate()
         assert await worker.exit_code() == 0
+        assert await marks(kafka, line.group) == {""}
         assert worker.events("transaction_failed") == []
 
 

@@ -1,9 +1,12 @@
 """A worker and clients against a broker with TLS, SASL and ACLs, and the errors of wrong credentials."""
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import subprocess
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +40,6 @@ from tests.integration.conftest import PENSTOCK, StartWorker
 PASSWORD = "s3cret-Passw0rd"
 LISTENERS = {"SASL": "SASL_SSL", "MUTUAL": "SSL", "CLEAR": "SASL_PLAINTEXT"}
 _LOGIN = "org.apache.kafka.common.security"
-UNSIGNED_TOKEN = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ3b3JrZXIiLCJpYXQiOjE3NjAwMDAwMDAsImV4cCI6NDEwMDAwMDAwMH0."
 Unique = Callable[[str], str]
 
 
@@ -77,6 +79,13 @@ def _named(name: str) -> tuple[str, str]:
     return "-subj", f"/CN={name}"
 
 
+def unsigned_token(user: str) -> str:
+    """A token as a broker without an identity provider takes it."""
+    parts = {"alg": "none"}, {"sub": user, "iat": 1_760_000_000, "exp": 4_100_000_000}
+    encoded = [urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
+    return ".".join([*encoded, ""])
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     keys = Keys(tmp_path_factory.mktemp("keys"))
@@ -85,7 +94,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     keys.sign("broker")
     keys.sign("client")
     keys.encrypt("client")
-    keys.path("token").write_text(UNSIGNED_TOKEN + "\n")
+    for user in ("worker", "client"):
+        keys.path(f"{user}.token").write_text(unsigned_token(user) + "\n")
     return keys
 
 
@@ -167,15 +177,18 @@ def credentials(broker: KafkaBroker, keys: Keys, mechanism: str, user: str) -> d
     if mechanism == "clear":
         own = {"bootstrap_servers": broker.address("CLEAR"), "security_protocol": "SASL_PLAINTEXT"}
         return {**own, "sasl_mechanism": "PLAIN", "sasl_username": user, "sasl_password": PASSWORD}
-    own = {"bootstrap_servers": broker.address("SASL"), "security_protocol": "SASL_SSL", "sasl_mechanism": mechanism}
-    if mechanism == "OAUTHBEARER":
-        return {**own, **tls, "sasl_oauthbearer_token_endpoint_url": keys.path("token").as_uri()}
-    return {**own, **tls, "sasl_username": user, "sasl_password": PASSWORD}
+    own = {"bootstrap_servers": broker.address("SASL"), "security_protocol": "SASL_SSL"}
+    if mechanism.startswith("token"):
+        path, oauth = keys.path(f"{user}.token"), {**own, **tls, "sasl_mechanism": "OAUTHBEARER"}
+        if mechanism == "token command":
+            return {**oauth, "sasl_oauthbearer_token_command": shlex.join(["cat", str(path)])}
+        return {**oauth, "sasl_oauthbearer_token_file": path}
+    return {**own, **tls, "sasl_mechanism": mechanism, "sasl_username": user, "sasl_password": PASSWORD}
 
 
 @pytest.mark.parametrize(
     ("of_worker", "of_client"),
-    [("SCRAM-SHA-512", "PLAIN"), ("OAUTHBEARER", "SCRAM-SHA-256"), ("PLAIN", "certificate"), ("clear", "clear")],
+    [("SCRAM-SHA-512", "PLAIN"), ("token command", "token file"), ("PLAIN", "certificate"), ("clear", "clear")],
 )
 async def test_a_worker_answers_with_the_least_privileges(
     secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker, of_worker: str, of_client: str
@@ -250,9 +263,14 @@ def changed(settings: dict[str, Any], keys: Keys, wrong: dict[str, Any]) -> dict
         ),
         ("clear", {"sasl_mechanism": "SCRAM-SHA-512"}, "does not enable SCRAM-SHA-512. Check sasl_mechanism."),
         (
-            "OAUTHBEARER",
-            {"sasl_oauthbearer_token_endpoint_url": "file:/missing/token"},
+            "token file",
+            {"sasl_oauthbearer_token_file": "/missing/token"},
             "no token could be read from /missing/token",
+        ),
+        (
+            "token command",
+            {"sasl_oauthbearer_token_command": "false"},
+            "needs a token. sasl_oauthbearer_token_command: false ended with exit status 1.",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """An engine that hangs ends its worker, which leaves the requests to others."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,4 +42,21 @@ async def test_sigterm_ends_a_worker_whose_engine_hangs(
     assert await worker.exit_code(DRAIN_S + EXIT_S + BUSY_S) == 0
     assert time.monotonic() - started < DRAIN_S + EXIT_S
     assert worker.events("drain_incomplete")
+    asking.cancel()
+
+
+async def test_a_second_sigterm_ends_a_worker_at_once(
+    kafka: KafkaBroker, unique: Callable[[str], str], start_worker: Start, post: Callable[..., Any]
+) -> None:
+    """Its first one waits for a batch that never ends."""
+    model = unique("hang")
+    worker = start_worker(kafka, served_name=model, echo_hangs=1, drain_s=120.0, max_batch_sequences=1, lanes=1)
+    await worker.ready()
+    asking = asyncio.create_task(post(kafka, model, [([1, 2, number], []) for number in range(4)]))
+    await worker.event("worker_load")  # a batch runs, and others wait for it
+    worker.process.terminate()
+    await worker.event("stopping")
+    worker.process.terminate()
+    assert await worker.exit_code(EXIT_S + BUSY_S) == -signal.SIGTERM
+    assert not worker.events("drained")
     asking.cancel()

@@ -75,7 +75,10 @@ async def test_a_worker_is_ready_from_its_join_to_its_drain(
         answer = connection.getresponse()
         return answer.status, json.load(answer)
 
-    assert await asyncio.to_thread(ready) == (200, {"ready": True})
+    async with asyncio.timeout(30):  # its partitions are assigned, and their offsets not yet known
+        while (answer := await asyncio.to_thread(ready))[0] != 200:
+            assert answer[1]["reason"] == "its partitions are being assigned"
+    assert answer == (200, {"ready": True})
     async with Client(bootstrap_servers=broker.bootstrap_servers, model="m") as client:
         calls = [asyncio.create_task(client.request(Request("m", "embed", join_tokens([[n, 2]])))) for n in range(1, 7)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)

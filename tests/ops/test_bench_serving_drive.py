@@ -17,7 +17,7 @@ from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.stream import BULK_WAITING, TOGETHER, Stream
 from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Scheduler, SchedulerSettings
-from penstock.scheduler.types import Refusal
+from penstock.scheduler.types import RejectedJob
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ class Watched(Scheduler):
 
     most_added = most_queued = 0
 
-    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[Refusal]:
+    def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
         refused = super().add(jobs, now, busy_s=busy_s)
         self.most_added = max(self.most_added, len(jobs))
         self.most_queued = max(self.most_queued, self.num_queued)

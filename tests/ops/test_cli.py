@@ -195,6 +195,12 @@ class TestBadUsage:
                 "t.dead-letter holds dead letters, which `penstock dlq replay` sends again.",
             ),
             (["dlq", "ls"], NO_BROKER, "Give --model or --topic."),
+            (["dlq", "answer"], NO_BROKER, "Missing option '--model'"),
+            (
+                ["dlq", "answer", "--model", "null", "--to-reply-partition", "1"],
+                NO_BROKER,
+                "Give --to-reply-topic with --to-reply-partition.",
+            ),
         ],
     )
     def test_one_sentence_and_exit_code_2(self, args: list[str], env: Mapping[str, str], says: str) -> None:

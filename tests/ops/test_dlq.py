@@ -1,18 +1,38 @@
-"""Dead letters hold what anybody has written: neither the list nor a replay ends with one of them."""
+"""Dead letters hold what anybody has written: no list, replay or answer ends with one of them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from aiokafka.errors import UnknownTopicOrPartitionError
 
+from penstock.engine import BatchOutput, NullEngine, PackedBatch, TaskOptions
+from penstock.ops.cli import letter_selection
+from penstock.ops.cli.answerer import open_answerer
 from penstock.ops.cli.dead_letter import DeadLetter
-from penstock.ops.cli.letter_table import print_letters
+from penstock.ops.cli.dlq import AnswerSettings
+from penstock.ops.cli.letter_answers import LetterAnswers
+from penstock.ops.cli.letter_selection import Selection, read_letters
+from penstock.ops.cli.letter_table import as_json, print_letters
+from penstock.ops.cli.record_sender import RecordSender, open_sender
 from penstock.ops.cli.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.screen import EXIT_PROBLEM
 from penstock.producer.transport.batches import UNREADABLE_BATCH
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.wire.codec import decode_reply, encode_request
+from penstock.producer.wire.messages import Reply, Request, join_tokens
+from penstock.worker.kafka.lenient_batches import UNREADABLE
+from tests.engine.helpers import cpu_engine, save_encoder
 
+OPTIONS = ReplayOptions(None, None, None, 3, False)
 RECORD = SimpleNamespace(key=None, value=b"x", headers=[])
 
 
@@ -37,19 +57,27 @@ def test_no_letter_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert "\x07" not in shown
 
 
+def test_no_shown_letter_controls_the_terminal() -> None:
+    shown = as_json(letter(0, ("penstock-error-message", "\x1b[2J\x9b2Jé".encode())).details())
+    assert all(one.isprintable() for one in shown.replace("\n", ""))
+    assert json.loads(shown)["message"] == "\x1b[2J\x9b2Jé"
+
+
 class Broker:
     """An outbox whose broker has one topic."""
 
     def __init__(self) -> None:
-        self.sent: list[str] = []
+        self.topics: list[str] = []
+        self.sent: list[OutRecord] = []
 
     async def partitions(self, topic: str) -> int:
         if topic != "there":
             raise UnknownTopicOrPartitionError(topic)
         return 2
 
-    def put(self, topic: str, partition: int, records: Sequence[Any]) -> None:
-        self.sent.append(topic)
+    def put(self, topic: str, partition: int | None, records: Sequence[OutRecord]) -> None:
+        self.topics.append(topic)
+        self.sent += records
 
     async def flush(self) -> None: ...
 
@@ -58,12 +86,161 @@ async def test_a_record_that_cannot_be_sent_again_is_counted_and_the_others_are_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     broker = Broker()
-    replayer = Replayer(ReplayOptions(True, None, None, None, 3, False), broker)  # type: ignore[arg-type]
+    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
     for topic in ("there", "gone", "there"):
         await replayer.offer((topic, 0, 1), RECORD, [], topic)
     await replayer.offer(("there", 0, 2), RECORD, [(UNREADABLE_BATCH, b"a bomb")], "there")
     assert await replayer.finish() == EXIT_PROBLEM
-    assert broker.sent == ["there", "there"]
+    assert broker.topics == ["there", "there"]
     shown = capsys.readouterr()
     assert "gone refused 1 record." in shown.out + shown.err
     assert "Skipped 1 record: in a batch that cannot be read." in shown.out + shown.err
+
+
+async def test_a_header_whose_name_could_not_be_read_is_not_sent_again() -> None:
+    """A worker would reject the record for it each time."""
+    broker = Broker()
+    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    await replayer.offer(("there", 0, 1), RECORD, [(UNREADABLE, b"1"), ("mine", b"2")], "there")
+    (sent,) = broker.sent
+    assert sent.headers == [("mine", b"2"), ("penstock-replay-of", b"there-0-1"), ("penstock-replays", b"1")]
+
+
+OF_T = [("__dlq.errors.topic", b"t"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"7")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "obstacle"),
+    [
+        (OF_T, ""),
+        ([*OF_T, ("x-left-out-of-my-shop", b"1")], ""),
+        ([*OF_T, ("penstock-value-left-out-bytes", b"1")], "part of the original was left out"),
+        ([*OF_T, (UNREADABLE_BATCH, b"a bomb")], "it stands for a batch that could not be read"),
+        (OF_T[:2], "it does not say where its original was read"),
+        (
+            [("__dlq.errors.topic", b"payments"), *OF_T[1:]],
+            "it names another topic than the one whose letters lie here",
+        ),
+    ],
+)
+def test_only_whole_letters_of_their_own_topic_are_sent_again(headers: list[tuple[str, bytes]], obstacle: str) -> None:
+    assert letter(0, *headers).obstacle == obstacle
+
+
+def request(number: int, *headers: tuple[str, bytes], ids: Sequence[int] = (5, 6)) -> DeadLetter:
+    """A letter whose original is a request to the null model."""
+    value = encode_request(Request("null", "embed", join_tokens([np.array(ids, np.uint32)])))
+    address = [("kafka_correlationId", b"c"), ("kafka_replyTopic", b"penstock.replies")]
+    one = letter(9, *address, *headers, *OF_T[:2], ("__dlq.errors.offset", b"%d" % number))
+    one.record.value = value
+    return one
+
+
+async def test_a_dry_run_connects_to_no_broker_to_write() -> None:
+    async with open_sender(KafkaCluster("127.0.0.1:1"), execute=False) as sender:
+        assert sender is None
+
+
+class TopicsThatGrow:
+    """A `TopicReader` of two partitions. Each letter that is read causes one in the other partition."""
+
+    def __init__(self) -> None:
+        self.letters = {0: [letter(0, *OF_T)], 1: [letter(0, *OF_T)]}
+
+    async def num_partitions(self, topic: str) -> int | None:
+        return 2 if topic == "t.dead-letter" else None
+
+    async def end(self, topic: str, partition: int) -> int:
+        return len(self.letters[partition])
+
+    async def records(self, topic: str, partition: int, first: int, last: int) -> AsyncGenerator[Any]:
+        for one in self.letters[partition][first : last + 1]:
+            self.letters[1 - partition].append(one)
+            yield one.record
+
+
+async def test_letters_that_a_replay_causes_are_not_replayed_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
+    everything = Selection.of(None, None, "all", None, 0, None)
+    assert len([one async for one in read_letters(KafkaCluster("127.0.0.1:1"), "t", everything)]) == 2
+
+
+class TestAnswers:
+    """Letters are answered in this process."""
+
+    async def outcomes(
+        self, capsys: pytest.CaptureFixture[str], *letters: DeadLetter, broker: Broker | None = None, code: int = 0
+    ) -> list[dict[str, Any]]:
+        given: dict[str, Any] = {"model": "null", "max_batch_tokens": 3}
+        settings = AnswerSettings(**given)
+        sender = None if broker is None else RecordSender(broker)  # type: ignore[arg-type]
+        async with open_answerer(settings, settings) as answerer:
+            answers = LetterAnswers(replace(OPTIONS, as_json=True), answerer, sender)
+            for one in letters:
+                await answers.add(one)
+            assert await answers.finish() == code
+        shown = capsys.readouterr()
+        self.said = " ".join(shown.err.split())
+        return [json.loads(line) for line in shown.out.splitlines()]
+
+    async def test_a_dry_run_says_what_each_would_be_answered(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = await self.outcomes(
+            capsys, request(1), request(2, ids=[40_000]), letter(0), request(3, ("penstock-deadline-ms", b"1")), code=1
+        )
+        assert [one["outcome"] for one in found] == ["answered", "failed", "skipped", "answered"]
+        assert (found[0]["task"], found[0]["sequences"], found[0]["to"]) == ("embed", 1, "penstock.replies")
+        assert found[1]["code"] == "bad_token_id"
+        assert "Would send 2 replies to penstock.replies." in self.said
+        assert "1 letter failed again: bad_token_id." in self.said
+        assert "This was a dry run. Add --execute to send." in self.said
+
+    async def test_a_reply_is_sent_with_the_key_of_a_reply_to_the_original(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        broker = Broker()
+        await self.outcomes(capsys, request(1), request(9, ("penstock-replay-of", b"t-0-1")), broker=broker)
+        assert [record.key for record in broker.sent] == [blake2b(b"t-0-1", digest_size=16).digest()] * 2
+        assert broker.sent[0].headers == [("kafka_correlationId", b"c")]
+        reply = decode_reply(broker.sent[0].value)
+        assert isinstance(reply, Reply)
+        assert reply.vectors is not None
+
+    @pytest.mark.slow
+    async def test_a_reply_holds_what_the_engine_computes(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        sequences = [np.arange(5, 5 + length, dtype=np.uint32) for length in (3, 7, 1)]
+        given: dict[str, Any] = {"model": str(tmp_path), "served_name": "null", "dtype": "float32", "device": "cpu"}
+        given["max_batch_tokens"] = 8
+        settings = AnswerSettings(**given)
+        value = encode_request(Request("null", "embed", join_tokens(sequences)))
+        record = SimpleNamespace(topic="t", partition=0, offset=1, timestamp=0, key=None, value=value)
+        record.headers = [("kafka_replyTopic", b"penstock.replies")]
+        async with open_answerer(settings, settings) as answerer:
+            reply = decode_reply((await answerer.answer(record, bulk=False)).value)
+        batch = PackedBatch.of(sequences, [TaskOptions("embed")] * 3)
+        assert isinstance(reply, Reply)
+        assert reply.vectors is not None
+        np.testing.assert_allclose(reply.vectors, np.stack(cpu_engine(tmp_path).run(batch).rows), atol=2e-6)
+
+    async def test_a_reply_topic_outside_the_allow_list_gets_no_reply(self, capsys: pytest.CaptureFixture[str]) -> None:
+        broker = Broker()
+        (found,) = await self.outcomes(
+            capsys, request(1, ("kafka_replyTopic", b"payments")), broker=broker, code=EXIT_PROBLEM
+        )
+        assert "outside this worker's allow-list" in found["message"]
+        assert broker.sent == []
+
+    async def test_an_engine_that_fails_fails_one_letter(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = NullEngine.run
+
+        def fail(self: NullEngine, batch: PackedBatch) -> BatchOutput:
+            if 13 in batch.token_ids:
+                raise ValueError("cannot compute this")
+            return run(self, batch)
+
+        monkeypatch.setattr(NullEngine, "run", fail)
+        first, second = await self.outcomes(capsys, request(1, ids=[13]), request(2), code=EXIT_PROBLEM)
+        assert (first["code"], second["outcome"]) == ("backend", "answered")
+        assert "cannot compute this" in first["message"]

@@ -399,6 +399,27 @@ async def test_a_producer_that_cannot_be_replaced_yet_is_replaced_later() -> Non
     assert third.sent["t", 0] == [[b"0"]]
 
 
+async def test_a_sender_that_dies_reaches_the_event_loop() -> None:
+    """Its records have no outcome, so that a worker which goes on would commit nothing more of their partitions."""
+
+    async def die(values: list[bytes]) -> None:
+        first.die()
+        raise KafkaError("fenced")
+
+    async def refuse() -> None:
+        raise ValueError("a bug")
+
+    first, second, results = StandIn(die), StandIn(accept), Results()
+    second.start = refuse  # type: ignore[method-assign]  # an error that is none of Kafka's
+    caught = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.set_result(context))
+    async with outbox_over(first, second) as outbox:
+        outbox.put("t", 0, [results.record(b"0")])
+        context = await asyncio.wait_for(caught, 10)
+    assert repr(context["exception"]) == "ValueError('a bug')"
+    assert "handle" in context  # of a callback, unlike a task that somebody may still await
+
+
 async def test_a_record_that_cannot_be_encoded_fails_alone() -> None:
     producer, results = StandIn(accept), Results()
     async with outbox_over(producer) as outbox:

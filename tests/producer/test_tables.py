@@ -500,6 +500,14 @@ def test_a_file_that_is_no_table_says_what_is_wrong(tmp_path: Path, name: str, c
     assert message in str(caught.value)
 
 
+def test_a_parquet_file_whose_column_names_are_not_utf8_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one"], "other": ["two"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"other", b"othe\xff"))
+    with pytest.raises(TableError, match="is not a Parquet file that can be read"):
+        open_reader(path, "text")
+
+
 def test_parquet_without_texts_says_what_is_wrong(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1]}), tmp_path / "numbers.parquet")
     with pytest.raises(TableError, match="column 'text' holds int64; strings were expected"):

@@ -94,8 +94,8 @@ class SharedDevice:
                 coming.setdefault(self._chance.choice(self._members), []).append(job)
                 upcoming = next(arrivals, None)
             for member, jobs in coming.items():
-                refused = member.driver.add(jobs, now)
-                self.report.rejected += [self._jobs.pop(refusal.id).arrival for refusal in refused]
+                rejected = member.driver.add(jobs, now)
+                self.report.rejected += [self._jobs.pop(rejection.id).arrival for rejection in rejected]
             for member in self._all():
                 self._dispatch(member, now)
             self._draining = [member for member in self._draining if member.driver.num_unfinished]
@@ -139,8 +139,8 @@ class SharedDevice:
     def _dispatch(self, member: Member, now: float) -> None:
         dispatch = member.driver.dispatch(now)
         member.wake_at = dispatch.wake_at
-        for refusal in dispatch.refused:
-            self.report.broken.append(self._jobs.pop(refusal.id).arrival)
+        for rejection in dispatch.rejected:
+            self.report.broken.append(self._jobs.pop(rejection.id).arrival)
         for batch in dispatch.start:
             if batch.started is not None:
                 self._begin(member, batch)

@@ -14,7 +14,7 @@ from penstock.scheduler import (
     LaneBatch,
     LaneDriver,
     PackedCost,
-    Refusal,
+    RejectedJob,
     Scheduler,
     SchedulerSettings,
 )
@@ -34,7 +34,7 @@ class Outcome:
     """The end of every job, by its arrival."""
 
     answered: list[tuple[float, float, float]] = field(default_factory=list)  # arrival, end, deadline
-    refused: list[tuple[float, Cause]] = field(default_factory=list)  # arrival, cause
+    rejected: list[tuple[float, Cause]] = field(default_factory=list)  # arrival, cause
     bulk_tokens: int = 0  # run while there were still arrivals to come
     end: float = 0.0
 
@@ -49,8 +49,8 @@ class Outcome:
     def num_in_time(self) -> int:
         return sum(end <= deadline for _, end, deadline in self.answered)
 
-    def num_refused(self, cause: Cause) -> int:
-        return sum(refusal is cause for _, refusal in self.refused)
+    def num_rejected(self, cause: Cause) -> int:
+        return sum(rejection is cause for _, rejection in self.rejected)
 
 
 class Simulation:
@@ -100,7 +100,7 @@ class Simulation:
             self._is_over = upcoming is None
             self._refill_bulk(now)
             dispatch = self._driver.dispatch(now)
-            self._refuse(dispatch.refused)
+            self._reject(dispatch.rejected)
             for batch in dispatch.start:
                 self._begin(batch)
             wake_at = dispatch.wake_at
@@ -114,7 +114,7 @@ class Simulation:
             deadline = None if slo_s is None else arrival.at + slo_s
             jobs.append(Job(next(self._ids), arrival.num_tokens, arrival.at, deadline))
         self._jobs.update((job.id, job) for job in jobs)
-        self._refuse(self.scheduler.add(jobs, now, busy_s=self._driver.busy_s(now)))
+        self._reject(self.scheduler.add(jobs, now, busy_s=self._driver.busy_s(now)))
 
     def _refill_bulk(self, now: float) -> None:
         if self._endless_bulk is None or self._is_over or self.scheduler.num_queued > 2000:
@@ -142,9 +142,9 @@ class Simulation:
                 deadline = float("inf") if job.deadline is None else job.deadline
                 self._outcome.answered.append((job.arrival, now + reply_s, deadline))
 
-    def _refuse(self, refused: Sequence[Refusal]) -> None:
-        for refusal in refused:
-            self._outcome.refused.append((self._jobs.pop(refusal.id).arrival, refusal.cause))
+    def _reject(self, rejected: Sequence[RejectedJob]) -> None:
+        for rejection in rejected:
+            self._outcome.rejected.append((self._jobs.pop(rejection.id).arrival, rejection.cause))
 
 
 def poisson(

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.scheduler import Batch, Cause, Job, PackedCost, PaddedCost, Plan, Refusal, Scheduler, SchedulerSettings
+from penstock.scheduler import (
+    Batch,
+    Cause,
+    Job,
+    PackedCost,
+    PaddedCost,
+    Plan,
+    RejectedJob,
+    Scheduler,
+    SchedulerSettings,
+)
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
@@ -22,9 +32,9 @@ def limits(trigger: TriggerName = "lazy", num_lanes: int = 1, partition: Partiti
     return SchedulerSettings(0.002, 256, 4096, SLO_S, trigger, partition, num_lanes=num_lanes)
 
 
-def late_or_refused(outcome: Outcome, cause: Cause) -> int:
+def late_or_rejected(outcome: Outcome, cause: Cause) -> int:
     """How many admitted jobs were answered late, or rejected for this cause."""
-    return len(outcome.answered) - outcome.num_in_time + outcome.num_refused(cause)
+    return len(outcome.answered) - outcome.num_in_time + outcome.num_rejected(cause)
 
 
 @pytest.mark.slow
@@ -34,8 +44,8 @@ def test_at_nine_tenths_of_saturation_all_but_a_thousandth_are_in_time(trigger: 
     chosen = limits(trigger, num_lanes)
     rate = 0.9 * saturation(COST, 51, chosen)
     outcome = Simulation(chosen, COST).run(poisson(rate, 2.0))
-    assert late_or_refused(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
-    assert outcome.num_refused(Cause.OVERLOADED) <= 0.001 * len(outcome.answered)
+    assert late_or_rejected(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
+    assert outcome.num_rejected(Cause.OVERLOADED) <= 0.001 * len(outcome.answered)
 
 
 @pytest.mark.slow
@@ -47,7 +57,7 @@ def test_beyond_saturation_goodput_stays_and_those_let_in_are_in_time(num_lanes:
     for load in (1.0, 2.0, 4.0):
         outcome = Simulation(chosen, COST).run(poisson(load * at_saturation, 1.0))
         goodput[load] = outcome.num_in_time / outcome.end
-        assert late_or_refused(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
+        assert late_or_rejected(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
     assert min(goodput.values()) >= 0.9 * max(goodput.values())
 
 
@@ -58,7 +68,7 @@ def test_wrong_predictions_are_made_up_for_by_what_is_spared() -> None:
     simulation = Simulation(chosen, COST, run_s=lambda predicted_s: predicted_s * chance.uniform(0.8, 1.2))
     outcome = simulation.run(poisson(rate, 1.0))
     assert outcome.num_in_time >= 0.85 * saturation(COST, 51, chosen) * outcome.end
-    assert late_or_refused(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
+    assert late_or_rejected(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
 
 
 def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
@@ -68,7 +78,7 @@ def test_tight_deadlines_do_not_push_out_who_was_let_in() -> None:
     rate = 2.0 * saturation(COST, 51, chosen)
     arrivals = (Arrival(at, tokens, chance.choice((0.04, 0.4))) for at, tokens, _ in poisson(rate, 1.5))
     outcome = Simulation(chosen, COST).run(arrivals)
-    assert late_or_refused(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
+    assert late_or_rejected(outcome, Cause.QUEUED) <= 0.001 * len(outcome.answered)
     assert outcome.num_in_time >= 0.9 * saturation(COST, 51, chosen) * outcome.end
 
 
@@ -80,11 +90,11 @@ def test_the_padding_of_a_backlog_is_learned_from_the_plans(partition: Partition
     chosen = limits(partition=partition)
     rate = 2.0 * saturation(padded, 51, chosen)
     outcome = Simulation(chosen, padded).run(poisson(rate, 1.0))
-    assert late_or_refused(outcome, Cause.QUEUED) <= 0.02 * len(outcome.answered)
+    assert late_or_rejected(outcome, Cause.QUEUED) <= 0.02 * len(outcome.answered)
     assert outcome.num_in_time >= least * saturation(padded, 51, chosen) * outcome.end
 
 
-def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
+def test_after_a_tenfold_burst_rejections_stop_at_once_and_for_good() -> None:
     chosen = limits()
     half = saturation(COST, 51, chosen) / 2
     burst = [
@@ -93,12 +103,12 @@ def test_after_a_tenfold_burst_refusals_stop_at_once_and_for_good() -> None:
         *poisson(half, 1.0, seed=3, start=0.8),
     ]
     outcome = Simulation(chosen, COST).run(burst)
-    refused_at = [arrival for arrival, _ in outcome.refused]
-    assert min(refused_at) > 0.5
+    rejected_at = [arrival for arrival, _ in outcome.rejected]
+    assert min(rejected_at) > 0.5
     # A queue as long as the SLO is worked off at half of the lanes' rate.
-    assert max(refused_at) < 0.8 + SLO_S
-    assert late_or_refused(outcome, Cause.QUEUED) == 0
-    # While the burst lasts refusals come evenly: no tenth of it lets in twice what another does.
+    assert max(rejected_at) < 0.8 + SLO_S
+    assert late_or_rejected(outcome, Cause.QUEUED) == 0
+    # While the burst lasts rejections come evenly: no tenth of it lets in twice what another does.
     let_in = [sum(begin <= at < begin + 0.03 for at, _, _ in outcome.answered) for begin in (0.6, 0.65, 0.7, 0.75)]
     assert max(let_in) <= 2 * min(let_in)
     after = sorted(end - at for at, end, _ in outcome.answered if at > 0.8 + 2 * SLO_S)
@@ -140,7 +150,7 @@ def test_an_admitted_job_is_in_time_whatever_comes_later(
     arrivals = map(Arrival, itertools.accumulate(gaps), tokens, slos_s)
     outcome = Simulation(chosen, LINEAR).run(arrivals)
     assert outcome.num_in_time == len(outcome.answered)
-    assert {cause for _, cause in outcome.refused} <= {Cause.OVERLOADED}
+    assert {cause for _, cause in outcome.rejected} <= {Cause.OVERLOADED}
 
 
 def test_the_work_before_a_job_decides() -> None:
@@ -149,9 +159,9 @@ def test_the_work_before_a_job_decides() -> None:
     busy = Scheduler(chosen, LINEAR)
     assert busy.add([Job(0, 64, 10.0)], 10.0, busy_s=0.375) == []
     assert busy.backlog_s == pytest.approx(1 / 16)
-    (refusal,) = busy.add([Job(1, 64, 10.0)], 10.0, busy_s=0.375)
-    assert (refusal.id, refusal.cause) == (1, Cause.OVERLOADED)
-    assert refusal.late_s == pytest.approx(1 / 16)
+    (rejection,) = busy.add([Job(1, 64, 10.0)], 10.0, busy_s=0.375)
+    assert (rejection.id, rejection.cause) == (1, Cause.OVERLOADED)
+    assert rejection.late_s == pytest.approx(1 / 16)
     assert busy.add([Job(1, 64, 10.0, deadline=11.0)], 10.0, busy_s=0.375) == []  # a job with more time may wait
     assert busy.add([Job(2, 64, 10.0, bulk=True)], 10.0, busy_s=9.0) == []  # nor do bulk jobs mind
     pair = Scheduler(SchedulerSettings(0.0, 64, 10_000, 0.5, "hungry", num_lanes=2), LINEAR)
@@ -167,40 +177,40 @@ def test_no_job_may_be_put_before_one_whose_long_batch_must_begin_first() -> Non
     assert queue.lateness(newcomer, 4.75) <= 0.0
 
 
-def test_late_arrivals_are_refused_with_how_late_they_are() -> None:
+def test_late_arrivals_are_rejected_with_how_late_they_are() -> None:
     for admission in ("accept", "deadline"):
         chosen = SchedulerSettings(0.0, 4, 100, 0.5, admission=admission)
         scheduler = Scheduler(chosen, LINEAR)
         late = [Job(0, 1, 10.0, deadline=9.75), Job(1, 1, 9.0), Job(2, 1, 10.0, deadline=10.0), Job(3, 1, 9.75)]
         assert scheduler.add(late, 10.0) == [
-            Refusal(0, Cause.ARRIVED_LATE, 0.25),
-            Refusal(1, Cause.ARRIVED_LATE, 0.5),
-            Refusal(2, Cause.ARRIVED_LATE, 0.0),
+            RejectedJob(0, Cause.ARRIVED_LATE, 0.25),
+            RejectedJob(1, Cause.ARRIVED_LATE, 0.5),
+            RejectedJob(2, Cause.ARRIVED_LATE, 0.0),
         ]
         assert scheduler.num_queued == 1
 
 
-def test_what_can_no_longer_be_met_is_refused_and_not_run_late() -> None:
+def test_what_can_no_longer_be_met_is_rejected_and_not_run_late() -> None:
     stalled = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0, "hungry"), LINEAR)
     stalled.add([Job(0, 64, 10.0, 10.5), Job(1, 64, 10.0), Job(2, 1, 10.0, 99.0)], 10.0)
-    assert stalled.poll(10.25, idle_lanes=0).refused == ()
+    assert stalled.poll(10.25, idle_lanes=0).rejected == ()
     # At 10.96875 the first has expired, and the second's 1/16 s would end 1/32 s after its deadline.
     plan = stalled.poll(10.96875, idle_lanes=1)
     assert isinstance(plan, Plan)
     assert plan.batches == (Batch((2,), 1 / 1024),)
-    assert plan.refused[0] == Refusal(0, Cause.QUEUED, 0.46875)
-    assert (plan.refused[1].id, plan.refused[1].cause) == (1, Cause.QUEUED)
+    assert plan.rejected[0] == RejectedJob(0, Cause.QUEUED, 0.46875)
+    assert (plan.rejected[1].id, plan.rejected[1].cause) == (1, Cause.QUEUED)
     lenient = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0, "hungry", admission="accept"), LINEAR)
     lenient.add([Job(0, 64, 10.0, 10.5), Job(1, 64, 10.0)], 10.0)
     decision = lenient.poll(10.96875, idle_lanes=1)
     assert isinstance(decision, Plan)
     assert decision.batches == (Batch((1,), 1 / 16),)  # late, but not expired
-    assert decision.refused == (Refusal(0, Cause.QUEUED, 0.46875),)
+    assert decision.rejected == (RejectedJob(0, Cause.QUEUED, 0.46875),)
 
 
-def test_the_expired_are_refused_while_all_lanes_are_busy() -> None:
+def test_the_expired_are_rejected_while_all_lanes_are_busy() -> None:
     waiting = Scheduler(SchedulerSettings(0.0, 2, 100, 1.0), LINEAR)
     waiting.add([Job(0, 1, 10.0, 10.5), Job(1, 1, 10.0, 12.0)], 10.0)
-    assert waiting.poll(10.5, idle_lanes=0).refused == (Refusal(0, Cause.QUEUED, 0.0),)
+    assert waiting.poll(10.5, idle_lanes=0).rejected == (RejectedJob(0, Cause.QUEUED, 0.0),)
     assert waiting.num_queued == 1
     waiting.check_integrity()

@@ -187,7 +187,7 @@ def test_after_a_quiet_time_it_runs_in_full_batches_ahead_of_time() -> None:
 def test_bulk_has_only_the_deadlines_it_brings() -> None:
     scheduler = Scheduler(limits(), STEP)
     scheduler.add([*bulk(1), Job(7, 1, 10.0, deadline=10.5, bulk=True)], 10.0)
-    assert [refusal.id for refusal in scheduler.poll(999.0, idle_lanes=0).refused] == [7]
+    assert [rejection.id for rejection in scheduler.poll(999.0, idle_lanes=0).rejected] == [7]
     assert scheduler.backlog_s == 0.0
     assert (scheduler.num_queued, scheduler.queued_tokens) == (1, 1)
     assert plan(scheduler.poll(math.nextafter(999.0, 1e9), idle_lanes=1)).batches[0].ids == (100,)

@@ -48,7 +48,7 @@ def test_factors_take_up_what_the_law_cannot_say(padded: bool) -> None:
     law_errors = sorted(abs(seconds_of(table.base, batch) / true_s(batch) - 1) for batch in BATCHES)
     assert errors[-1] < 0.06
     assert errors[-1] < law_errors[-1] / 2
-    assert [residual.error for residual in table.residuals()] == pytest.approx(
+    assert [sample.error(table) for sample in table.samples] == pytest.approx(
         [seconds_of(table, batch) / true_s(batch) - 1 for batch in BATCHES]
     )
 

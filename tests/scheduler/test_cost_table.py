@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import CorruptTable, CostTable, PackedCost, PaddedCost, fit_cost_table
 from tests.scheduler.cached_cost import cached_cost
+from tests.scheduler.many_costs import many_seconds
 
 LAW = (2.0, 1.0, 0.01, 0.0001)
 SIZES, LENGTHS = (4.0, 16.0, 64.0), (10.0, 100.0)
@@ -59,12 +60,8 @@ def test_one_batch_and_many_cost_the_same(
     batches: list[tuple[int, int, int, int]], kind: type[PackedCost] | type[PaddedCost]
 ) -> None:
     cost = table(kind)
-    many = np.asarray(cost.seconds(*np.array(batches, dtype=np.float64).T))
+    many = many_seconds(cost, *np.array(batches, dtype=np.float64).T)
     assert many.tolist() == pytest.approx([cost.seconds(*batch) for batch in batches], rel=1e-12)
-    tokens, squares, longest, count = np.array(batches, dtype=np.float64).T
-    broadcast = np.asarray(cost.seconds(tokens[:, None], squares, longest[:, None], count))
-    assert broadcast.shape == (len(batches), len(batches))
-    assert np.diagonal(broadcast).tolist() == pytest.approx(many.tolist(), rel=1e-12)
 
 
 def test_without_factors_a_table_is_its_law() -> None:
@@ -91,7 +88,7 @@ def test_beyond_the_papers_dictionary_seconds_grow_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("seconds", [{}, {10: {}}, {10: {1: 1.0}, 20: {2: 1.0}}])
-def test_a_dictionary_with_gaps_is_refused(seconds: dict[int, dict[int, float]]) -> None:
+def test_a_dictionary_with_gaps_is_rejected(seconds: dict[int, dict[int, float]]) -> None:
     with pytest.raises(ValueError, match="same counts at every length"):
         cached_cost(seconds)
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import penstock.scheduler
 from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost
-from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
 from tests.scheduler.cached_cost import cached_cost
+from tests.scheduler.many_costs import many_seconds
 
 Floats = npt.NDArray[np.float64]
 LONGEST = 12
@@ -66,7 +66,7 @@ class Instance:
             starts = np.arange(stop)
             sums = tokens[stop] - tokens[starts], squares[stop] - squares[starts]
             longest, count = lengths[stop - 1], (stop - starts).astype(np.float64)
-            seconds = np.asarray(self.cost.seconds(*sums, longest, count))
+            seconds = many_seconds(self.cost, *sums, longest, count)
             used = longest * count if self.cost.padded else sums[0]
             over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
             best[stop] = np.min(best[starts] + np.where(over & (count > 1), np.inf, seconds))
@@ -76,7 +76,7 @@ class Instance:
         """[P]: seconds of the batches that rows of `members` [P, n] mark with ones; infinite where a cap is broken."""
         lengths = np.array(self.lengths, dtype=np.float64)
         tokens, count, longest = members @ lengths, members.sum(axis=1), (members * lengths).max(axis=1)
-        seconds = np.asarray(self.cost.seconds(tokens, members @ lengths**2, longest, count))
+        seconds = many_seconds(self.cost, tokens, members @ lengths**2, longest, count)
         used = longest * count if self.cost.padded else tokens
         over = (count > self.max_sequences) | (used > self.max_tokens) | (seconds > self.max_seconds)
         costs: Floats = np.where(over & (count > 1), np.inf, seconds)
@@ -279,11 +279,11 @@ def test_an_empty_queue_has_no_batches(cost: CostFunction) -> None:
     assert Instance((), cost, 5, 5, 5.0).cuts() == ([0], [])
 
 
-def test_a_cost_without_a_table_is_refused() -> None:
+def test_a_cost_without_a_table_is_rejected() -> None:
     class Untabulated:
         padded = True
 
-        def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+        def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
             return 1.0
 
     with pytest.raises(TypeError, match=r"needs a cost with a table\. Given: Untabulated"):
@@ -294,7 +294,7 @@ def test_the_kernel_was_compiled_once() -> None:
     """Another kind of array or number would be compiled for anew, for seconds, when a plan waits for it."""
     for cost in (PackedCost(1, 1, 1, 0), PaddedCost(1, 1, 1, 0), any_table(random.Random(1), PackedCost, 99)):
         Instance((3, 5), cost, 5, 5, 5.0).cuts()
-    assert len(load_kernel().cut.signatures) == 1
+    assert len(load_kernel().signatures) == 1
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -308,14 +308,16 @@ def run_python(code: str, **environment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["penstock.scheduler", "penstock.worker", "penstock.ops.cli.main"])
 def test_numba_is_loaded_on_first_use_only(module: str) -> None:
-    code = f"import sys, {module}; from penstock.scheduler import PartitionPolicy; PartitionPolicy('fifo')\n"
+    code = f"import sys, {module}\nfrom penstock.scheduler.policies.partition import PartitionPolicy\n"
+    code += "PartitionPolicy('fifo')\n"
     code += "print('numba' in sys.modules)\nPartitionPolicy('dp')\nprint('numba' in sys.modules)"
     assert run_python(code).split() == ["False", "True"]
 
 
 QUICK = {"NUMBA_OPT": "1", "NUMBA_CACHE_DIR": ""}  # compiled for a single plan
 CUT = """
-from penstock.scheduler import Caps, PaddedCost, PartitionPolicy
+from penstock.scheduler import PaddedCost
+from penstock.scheduler.policies.partition import Caps, PartitionPolicy
 print(PartitionPolicy("dp").partition([5, 1, 5, 1], PaddedCost(1, 1, 1, 0), Caps(9, 99), most=9).batches)
 """
 

@@ -24,7 +24,7 @@ def test_each_lane_gets_a_batch_and_one_more_is_prepared_ahead() -> None:
     dispatch = lanes.dispatch(0.0)
     assert [batch.ids for batch in dispatch.start] == [(0, 1), (2, 3), (4, 5)]
     assert [batch.started for batch in dispatch.start] == [0.0, 0.0, None]
-    assert lanes.dispatch(0.0).start == ()
+    assert lanes.dispatch(0.0).start == []
 
 
 def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
@@ -34,7 +34,7 @@ def test_planned_jobs_have_left_the_queue_before_their_batch_starts() -> None:
     dispatch = lanes.dispatch(0.0)
     started = {job_id for batch in dispatch.start for job_id in batch.ids}
     assert started < set(dispatch.planned)
-    assert lanes.remove(dispatch.planned) == 0
+    assert lanes.scheduler.remove(dispatch.planned) == 0
     assert lanes.scheduler.num_queued == 10 - len(dispatch.planned)
 
 
@@ -59,17 +59,17 @@ def test_busy_seconds_count_what_runs_and_what_waits() -> None:
 def test_jobs_that_go_together_are_all_kept_out_by_one() -> None:
     lanes = driver()
     lanes.add([Job(9, 100, 0.0)], 0.0)
-    refused = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
-    assert [refusal.id for refusal in refused] == [2]
+    rejected = lanes.add([Job(1, 1, 0.0, 10.0), Job(2, 90, 0.0, 0.5)], 0.0, together=True)
+    assert [rejection.id for rejection in rejected] == [2]
     assert lanes.scheduler.num_queued == 1
 
 
 def test_an_idle_engine_tries_one_job_a_second_that_is_thought_to_be_late() -> None:
     lanes = driver()
     late = [Job(1, 100, 0.0, 0.5), Job(2, 100, 0.0, 0.5)]
-    assert [refusal.id for refusal in lanes.add(late, 0.0)] == [2]
+    assert [rejection.id for rejection in lanes.add(late, 0.0)] == [2]
     lanes.finish(lanes.dispatch(0.0).start[0], 0.1, failed=True)
-    assert [refusal.cause for refusal in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
+    assert [rejection.cause for rejection in lanes.add([Job(3, 100, 0.2, 0.5)], 0.2)] == [Cause.OVERLOADED]
     assert lanes.add([Job(4, 100, 1.2, 1.5)], 1.2) == []
 
 
@@ -91,7 +91,7 @@ def test_a_probe_runs_beside_full_lanes_and_a_withdrawn_batch_gives_its_lane_up(
     probe = LaneBatch((), "probe", "probe", 0.0)
     lanes.run_now(probe, 0.0)
     assert probe.started is None
-    assert lanes.withdraw(running, 0.5) is probe
+    assert lanes.finish(running, 0.5, failed=True) is probe
     assert probe.started == 0.5
 
 
@@ -100,7 +100,7 @@ def test_draining_runs_jobs_without_waiting_for_a_trigger() -> None:
     lanes = LaneDriver(Scheduler(chosen, COST), 1)
     lanes.add(jobs(0), 0.0)
     waiting = lanes.dispatch(0.0)
-    assert (waiting.start, waiting.wake_at) == ((), 10.0)
+    assert (waiting.start, waiting.wake_at) == ([], 10.0)
     lanes.draining = True
     assert [batch.ids for batch in lanes.dispatch(0.0).start] == [(0,)]
 
@@ -110,6 +110,5 @@ def test_a_batch_that_lost_jobs_is_expected_to_end_sooner() -> None:
     lanes.add(jobs(0, 1), 0.0)
     (batch,) = lanes.dispatch(0.0).start
     assert math.isclose(lanes.busy_s(0.0), 0.02)
-    lanes.shrink(batch, (1,), 0.01)
-    assert batch.ids == (1,)
+    batch.ids, batch.predicted_s = (1,), 0.01
     assert math.isclose(lanes.busy_s(0.0), 0.01)

@@ -40,8 +40,8 @@ def test_deadlines_leave_room_for_replies_but_no_more_than_a_quarter_of_the_time
     for reply_s, margin_s in ((0.1, 0.1), (60.0, 0.25)):
         scheduler = Scheduler(SchedulerSettings(0.0, 64, 10_000, 1.0, "hungry"), LINEAR)
         scheduler.replied(reply_s)
-        (refusal,) = scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75)
-        assert refusal.late_s == pytest.approx(margin_s)
+        (rejection,) = scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75)
+        assert rejection.late_s == pytest.approx(margin_s)
         assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.74 - margin_s) == []
 
 
@@ -59,8 +59,8 @@ def test_a_promise_leaves_room_for_how_late_batches_end() -> None:
     assert scheduler.add([Job(0, 64, 10.0)], 10.0, busy_s=0.75) == []
     for count in range(1, 9):
         scheduler.ended(1 / 4, 1 / 64, 10.0 + count)  # a sixteenth of what a full batch takes
-    (refusal,) = scheduler.add([Job(1, 64, 30.0)], 30.0, busy_s=0.75)
-    assert refusal.late_s == pytest.approx(0.75 * (1 + 1 / 16) + 1 / 16 + 1 / 64 - 0.75)
+    (rejection,) = scheduler.add([Job(1, 64, 30.0)], 30.0, busy_s=0.75)
+    assert rejection.late_s == pytest.approx(0.75 * (1 + 1 / 16) + 1 / 16 + 1 / 64 - 0.75)
 
 
 @given(st.lists(st.one_of(st.floats(), st.floats(-1.0, 10.0)), min_size=1, max_size=300))

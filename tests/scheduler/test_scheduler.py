@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -22,13 +22,12 @@ from penstock.scheduler import (
     PackedCost,
     PaddedCost,
     Plan,
-    Refusal,
+    RejectedJob,
     Scheduler,
     SchedulerSettings,
     Trigger,
     Wait,
 )
-from penstock.scheduler.costs.cost import Value
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
@@ -135,7 +134,7 @@ def test_a_sequence_that_takes_longer_than_a_batch_may_still_runs() -> None:
     slow = scheduler(COST, max_batch_tokens=10_000)
     slow.add(jobs(800), 10.0)
     assert batches(slow.poll(10.0, idle_lanes=1)) == [(0,)]
-    assert [refusal.cause for refusal in slow.add(jobs(2000, first_id=7), 10.0)] == [Cause.OVERLOADED]
+    assert [rejection.cause for rejection in slow.add(jobs(2000, first_id=7), 10.0)] == [Cause.OVERLOADED]
 
 
 def test_a_batch_takes_no_more_than_a_share_of_the_tightest_slo() -> None:
@@ -193,19 +192,19 @@ def test_drain_empties_the_queue_in_plans_online_first() -> None:
     drained = [plan(lazy.poll(10.5, idle_lanes=1, draining=True)) for _ in range(3)]
     assert {decision.trigger for decision in drained} == {Trigger.DRAIN}
     assert [id for decision in drained for id in ids(decision)] == [*range(11), 50]
-    assert drained[0].refused == (Refusal(77, Cause.QUEUED, 0.0),)
+    assert drained[0].rejected == (RejectedJob(77, Cause.QUEUED, 0.0),)
     assert lazy.num_queued == 0
 
 
 def test_a_drain_of_what_has_expired_rejects_it() -> None:
     lazy = scheduler(partition="fifo")
     lazy.add(jobs(1), 10.0)
-    assert lazy.poll(11.0, idle_lanes=1, draining=True) == Wait(None, (Refusal(0, Cause.QUEUED, 0.0),))
+    assert lazy.poll(11.0, idle_lanes=1, draining=True) == Wait(None, (RejectedJob(0, Cause.QUEUED, 0.0),))
     assert lazy.num_queued == 0
 
 
 @pytest.mark.parametrize(
-    ("refused", "message"),
+    ("rejected", "message"),
     [
         ([Job(7, 1, 0.0)], "unique among queued jobs. Already queued: 7"),
         ([Job(8, 1, 0.0), Job(8, 1, 0.0)], "unique among queued jobs. Already queued: 8"),
@@ -214,11 +213,11 @@ def test_a_drain_of_what_has_expired_rejects_it() -> None:
         ([Job(9, 1, 0.0, deadline=math.nan)], "times must be numbers. Job 9"),
     ],
 )
-def test_bad_jobs_are_refused_and_nothing_of_their_call_is_queued(refused: Sequence[Job], message: str) -> None:
+def test_bad_jobs_are_rejected_and_nothing_of_their_call_is_queued(rejected: Sequence[Job], message: str) -> None:
     queue = scheduler()
     queue.add([Job(7, 1, 0.0)], 0.0)
     with pytest.raises(ValueError, match=message):
-        queue.add(refused, 0.0)
+        queue.add(rejected, 0.0)
     assert queue.num_queued == 1
     queue.check_integrity()
 
@@ -231,7 +230,7 @@ def test_an_id_may_not_be_in_both_classes() -> None:
 
 
 @pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf])
-def test_a_time_that_is_no_number_is_refused(now: float) -> None:
+def test_a_time_that_is_no_number_is_rejected(now: float) -> None:
     queue = scheduler()
     queue.add(jobs(1), 10.0)
     for ask in (
@@ -270,7 +269,7 @@ def test_a_time_that_is_no_number_is_refused(now: float) -> None:
         ({"admission": "all"}, "admission must be one of accept, deadline. Given: 'all'"),
     ],
 )
-def test_bad_limits_are_refused(change: dict[str, object], message: str) -> None:
+def test_bad_limits_are_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         limits(**change)
 
@@ -278,7 +277,7 @@ def test_bad_limits_are_refused(change: dict[str, object], message: str) -> None
 class BrokenCost:
     padded = False
 
-    def seconds(self, tokens: Value, squares: Value, longest: Value, count: Value) -> Value:
+    def seconds(self, tokens: float, squares: float, longest: float, count: float) -> float:
         return math.nan
 
 
@@ -300,6 +299,25 @@ def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     assert lazy.poll(-3599.875, idle_lanes=1) == Wait(-3599.75)
     lazy.check_integrity()
     assert ids(lazy.poll(-3599.75, idle_lanes=1)) == [0, 2, 9]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
+def test_whatever_the_clock_did_no_wake_up_is_early(moments: list[float], wait_s: float) -> None:
+    """The time in which it went forward counts, to within rounding: the job has then waited for `max_wait_s`."""
+    lazy = scheduler(slo_s=None, max_wait_s=wait_s)
+    lazy.add(jobs(1, arrival=moments[0]), moments[0])
+    forward_s = 0.0
+    for earlier, later in itertools.pairwise(moments):
+        forward_s += max(0.0, later - earlier)
+        if isinstance(lazy.poll(later, idle_lanes=1), Plan):
+            assert forward_s >= wait_s - 1e-6
+            return
+    waited = lazy.poll(moments[-1], idle_lanes=1)
+    if isinstance(waited, Wait):
+        assert forward_s <= wait_s + 1e-6
+        assert waited.wake_at is not None
+        assert waited.wake_at - moments[-1] == pytest.approx(wait_s - forward_s, abs=1e-6)
+        assert ids(lazy.poll(waited.wake_at, idle_lanes=1)) == [0]
 
 
 def test_a_job_from_the_future_came_now_and_keeps_its_allowance() -> None:
@@ -354,28 +372,28 @@ class Interleavings(RuleBasedStateMachine):
             Job(next(self.fresh), length, self.now, None if left is None else self.now + left, bulk)
             for length, left, bulk in shapes
         ]
-        refused = {refusal.id: refusal for refusal in self.scheduler.add(coming, self.now, busy_s=busy_s)}
+        rejected = {rejection.id: rejection for rejection in self.scheduler.add(coming, self.now, busy_s=busy_s)}
         for job in coming:
             slo_s = self.settings.slo_s if job.deadline is None and not job.bulk else None
             due_s = math.inf if job.deadline is None else job.deadline - self.now
             due_s = due_s if slo_s is None else slo_s
-            refusal = refused.pop(job.id, None)
-            if refusal is None:
+            rejection = rejected.pop(job.id, None)
+            if rejection is None:
                 assert due_s > 0
                 self.model[job.id] = (job, self.steady + due_s)
-            elif refusal.cause is Cause.ARRIVED_LATE:
+            elif rejection.cause is Cause.ARRIVED_LATE:
                 assert due_s <= 0
-                assert refusal.late_s >= 0
+                assert rejection.late_s >= 0
             else:
-                assert (refusal.cause, self.settings.admission) == (Cause.OVERLOADED, "deadline")
-                assert refusal.late_s > 0
-        assert not refused
+                assert (rejection.cause, self.settings.admission) == (Cause.OVERLOADED, "deadline")
+                assert rejection.late_s > 0
+        assert not rejected
 
     @rule(step=st.sampled_from([0.0, 1e-9, 0.05, 1000.0]) | st.floats(-5.0, 0.2))
     def tick(self, step: float) -> None:
         self.now += step
         self.steady += max(0.0, step)
-        self._take(self.scheduler.poll(self.now, idle_lanes=0).refused)  # so that both know of the step
+        self._take(self.scheduler.poll(self.now, idle_lanes=0).rejected)  # so that both know of the step
 
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
@@ -389,8 +407,8 @@ class Interleavings(RuleBasedStateMachine):
         if isinstance(decision, Plan):
             self._check(decision, idle_lanes)
             return
-        self._take(decision.refused)
-        assert not was_full or decision.refused
+        self._take(decision.rejected)
+        assert not was_full or decision.rejected
         assert not any(job.bulk for job, _ in self.model.values())  # an idle lane leaves no bulk job waiting
         assert (decision.wake_at is None) == (not self.model)
         if decision.wake_at is not None:
@@ -398,11 +416,11 @@ class Interleavings(RuleBasedStateMachine):
             self.steady += decision.wake_at - self.now
             self.now = decision.wake_at
             woken = self.scheduler.poll(self.now, idle_lanes=idle_lanes)
-            assert isinstance(woken, Plan) or woken.refused
+            assert isinstance(woken, Plan) or woken.rejected
             if isinstance(woken, Plan):
                 self._check(woken, idle_lanes)
             else:
-                self._take(woken.refused)
+                self._take(woken.rejected)
 
     @precondition(lambda self: self.model)
     @rule()
@@ -411,11 +429,11 @@ class Interleavings(RuleBasedStateMachine):
         if isinstance(decision, Plan):
             self._check(decision, 1)
         else:
-            self._take(decision.refused)
+            self._take(decision.rejected)
             assert not self.model
 
     def _check(self, decision: Plan, idle_lanes: int) -> None:
-        self._take(decision.refused)
+        self._take(decision.rejected)
         planned = ids(decision)
         assert planned
         assert len(set(planned)) == len(planned)
@@ -436,12 +454,12 @@ class Interleavings(RuleBasedStateMachine):
         for job_id in planned:
             del self.model[job_id]
 
-    def _take(self, refused: Sequence[Refusal]) -> None:
-        for refusal in refused:
-            _, deadline = self.model.pop(refusal.id)
-            assert refusal.cause is Cause.QUEUED
+    def _take(self, rejected: Sequence[RejectedJob]) -> None:
+        for rejection in rejected:
+            _, deadline = self.model.pop(rejection.id)
+            assert rejection.cause is Cause.QUEUED
             assert deadline < math.inf
-            assert refusal.late_s >= 0
+            assert rejection.late_s >= 0
 
     @invariant()
     def books_balance(self) -> None:

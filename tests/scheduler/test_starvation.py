@@ -77,7 +77,7 @@ def test_every_request_leaves_within_the_bound(
         MAX_WAIT_S, 4, MAX_TOKENS, None, trigger, partition, order, admission, num_lanes=lanes, window=window
     )
     outcome = Simulation(chosen, PackedCost(floor_s, 0.0, TOKEN_S, 0.0)).run(arrivals)
-    assert len(outcome.answered) + len(outcome.refused) == len(arrivals)
+    assert len(outcome.answered) + len(outcome.rejected) == len(arrivals)
     assert max(outcome.latencies, default=0.0) <= bound_s(load, lanes) + 1e-9
     patient = [arrival for arrival in arrivals if arrival.slo_s is None or arrival.slo_s > bound_s(load, lanes)]
     if admission == "accept":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler import Trigger
-from penstock.scheduler.policies.trigger import Outlook, hungry, lazy
+from penstock.scheduler.policies.trigger import TRIGGERS, Outlook, lazy
 
 MAX_WAIT_S = 0.25
 
@@ -42,7 +42,7 @@ def test_lazy(outlook: Outlook, now: float, decision: Trigger | float) -> None:
 
 
 def test_hungry_never_waits() -> None:
-    assert hungry(waiting(), 10.0, MAX_WAIT_S) is Trigger.HUNGRY
+    assert TRIGGERS["hungry"](waiting(), 10.0, MAX_WAIT_S) is Trigger.HUNGRY
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1), st.floats(0, 1), st.floats(0.001, 60))

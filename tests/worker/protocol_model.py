@@ -89,7 +89,10 @@ class Member:
     def key(self, generation: int) -> tuple[Any, ...]:
         """Equal for members that behave alike from here on, while the group has this generation."""
         tracker = self.tracker
-        records = [(one.original.partition, one.original.offset, one.state.value) for one in self.records]
+        records = [
+            (one.original.partition, one.original.offset, one.state.value, one.reading == tracker.reading(one.source))
+            for one in self.records
+        ]
         return (
             self.generation == generation,
             tuple(sorted(self.positions.items())),

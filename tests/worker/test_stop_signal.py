@@ -57,5 +57,14 @@ async def test_the_cancellation_of_the_task_is_not_taken_for_the_stop() -> None:
     assert task.cancelled()
 
 
+async def test_whatever_asks_first_is_told_once() -> None:
+    """The process bounds its end then: a failure must not leave a worker that waits for ever."""
+    signal, asked = StopSignal(), list[bool]()
+    signal.on_ask = lambda: asked.append(signal.failure is not None)
+    signal.fail(ValueError("no"))
+    signal.ask()
+    assert asked == [True]
+
+
 async def forever() -> None:
     await asyncio.Event().wait()

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +14,15 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 from aiokafka.structs import OffsetAndMetadata
 
+from penstock.cache import ResponseCache
 from penstock.engine import EngineLanes, NullEngine
+from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, request_headers
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
-from penstock.worker import WorkerSettings
+from penstock.worker import WorkerSettings, drain, process
 from penstock.worker import worker as worker_module
 from penstock.worker.kafka import consumer
 from penstock.worker.requests.preparation import RequestPreparer
@@ -42,8 +47,10 @@ class FakeConsumer:
         self.commits: list[dict[TopicPartition, tuple[int, str]]] = []
         self.sought: list[tuple[TopicPartition, int]] = []
         self._is_open = False
+        self.coordinator_answers = asyncio.Event()
+        self.coordinator_answers.set()
         self._coordinator = SimpleNamespace(
-            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets
+            _commit_refresh_task=None, fetch_committed_offsets=self._fetch_committed_offsets, member_id=""
         )
 
     async def start(self) -> None: ...
@@ -65,12 +72,16 @@ class FakeConsumer:
     def assignment(self) -> list[TopicPartition]:
         return sorted(self.owned)
 
+    def partitions_for_topic(self, _: str) -> set[int]:
+        return {0, 1}
+
     def pause(self, *_: TopicPartition) -> None: ...
 
     def resume(self, *_: TopicPartition) -> None:
         self._is_open = True
 
     async def _fetch_committed_offsets(self, sources: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        await self.coordinator_answers.wait()
         return {source: OffsetAndMetadata(self.committed_offset, "") for source in sources}
 
     async def commit(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
@@ -134,19 +145,62 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
     return fake
 
 
-@pytest.fixture
-async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+@contextlib.asynccontextmanager
+async def make_worker(
+    kafka: FakeConsumer, engine: NullEngine | None = None, cache: ResponseCache | None = None, **given: Any
+) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
-    engine = NullEngine(name="tiny")
-    given = WorkerSettings(model="null", lanes=1)  # type: ignore[call-arg]  # the others have defaults
-    settings = resolve(given, engine.info)
+    engine = engine or NullEngine(name="tiny")
+    settings = resolve(WorkerSettings(model="null", lanes=1, **given), engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=None)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=cache)
         kafka.at_end = worker.stop
         yield worker
+
+
+@pytest.fixture
+async def worker(kafka: FakeConsumer, outbox: FakeOutbox) -> AsyncIterator[Worker]:
+    async with make_worker(kafka) as worker:
+        yield worker
+
+
+class SlowEngine(NullEngine):
+    """Runs a batch when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tiny")
+        self.began = threading.Event()
+        self.may_run = threading.Event()
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        self.began.set()
+        self.may_run.wait(30)
+        return super().run(batch)
+
+
+@pytest.fixture
+async def cache(tmp_path: Path) -> AsyncIterator[ResponseCache]:
+    path = tmp_path / "cache.db"
+    async with await ResponseCache(path, max_bytes=1 << 20, ttl_s=60, look_up_s=30.0, lock_s=30.0).open() as cache:
+        yield cache
+
+
+class CountingEngine(NullEngine):
+    """Counts the sequences that it computes, and fails on those with a certain token."""
+
+    def __init__(self, dim: int = 8, fails_on: int | None = None) -> None:
+        super().__init__(dim, name="tiny")
+        self.fails_on = fails_on
+        self.num_computed = 0
+
+    def run(self, batch: PackedBatch) -> BatchOutput:
+        if self.fails_on in batch.token_ids:
+            raise ValueError("a token that fails")
+        self.num_computed += len(batch.options)
+        return super().run(batch)
 
 
 def request(make_record: MakeRecord, source: TopicPartition, offset: int, **changes: Any) -> Any:
@@ -170,6 +224,17 @@ def polled(*records: Any) -> Step:
         for record in records:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
         return found
+
+    return step
+
+
+def once_answered(outbox: FakeOutbox, count: int, *records: Any) -> Step:
+    """As `polled`, after that many answers."""
+
+    async def step() -> Polled:
+        while len(outbox.sent) < count:  # noqa: ASYNC110 — the outbox has no event
+            await asyncio.sleep(0.001)
+        return await polled(*records)()
 
     return step
 
@@ -203,9 +268,12 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
         rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
         return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
 
-    kafka.script = [revoked_at_once, polled()]
+    async def after_it() -> Polled:  # as aiokafka, which hands out nothing in a rebalance
+        await asyncio.gather(*rebalances)
+        return {}
+
+    kafka.script = [revoked_at_once, after_it]
     assert await worker.run() == 0
-    await asyncio.gather(*rebalances)
     assert len(outbox.sent) == SLICE_RECORDS
     assert (kafka.progress, held(worker)) == ([{A: (SLICE_RECORDS, "")}], 0)
 
@@ -255,3 +323,188 @@ async def test_a_stage_that_raises_ends_the_worker_at_once(
     with pytest.raises(ValueError, match="stage"):
         await asyncio.wait_for(worker.run(), 10)  # less than the 20 s of a drain
     assert kafka.progress == []
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The tokenizer never ends. Set when it begins."""
+    begun = asyncio.Event()
+
+    async def prepare(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RequestPreparer, "prepare", prepare)
+    return begun
+
+
+def long_request(make_record: MakeRecord, source: TopicPartition, offset: int) -> Any:
+    value = encode_request(Request("tiny", "embed", tokens=join_tokens([[1] * 30_000])))
+    return request(make_record, source, offset, value=value)
+
+
+async def test_a_text_that_is_still_tokenized_after_the_drain_is_left_to_others(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event
+) -> None:
+    kafka.script = [polled(long_request(make_record, A, 0), long_request(make_record, A, 1))]
+    before = asyncio.all_tasks()
+    async with make_worker(kafka, drain_s=0.05) as worker:
+        assert await worker.run() == 0
+        await asyncio.sleep(0)
+        assert endless.is_set()
+        assert asyncio.all_tasks() - before == set()
+        assert (held(worker), outbox.sent, kafka.progress) == (0, [], [])
+
+
+async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, endless: asyncio.Event
+) -> None:
+    """A worker that went on with them would answer what is the next owner's."""
+
+    async def revoked() -> Polled:
+        await asyncio.wait_for(endless.wait(), 10)
+        await asyncio.wait_for(kafka.rebalance({B}), 10)
+        assert held(owner) == 0
+        return {}
+
+    kafka.script = [polled(*[long_request(make_record, A, offset) for offset in range(3)]), revoked]
+    async with make_worker(kafka, drain_s=0.05) as owner:
+        assert await owner.run() == 0
+    assert (outbox.sent, kafka.progress) == ([], [])
+
+
+async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_requests_that_wait_for_one(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_REBALANCE_S", 0.1)
+    engine = SlowEngine()
+
+    async def revoked() -> Polled:
+        await asyncio.to_thread(engine.began.wait, 10)
+        asyncio.get_running_loop().call_later(0.3, engine.may_run.set)
+        started = time.monotonic()
+        await asyncio.wait_for(kafka.rebalance({A}), 15)
+        assert time.monotonic() - started < 10  # far below the 20 s of a drain
+        assert held(owner) == 0
+        return {}
+
+    one_by_one: dict[str, Any] = {"max_batch_sequences": 1, "trigger": "hungry"}
+    kafka.script = [polled(*[request(make_record, A, offset) for offset in range(20)]), revoked]
+    async with make_worker(kafka, engine, **one_by_one) as owner:
+        assert await owner.run() == 0
+    assert [topic for topic, _ in outbox.sent] == ["penstock.replies"] * len(outbox.sent)
+    assert 1 <= len(outbox.sent) < 20  # the next owner reads the rest
+    assert kafka.progress[-1] == {A: (len(outbox.sent), "")}
+
+
+async def test_a_batch_that_outlasts_the_drain_leaves_no_mark(
+    kafka: FakeConsumer, outbox: FakeOutbox, make_record: MakeRecord
+) -> None:
+    """The next owner would take the worker to have died of it."""
+    engine = SlowEngine()
+
+    async def begun() -> Polled:
+        await asyncio.to_thread(engine.began.wait, 10)
+        return {}
+
+    kafka.script = [polled(request(make_record, A, 0)), begun]
+    async with make_worker(kafka, engine, drain_s=0.05) as worker:
+        assert await worker.run() == 0
+        engine.may_run.set()
+    assert kafka.commits[0][A][1] != ""  # marked before it ran
+    assert kafka.commits[-1] == {A: (0, "")}
+
+
+async def test_a_worker_is_ready_when_records_of_its_assignment_can_come(
+    kafka: FakeConsumer, outbox: FakeOutbox, worker: Worker
+) -> None:
+    reasons: list[str] = []
+
+    def look() -> None:
+        reasons.append(process._not_ready(worker))
+
+    async def wait_for_offsets(owned: set[TopicPartition]) -> None:
+        kafka.coordinator_answers.clear()
+        rebalance = asyncio.create_task(kafka.rebalance(owned))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        look()  # the committed offsets are not known
+        kafka.coordinator_answers.set()
+        await rebalance
+        await asyncio.sleep(0)
+        look()
+
+    async def steps() -> Polled:
+        look()
+        await wait_for_offsets({A})
+        await wait_for_offsets({B})
+        return {}
+
+    async def spare() -> Polled:
+        await kafka.rebalance(set())
+        await asyncio.sleep(0)
+        look()
+        worker.stop()
+        look()
+        return {}
+
+    kafka.script = [steps, spare]
+    look()
+    kafka._coordinator.member_id = "penstock-worker-000"  # Kafka names a member before the group is balanced
+    assert await worker.run() == 0
+    waiting = "its partitions are being assigned"
+    assert reasons == ["not in the consumer group", "", waiting, "", waiting, "", "", "draining"]
+
+
+async def test_equal_sequences_are_computed_once_in_whatever_class_and_whenever_they_come(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    """In flight together, before the result is written, and after."""
+    engine = CountingEngine()
+    first = request(make_record, A, 0)
+    bulk = [("penstock-class", b"bulk")]
+    same = [
+        request(make_record, A, offset, value=first.value, headers=[*first.headers, *(bulk if offset % 2 else [])])
+        for offset in range(1, 8)
+    ]
+    kafka.script = [
+        polled(first, *same[:3]),
+        polled(*same[3:5]),
+        once_answered(outbox, 1, same[5]),
+        once_answered(outbox, 7, same[6]),
+    ]
+    async with make_worker(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert (engine.num_computed, len(outbox.sent)) == (1, 8)
+
+
+async def test_an_error_is_never_cached(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engine = CountingEngine(fails_on=1)
+    again = request(make_record, A, 2, value=request(make_record, A, 0).value)
+
+    async def mended() -> Polled:
+        await once_answered(outbox, 2)()  # the error reply and the dead letter
+        engine.fails_on, engine.num_computed = None, 0
+        return await polled(again)()
+
+    kafka.script = [polled(request(make_record, A, 0)), mended]
+    async with make_worker(kafka, engine, cache) as worker:
+        assert await worker.run() == 0
+    assert engine.num_computed == 1
+    assert [topic for topic, _ in outbox.sent].count("penstock.replies") == 2
+    assert (cache.stats.hits, cache.stats.misses) == (0, 2)
+
+
+async def test_results_of_another_revision_of_the_model_are_not_taken_from_the_cache(
+    kafka: FakeConsumer, outbox: FakeOutbox, cache: ResponseCache, make_record: MakeRecord
+) -> None:
+    engines = [CountingEngine(dim) for dim in (8, 16, 8)]
+    for offset, engine in enumerate(engines):
+        kafka.script = [polled(request(make_record, A, offset, value=request(make_record, A, 0).value))]
+        kafka.owned = frozenset()
+        async with make_worker(kafka, engine, cache) as worker:
+            assert await worker.run() == 0
+    assert [engine.num_computed for engine in engines] == [1, 1, 0]
+    assert len(outbox.sent) == 3

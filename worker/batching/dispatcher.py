@@ -88,14 +88,14 @@ class Dispatcher:
         """Go back to the scheduler's own triggers."""
         self._driver.draining = False
 
-    def take_back(self, sources: Collection[Source], *, bulk_only: bool) -> list[PendingRecord]:
+    def take_back(self, sources: Collection[Source], *, bulk_only: bool, begun: bool) -> list[PendingRecord]:
         """Drop requests of these partitions. Returns their records, which remain without an answer.
 
-        With `bulk_only`: bulk requests of which some sequence has no batch yet.
+        Without `begun`: only requests of which some sequence has no batch yet.
         """
         chosen = [
             request
-            for request in self._queue.in_flight(queued=bulk_only)
+            for request in self._queue.in_flight(queued=not begun)
             if request.record.source in sources and (request.bulk or not bulk_only)
         ]
         self._queue.drop(chosen)
@@ -105,11 +105,6 @@ class Dispatcher:
     async def watch(self) -> None:
         """Give up when a batch does not end. Runs until cancelled."""
         await BatchWatchdog(self._driver, self._clock, self._give_up).run()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a batch waits for a lane or runs."""
-        return self._driver.num_unfinished > 0
 
     def close(self) -> None:
         """Run nothing more and report nothing more. Records whose sequences are here stay uncommitted."""
@@ -124,9 +119,9 @@ class Dispatcher:
         while True:
             dispatch = self._driver.dispatch(self._clock())
             self._planned.update(zip(dispatch.planned, self._queue.take(dispatch.planned), strict=True))
-            self._queue.refuse(dispatch.refused)
+            self._queue.reject_jobs(dispatch.rejected)
             are_unchanged = [self._submit(batch) for batch in dispatch.start]
-            if all(are_unchanged) and not dispatch.refused:
+            if all(are_unchanged) and not dispatch.rejected:
                 break
         if dispatch.wake_at is not None:
             delay_s = max(0.0, dispatch.wake_at - self._clock())
@@ -152,7 +147,7 @@ class Dispatcher:
                 is_unchanged = False
         ids = tuple([job_id for job_id in batch.ids if job_id in self._planned])
         if not ids:
-            self._driver.withdraw(batch, now)
+            self._driver.finish(batch, now, failed=True)
             return False
         sequences = [self._planned[job_id] for job_id in ids]
         num_fitting = self.token_budget.num_fitting(sequences)
@@ -161,7 +156,7 @@ class Dispatcher:
             ids, sequences = ids[:num_fitting], sequences[:num_fitting]
             is_unchanged = False
         if len(ids) < len(batch.ids):
-            self._driver.shrink(batch, ids, self._predict(sequences))
+            batch.ids, batch.predicted_s = ids, self._predict(sequences)
         future = self._lanes.submit(pack(sequences))
         future.add_done_callback(functools.partial(self._on_done, batch))
         return is_unchanged

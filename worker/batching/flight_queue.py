@@ -1,10 +1,10 @@
-"""The scheduler's queue as the dispatcher sees it: a job for each flight, and rejections where a job is refused."""
+"""The scheduler's queue as the dispatcher sees it: a job for each flight, and rejections where a job is rejected."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.producer.errors import PenstockError
-from penstock.scheduler import Cause, Job, LaneDriver, Refusal
+from penstock.scheduler import Cause, Job, LaneDriver, RejectedJob
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.batching.single_flight import SingleFlight
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
@@ -34,10 +34,10 @@ class FlightQueue:
         self._flights.start(leaders)
         return leaders
 
-    def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """The scheduler refused jobs that were queued."""
-        leaders = self.take([refusal.id for refusal in refusals])
-        self._enqueue(self._refuse(zip(leaders, refusals, strict=True)))
+    def reject_jobs(self, jobs: Sequence[RejectedJob]) -> None:
+        """The scheduler rejected jobs that were queued."""
+        leaders = self.take([job.id for job in jobs])
+        self._enqueue(self._reject_leaders(zip(leaders, jobs, strict=True)))
 
     def expire(self, sequence: PendingSequence, late_s: float) -> None:
         """Reject a taken sequence whose deadline has passed, and those of its flight that are late as well."""
@@ -57,7 +57,7 @@ class FlightQueue:
         for request in requests:
             request.is_failed = True
             ids += [job_id for job_id in request.job_ids if job_id in self._leaders]
-        self._driver.remove(ids)
+        self._driver.scheduler.remove(ids)
         self._enqueue(self._next_leaders(self.take(ids)))
 
     def next_leader(self, sequence: PendingSequence) -> PendingSequence | None:
@@ -74,14 +74,14 @@ class FlightQueue:
         return rejections
 
     def _enqueue(self, candidates: Sequence[PendingSequence]) -> None:
-        """Queue a job for each candidate. In the flight of one that is refused, the next leader is a candidate."""
+        """Queue a job for each candidate. In the flight of one that is rejected, the next leader is a candidate."""
         while candidates:
             offered = dict(zip(self._ids, candidates, strict=False))
-            refused = [(offered.pop(refusal.id), refusal) for refusal in self._offer(offered)]
+            rejected = [(offered.pop(job.id), job) for job in self._offer(offered)]
             self._promote(offered)
-            candidates = self._refuse(refused)
+            candidates = self._reject_leaders(rejected)
 
-    def _offer(self, offered: Mapping[int, PendingSequence]) -> list[Refusal]:
+    def _offer(self, offered: Mapping[int, PendingSequence]) -> list[RejectedJob]:
         """Offer jobs to the scheduler. It admits the jobs of one request together: a part would be computed in vain."""
         now = self._clock()
         groups: dict[PendingRequest | None, list[Job]] = {}  # None: requests of one sequence
@@ -90,26 +90,26 @@ class FlightQueue:
             job = Job(job_id, len(sequence.token_ids), request.times.queued, request.deadline, request.bulk)
             groups.setdefault(request if len(request.results) > 1 else None, []).append(job)
         return [
-            refusal
+            rejected
             for request, jobs in groups.items()
-            for refusal in self._driver.add(jobs, now, together=request is not None)
+            for rejected in self._driver.add(jobs, now, together=request is not None)
         ]
 
     def _promote(self, leaders: Mapping[int, PendingSequence]) -> None:
         """The jobs of these sequences, by job id, are queued: each leads its flight."""
         for former in self._flights.promote(leaders.values()):
-            self._driver.remove([former.job_id])
+            self._driver.scheduler.remove([former.job_id])
             del self._leaders[former.job_id]
         for job_id, sequence in leaders.items():
             sequence.job_id = job_id
             sequence.request.job_ids.append(job_id)
         self._leaders.update(leaders)
 
-    def _refuse(self, refused: Iterable[tuple[PendingSequence, Refusal]]) -> list[PendingSequence]:
-        """Reject sequences whose jobs were refused. Returns the next leaders of their flights."""
+    def _reject_leaders(self, rejected: Iterable[tuple[PendingSequence, RejectedJob]]) -> list[PendingSequence]:
+        """Reject sequences whose jobs were rejected. Returns the next leaders of their flights."""
         leaderless: list[PendingSequence] = []
-        for sequence, refusal in refused:
-            leaderless += [sequence, *self._reject_late(sequence, refusal.cause, refusal.late_s)]
+        for sequence, job in rejected:
+            leaderless += [sequence, *self._reject_late(sequence, job.cause, job.late_s)]
         return self._next_leaders(leaderless)
 
     def _reject_late(self, sequence: PendingSequence, cause: Cause, late_s: float) -> list[PendingSequence]:
@@ -126,7 +126,7 @@ class FlightQueue:
         ids = [job_id for job_id in request.job_ids if job_id in self._leaders]
         if not ids:
             return []
-        self._driver.remove(ids)
+        self._driver.scheduler.remove(ids)
         return self.take(ids)
 
     def _next_leaders(self, former: Iterable[PendingSequence]) -> list[PendingSequence]:

@@ -12,9 +12,9 @@ import structlog
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import CostKey, CostTables
-from penstock.engine import Engine, ModelInfo, Timing, measure, warm_up
+from penstock.engine import Engine, ModelInfo, measure, warm_up
 from penstock.scheduler import CorruptTable, CostTable, LearnedCost, fit_cost_table
-from penstock.scheduler.costs.table import Residual, Sample
+from penstock.scheduler.costs.table import Sample
 
 BUDGET_S = 9.0  # with the fit and the checks, ten seconds
 _MIN_BATCH_S = 1e-9  # the null engine reports 0
@@ -45,14 +45,11 @@ class MeasuredCosts:
             return ""
         return f"there is one for batches of {self.max_sequences:,} sequences and {self.max_tokens:,} tokens at most"
 
-    def check_residuals(self) -> list[Residual]:
-        return [Residual(sample, sample.predicted_by(self.table)) for sample in self.checks]
-
     def errors(self) -> tuple[float, float]:
         """(p50, p95) of |predicted / measured - 1| of the checks; NaN without checks."""
         if not self.checks:
             return float("nan"), float("nan")
-        p50, p95 = np.quantile([abs(residual.error) for residual in self.check_residuals()], (0.5, 0.95)).tolist()
+        p50, p95 = np.quantile([abs(sample.error(self.table)) for sample in self.checks], (0.5, 0.95)).tolist()
         return p50, p95
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +123,9 @@ def measure_costs(
     measured = measure(engine, max_sequences=max_sequences, max_tokens=max_tokens, budget_s=budget_s)
     timings = [(timing.lengths, max(timing.seconds, _MIN_BATCH_S)) for timing in measured.timings]
     table = fit_cost_table(timings, padded=engine.info.padded)
-    checks = tuple(_sample(timing) for timing in measured.checks if 0 < timing.seconds < math.inf)
+    checks = tuple(
+        Sample.of(timing.lengths, timing.seconds) for timing in measured.checks if 0 < timing.seconds < math.inf
+    )
     costs = MeasuredCosts(table, checks, time.time(), time.monotonic() - started, max_sequences, max_tokens)
     log.info("cost_table_measured", reason=reason, **_figures(costs), seconds=round(costs.took_s, 3))
     return costs
@@ -180,17 +179,10 @@ def _check_fit(table: CostTable) -> None:
     """Raises CorruptTable if the table has no timings or contradicts them."""
     if not table.samples:
         raise CorruptTable("The table has no timings.")
-    for residual in table.residuals():
-        if not 1 / _MAX_RATIO <= residual.predicted_s / residual.sample.seconds <= _MAX_RATIO:
-            raise CorruptTable(
-                f"The table predicts {residual.predicted_s:g} s for a batch that took {residual.sample.seconds:g} s."
-            )
-
-
-def _sample(timing: Timing) -> Sample:
-    lengths = timing.lengths
-    squares = sum(length * length for length in lengths)
-    return Sample(sum(lengths), squares, max(lengths), len(lengths), timing.seconds)
+    for sample in table.samples:
+        predicted_s = sample.predicted_by(table)
+        if not 1 / _MAX_RATIO <= predicted_s / sample.seconds <= _MAX_RATIO:
+            raise CorruptTable(f"The table predicts {predicted_s:g} s for a batch that took {sample.seconds:g} s.")
 
 
 def _figures(costs: MeasuredCosts) -> dict[str, float]:

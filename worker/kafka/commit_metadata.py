@@ -8,12 +8,21 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection
 
 from penstock.worker.kafka import custody
+from penstock.worker.kafka.offsets import Progress
+
+NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
 
 _VERSION = "penstock1:"
 _MAX_CHARS = 4096  # offset.metadata.max.bytes of a broker, by default
 _MAX_BITS = (
     (_MAX_CHARS - custody.MAX_CHARS - len(_VERSION)) // 4 * 3 * 8
 )  # 24,120: three times the records that a worker holds by default
+
+
+def of(progress: Progress) -> str:
+    """Metadata of the commit of this progress, with the owner's mark."""
+    custody = progress.custody
+    return encode(progress.offset, progress.beyond) + ("" if custody is None else custody.text())
 
 
 def encode(offset: int, finished: Collection[int]) -> str:

@@ -10,27 +10,24 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.custody import Custody, Marks
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.partition_marks import PartitionMarks
 
 _COMMIT_S = 0.5
 LAST_COMMIT_S = 3.0  # a broker that is away must not delay the end any longer
 
-_CLEAN = Custody()
-
 log = structlog.get_logger("penstock.commits")
 
 
-class Committer(Marks):
+class Committer(PartitionMarks):
     """Commits what the offset tracker offers, one commit at a time."""
 
     def __init__(self, offsets: OffsetTracker, consumer: Consumer) -> None:
+        super().__init__()
         consumer.owner = self
         self._offsets = offsets
         self._consumer = consumer
         self._committing = asyncio.Lock()
-        self._custody: dict[Source, Custody] = {}  # also of partitions whose last owner died and that have no mark yet
-        self._marked: set[Source] = set()
 
     async def run(self) -> None:
         """Commit twice a second, until cancelled."""
@@ -45,36 +42,11 @@ class Committer(Marks):
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
 
-    def hand_over(self) -> None:
-        self._offsets.put_back(self._marked)
-        self._marked.clear()
-        self._custody.clear()
-
-    def is_marked(self, source: Source) -> bool:
-        return source in self._marked
-
-    def custody(self, source: Source) -> Custody:
-        return self._custody.get(source, _CLEAN)
-
-    @property
-    def has_doubts(self) -> bool:
-        return bool(self._custody)
-
-    async def mark(self, marks: Mapping[Source, Custody]) -> bool:
-        self._custody |= {source: custody for source, custody in marks.items() if custody != _CLEAN}
-        added = marks.keys() - self._marked
-        self._marked |= added
-        self._offsets.put_back(marks)
-        is_committed = await self._commit()
-        if not is_committed:
-            self._marked -= added
-        return is_committed
-
-    def unname(self, sources: Collection[Source]) -> None:
-        for source in sources:
-            if source in self._custody:
-                self._custody[source] = self._custody[source]._replace(running=(0, 0), alone=False)
+    def _changed(self, sources: Collection[Source]) -> None:
         self._offsets.put_back(sources)
+
+    async def _commit_marks(self, sources: Collection[Source]) -> bool:
+        return await asyncio.shield(self._commit())  # cancelled in mid-commit, its offsets would be offered to no other
 
     async def _commit(self) -> bool:
         async with self._committing:  # one at a time: an older offset must never overtake a newer one
@@ -85,23 +57,18 @@ class Committer(Marks):
             return True
 
     def _with_mark(self, source: Source, progress: Progress) -> Progress:
-        custody = self._custody.get(source)
-        if custody is not None and progress.offset >= custody.until:  # no record is in doubt any longer
-            custody = None
-            del self._custody[source]
-        return progress._replace(custody=(custody or _CLEAN) if source in self._marked else None)
+        self.passed(source, progress.offset)
+        return progress._replace(custody=self.mark_at(source, progress.offset))
 
-    async def acquire(self, sources: set[Source]) -> None:
+    async def acquire(self, sources: set[Source]) -> set[Source]:
         """Nothing keeps an earlier owner from committing, but the group's generation."""
+        return sources
 
-    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
         self._offsets.restore(committed)
-        doubts = {source: (one.custody, one.offset) for source, one in committed.items()}
-        self._custody = {source: found for source, (found, offset) in doubts.items() if found and found.until > offset}
-        self._marked.clear()
+        self._take_over(committed)
 
     async def release(self, sources: set[Source]) -> None:
         """The worker has committed last, and forgotten the offsets."""
-        self._custody.clear()  # a rebalance revokes all partitions
-        self._marked.clear()
+        self._forget_marks()

@@ -15,12 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import GroupAuthorizationFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+)
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, watch
 from penstock.worker.kafka import coordinator, lean_fetcher, lenient_batches
 from penstock.worker.kafka.committed_progress import read_committed, take_over
+from penstock.worker.kafka.consumer_watch import ConsumerWatch
 from penstock.worker.kafka.end_offsets import EndOffsets
 from penstock.worker.kafka.group import assignor_for, client_id
 from penstock.worker.kafka.group_member import make_member
@@ -30,6 +36,7 @@ from penstock.worker.kafka.progress_commits import ProgressCommits
 from penstock.worker.kafka.rebalance_listener import Rebalanced, RebalanceListener
 from penstock.worker.kafka.seek_back import seek_back
 from penstock.worker.requests.record import KafkaRecord
+from penstock.worker.stop_signal import watched
 
 _RETRY_S = 1.0
 _IDLE = "The topic has fewer partitions than the group has members. Add partitions, or run fewer members."
@@ -81,8 +88,10 @@ class Consumer:
         self._received = received
         self._revoked = revoked
         self._consumer: AIOKafkaConsumer | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch = ConsumerWatch(topics)
+        self._watching: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[None] | None = None  # of the partitions that were assigned
+        self._open_sources: set[TopicPartition] = set()  # of those that are assigned; the others must not be read yet
         self._paused: set[str] = set()  # topics
         self._has_joined = False  # once or more often
         self._is_idle = False  # it has no partition of the online topic
@@ -98,13 +107,12 @@ class Consumer:
         make = functools.partial(self._make_member, isolation_level=self.isolation_level)
         self._consumer = await connect(self._cluster, make)
         self._consumer.subscribe(list(self.topics), listener=RebalanceListener(self._on_revoked, self._on_assigned))
-        self._watching = asyncio.create_task(watch(self._consumer))
+        self._watching = [watched(watch(self._consumer)), watched(self._watch.run(self._consumer))]
 
     async def stop(self, timeout_s: float) -> None:
         """Leave the group, within `timeout_s`. Commits nothing."""
-        for task in (self._watching, self._opening):
-            if task is not None:
-                task.cancel()
+        for task in filter(None, (*self._watching, self._opening)):
+            task.cancel()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, timeout_s)
@@ -127,6 +135,8 @@ class Consumer:
                 reason = f"Kafka denies the group {self._group_id} to this worker. It needs the ACL READ on it."
                 raise KafkaRefused(reason) from error
             log.warning("poll_failed", error=repr(error), retry_s=_RETRY_S)
+            if isinstance(error, TopicAuthorizationFailedError):
+                self._watch.refused(self._joined, error.args)
             await seek_back(self._joined, self._next)
             coordinator.rejoin_if_stuck(self._joined)
             await asyncio.sleep(_RETRY_S)
@@ -159,7 +169,7 @@ class Consumer:
         """Fetch a paused topic again."""
         if topic in self._paused:
             self._paused.remove(topic)
-            self._joined.resume(*self._partitions(topic))
+            self._joined.resume(*self._open_sources.intersection(self._partitions(topic)))
 
     async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again."""
@@ -174,6 +184,18 @@ class Consumer:
     def member_id(self) -> str:
         """Kafka's name of this member; empty before it has one."""
         return "" if self._consumer is None else coordinator.member_id(self._consumer)
+
+    @property
+    def waits_for(self) -> str:
+        """Why no record of the assignment can come; empty if they can, or if this member is a spare one."""
+        if not self.member_id:
+            return "not in the consumer group"
+        return self.denied or ("" if self.assigned.is_set() else "its partitions are being assigned")
+
+    @property
+    def denied(self) -> str:
+        """The topics that Kafka denies to this member, as a sentence; empty if it denies none."""
+        return f"Kafka denies {' and '.join(sorted(self._watch.denied))}" if self._watch.denied else ""
 
     @property
     def num_partitions(self) -> int:
@@ -200,6 +222,7 @@ class Consumer:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
         self._next.clear()
+        self._open_sources.clear()
         if not sources:
             return
         log.info("partitions_revoked", partitions=names(sources))
@@ -210,6 +233,8 @@ class Consumer:
 
     async def _on_assigned(self, sources: set[TopicPartition]) -> None:
         """Runs before any record of the new assignment can come. Must not wait: the member sends no heartbeats here."""
+        if self._consumer is None:  # it is leaving, and had begun to join again
+            return
         log.info("partitions_assigned", partitions=names(sources))
         online = self.topics[0]
         is_idle = all(source.topic != online for source in sources) and bool(self._joined.partitions_for_topic(online))
@@ -223,14 +248,19 @@ class Consumer:
 
     async def _open(self, sources: set[TopicPartition]) -> None:
         """Read on where the partitions' last owners have committed."""
-        await self._owner.acquire(sources)
-        committed = await take_over(self._joined, sources)
-        with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
-            for source, progress in committed.items():
-                self._joined.seek(source, progress.offset)
-            self._owner.acquired(committed)
-            self._joined.resume(*[source for source in sources if source.topic not in self._paused])
-            self.assigned.set()
+        while True:
+            acquired = set(map(TopicPartition._make, await self._owner.acquire(set(sources))))
+            committed = await take_over(self._joined, acquired)
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
+                for source, progress in committed.items():
+                    self._joined.seek(source, progress.offset)
+                self._owner.acquired(set(acquired), committed)
+                self._open_sources |= acquired
+                self._joined.resume(*[source for source in acquired if source.topic not in self._paused])
+                self.assigned.set()
+            sources = sources - acquired
+            if not sources:
+                return
 
     async def committed(self, source: TopicPartition) -> Progress | None:
         """Committed progress of a partition. Waits for a broker."""

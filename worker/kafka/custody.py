@@ -74,25 +74,4 @@ class Marks(Protocol):
         """The records that the marks name have ended. The next commit says so."""
 
     def hand_over(self) -> None:
-        """The next commit removes all marks: this owner does not die of the records that it leaves."""
-
-
-class NoMarks(Marks):
-    """Of a committer that keeps none: no record is ever in doubt."""
-
-    @property
-    def has_doubts(self) -> bool:
-        return False
-
-    def is_marked(self, source: tuple[str, int]) -> bool:
-        return True
-
-    def custody(self, source: tuple[str, int]) -> Custody:
-        return Custody()
-
-    async def mark(self, marks: Mapping[tuple[str, int], Custody]) -> bool:
-        return True
-
-    def unname(self, sources: Collection[tuple[str, int]]) -> None: ...
-
-    def hand_over(self) -> None: ...
+        """The last commit removes all marks: this owner does not die of the records that it leaves."""

@@ -92,6 +92,8 @@ def _text(raw: bytes, at: int) -> tuple[str, int]:
     """A string, and where it ends."""
     (length,) = _LENGTH.unpack_from(raw, at)
     at += _LENGTH.size
+    if length < 0:
+        raise struct.error("A topic has no name.")
     return raw[at : at + length].decode(), at + length
 
 

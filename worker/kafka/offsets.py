@@ -21,11 +21,14 @@ class Progress(NamedTuple):
 class PartitionOwner(Protocol):
     """Commits the offsets of the partitions that this worker has. The consumer calls it around their assignment."""
 
-    async def acquire(self, sources: set[Source]) -> None:
-        """These were assigned. What is committed is read when this returns. Cancelled if they are revoked."""
+    async def acquire(self, sources: set[Source]) -> set[Source]:
+        """These were assigned. Cancelled if they are revoked.
 
-    def acquired(self, committed: Mapping[Source, Progress]) -> None:
-        """Take over the committed progress of partitions that have any. Their records come from now on."""
+        Returns those whose commits may be read, at least one if there are any. Called again for the others.
+        """
+
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+        """Take over partitions, and their committed progress if they have any. Their records come from now on."""
 
     async def release(self, sources: set[Source]) -> None:
         """These were revoked, and their records finished or given up."""
@@ -36,6 +39,7 @@ class _Partition:
     """One partition that this worker has."""
 
     next_offset: int  # after the contiguous finished prefix
+    reading: int  # its number: each assignment begins another, and so do offsets that begin again
     started: deque[int] = field(default_factory=deque)  # from the first unfinished record on
     finished: set[int] = field(default_factory=set)  # of `started`
     restored: set[int] = field(default_factory=set)  # finished by an earlier owner, and not read here yet
@@ -55,27 +59,26 @@ class OffsetTracker:
     """Offsets between `start` and `finish`. Pure bookkeeping; called on the worker's event loop only.
 
     `start` is called in the order of the partition, `finish` in any order, when the answer is acknowledged. After
-    `forget` a record is read again, by this worker or another; its first reading may still finish here, without effect.
+    `forget` a record is read again, by this worker or another. Only records of the present reading are finished.
     """
 
     def __init__(self) -> None:
         self._partitions: dict[Source, _Partition] = {}
         self._changed: dict[Source, None] = {}  # since the last commit; in this order
         self._num_unfinished = 0
+        self._num_readings = 0
 
     def restore(self, committed: Mapping[Source, Progress]) -> None:
         """These partitions were assigned, with the progress that their last owners have committed."""
         for source, progress in committed.items():
-            self.forget({source})
-            self._partitions[source] = _Partition(progress.offset, restored=set(progress.beyond))
+            self._begin(source, progress.offset).restored.update(progress.beyond)
 
     def start(self, source: Source, offsets: Sequence[int]) -> list[int]:
         """Records are to be admitted; their offsets increase. Returns those that an earlier owner has finished."""
         partition = self._partitions.get(source)
         if partition is None or offsets[0] < partition.end:
             # New, or the topic was created again or the group's offset was reset: earlier offsets mean nothing now.
-            self.forget({source})
-            partition = self._partitions[source] = _Partition(offsets[0])
+            partition = self._begin(source, offsets[0])
         partition.started.extend(offsets)
         self._num_unfinished += len(offsets)
         if not partition.restored:
@@ -84,6 +87,20 @@ class OffsetTracker:
         partition.restored = {offset for offset in partition.restored if offset > offsets[-1]}
         self.finish(source, already)
         return already
+
+    def reading(self, source: Source) -> int:
+        """The number of the present reading of a partition; 0 without one.
+
+        What is left of an earlier reading may be of other records with the same offsets: its answers count no more.
+        """
+        partition = self._partitions.get(source)
+        return 0 if partition is None else partition.reading
+
+    def _begin(self, source: Source, offset: int) -> _Partition:
+        self.forget({source})
+        self._num_readings += 1
+        partition = self._partitions[source] = _Partition(offset, self._num_readings)
+        return partition
 
     def finish(self, source: Source, offsets: Iterable[int]) -> None:
         """The answers of these records are acknowledged."""

@@ -9,8 +9,6 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, Of
 from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import Progress, Source
 
-_NO_METADATA = "more requests are answered again after a crash, and a record that ends its workers is not quarantined"
-
 log = structlog.get_logger("penstock.consumer")
 
 
@@ -34,12 +32,12 @@ class ProgressCommits:
 
     async def _commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> None:
         commits = {}
-        for source, (offset, beyond, custody) in offsets.items():
-            metadata = commit_metadata.encode(offset, beyond) + ("" if custody is None else custody.text())
-            commits[TopicPartition(*source)] = offset, metadata if self._has_metadata else ""
+        for source, progress in offsets.items():
+            metadata = commit_metadata.of(progress) if self._has_metadata else ""
+            commits[TopicPartition(*source)] = progress.offset, metadata
         try:
             await consumer.commit(commits)
         except OffsetMetadataTooLargeError:
-            log.warning("commit_metadata_refused", consequence=_NO_METADATA)
+            log.warning("commit_metadata_refused", consequence=commit_metadata.NO_METADATA)
             self._has_metadata = False
             await self._commit(consumer, offsets)

@@ -21,7 +21,7 @@ async def seek_back(consumer: AIOKafkaConsumer, next_offsets: Mapping[TopicParti
         next_offsets: after the last record handed out since the assignment. A rebalance may clear it meanwhile.
     """
     for source in consumer.assignment():
-        while True:
+        while source in consumer.assignment():  # a rebalance may take it meanwhile, with other positions for the rest
             try:
                 offset = next_offsets.get(source)
                 if offset is None:  # nothing handed out since the assignment: the group's offset, or the beginning

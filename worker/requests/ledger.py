@@ -72,6 +72,9 @@ class RecordLedger:
         for _, run in groupby(records, _poll):
             polled = list(run)
             already = self._offsets.start(polled[0].source, [record.original.offset for record in polled])
+            reading = self._offsets.reading(polled[0].source)
+            for record in polled:
+                record.reading = reading
             if already:
                 skipped += [record for record in polled if record.original.offset in already]
         if skipped:
@@ -108,7 +111,7 @@ class RecordLedger:
         self._add_sequences(records, -1)
         self._add(records, -1)
         self.num_running -= len(records)
-        for record in records:
+        for record in self._of_present_readings(records):
             self._offsets.give_up(record.source, 1)
         self._note_step()
 
@@ -117,7 +120,7 @@ class RecordLedger:
         _advance(records, _ANSWERED, RecordState.ACKNOWLEDGED)
         self._add(records, -1)
         offsets: dict[Source, list[int]] = {}
-        for record in records:
+        for record in self._of_present_readings(records):
             offsets.setdefault(record.source, []).append(record.original.offset)
         for source, finished in offsets.items():
             self._offsets.finish(source, finished)
@@ -142,8 +145,20 @@ class RecordLedger:
     async def wait_until_finished(self, timeout_s: float) -> bool:
         """Wait until every admitted record is acknowledged; false after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_finished.wait(), timeout_s)
+            if not self._all_finished.is_set():
+                await asyncio.wait_for(self._all_finished.wait(), timeout_s)
         return self._all_finished.is_set()
+
+    async def wait_until_answered(self, timeout_s: float) -> bool:
+        """Wait until no admitted record is without an answer; false after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.num_running:
+                    await self.wait_for_step()
+        return self.num_running == 0
+
+    def _of_present_readings(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
+        return [record for record in records if record.reading == self._offsets.reading(record.source)]
 
     def _add(self, records: Iterable[PendingRecord], sign: int) -> None:
         for bulk, chosen in _by_topic(records):

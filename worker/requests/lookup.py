@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from penstock.cache import ResponseCache
+from penstock.worker.replies.write_behind import WriteBehindCache
 from penstock.worker.requests.request import PendingSequence, Results
 
 
 async def look_up(
-    cache: ResponseCache | None, sequences: list[PendingSequence]
+    cache: WriteBehindCache | None, sequences: list[PendingSequence]
 ) -> tuple[Results, list[PendingSequence]]:
     """Ask the cache for all sequences in one query. Returns the hits with their results, and the misses."""
     found = {} if cache is None else await cache.get_many([sequence.key for sequence in sequences])

@@ -40,9 +40,13 @@ class Quarantine:
         self._alone = asyncio.Lock()  # held while a suspect runs
         self._num_waiting = 0  # admitted records whose slices have not begun
 
-    def hand_over(self, *, is_hung: bool) -> None:
-        """The worker gives its partitions up. Their marks stay if its engine has failed, or `is_hung` on a batch."""
-        if self._stop.failure is None and not is_hung:
+    def hand_over(self) -> None:
+        """The worker gives its partitions up. Their marks stay if it has failed, as by a batch that hangs.
+
+        They do not stay because of a batch that outlasts the drain: it may be slow. A record that hangs the engine of
+        the next owner, too, is found there.
+        """
+        if self._stop.failure is None:
             self._marks.hand_over()
 
     async def gate(self) -> None:
@@ -96,7 +100,8 @@ class Quarantine:
             await self._stop.unless_stopped(self._ledger.wait_until_ended(doubted))
             self._marks.unname({record.source for record in doubted})
             if alone:
-                await self._marks.mark({})  # at once: what ends the worker from now on is another record
+                # At once: what ends the worker from now on is another record.
+                await self._mark({record.source: self._marks.custody(record.source) for record in doubted})
 
     def _new_marks(
         self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
@@ -119,11 +124,11 @@ class Quarantine:
                 log.error("record_quarantined", deaths=custody.deaths, **position)
 
     async def _mark(self, marks: dict[Source, Custody]) -> bool:
-        """Commit marks, if any. False if the partitions are lost, or the worker stops."""
-        while not self._stop.is_set():
-            if not marks or await self._marks.mark(marks):
+        """Commit marks, if any. False if the partitions are revoked, or the worker stops: a mark would outlast them."""
+        if not marks:
+            return True
+        while self._is_assigned() and not self._stop.is_set():
+            if await self._stop.unless_stopped(self._marks.mark(marks)):
                 return True
-            if not self._is_assigned():
-                break
             await asyncio.sleep(_RETRY_S)
         return False

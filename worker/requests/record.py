@@ -39,6 +39,7 @@ class PendingRecord:
     source: Source  # its topic and partition
     bulk_topic: bool  # whether it was read from the bulk topic
     state: RecordState = RecordState.RECEIVED
+    reading: int = 0  # of its partition, in which it was admitted; see `OffsetTracker.reading`
     num_sequences: int = 0  # queued; 0 before
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again

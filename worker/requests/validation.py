@@ -1,5 +1,6 @@
 """The validate stage: from Kafka records to valid requests and rejections. Pure: no Kafka calls, no clock."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -75,6 +76,21 @@ class RequestValidator:
             except PenstockError as error:
                 rejections.append(Rejection(record, address, error))
         return requests, rejections
+
+    def reject_late(
+        self, records: Iterable[PendingRecord], now: float, unix_now: float, wait_s: float
+    ) -> list[Rejection]:
+        """Reject records whose deadlines will have passed in `wait_s` seconds, by their headers alone."""
+        times = SliceTimes(now, unix_now * 1e3)
+        rejections: list[Rejection] = []
+        for record in records:
+            headers = dict(record.original.headers)
+            with contextlib.suppress(PenstockError):
+                address = self._address(headers)
+                deadline = self._deadline(headers, parse_is_bulk(headers), times)
+                if deadline is not None and (late_s := now + wait_s - deadline) > 0:
+                    rejections.append(Rejection(record, address, deadline_error(Cause.OVERLOADED, late_s)))
+        return rejections
 
     def _address(self, headers: Mapping[str, bytes]) -> ReplyAddress:
         """The reply address. Raises InvalidRequest when there is none, or one outside the allow-list."""

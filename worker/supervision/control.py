@@ -30,6 +30,7 @@ class Report:
     metrics_port: int | None = None  # on the loopback interface
     group_id: str = ""
     member_id: str = ""  # Kafka's name for it in the group, once joined
+    denied: str = ""  # topics that Kafka denies to it
     failure: str = ""  # why it cannot start, where a restart would not help
     failure_is_of_device: bool = False  # another device may do better
 

@@ -22,5 +22,6 @@ def not_serving(slots: Sequence[Slot], given_up: Counter[str]) -> str:
     """Why members that should serve do not; empty if all do."""
     wanted = sorted((slot for slot in slots if not slot.is_dropped), key=lambda slot: slot.placement.worker)
     idle = [f"worker {slot.placement.worker} is {slot.state}" for slot in wanted if slot.state != "serving"]
-    reasons = [f"{device} is given up" for device in sorted(given_up)] + idle
+    denied = sorted({slot.member.report.denied for slot in wanted if slot.member is not None} - {""})
+    reasons = [f"{device} is given up" for device in sorted(given_up)] + idle + denied
     return "; ".join(reasons) if wanted else "no member is left"

@@ -20,7 +20,7 @@ NotReady = Callable[[], str]  # why the worker is not ready; empty if it is
 
 
 def serve_status(host: str, port: int, registry: CollectorRegistry, not_ready: NotReady) -> WSGIServer:
-    """Serve on a thread, until `shutdown`. Called on the event loop that `/live` asks for a sign of life.
+    """Serve on a thread, until `shutdown`. Called on the event loop that both probes ask for a sign of life.
 
     `not_ready` is called from other threads. Raises OSError that names the options if the port is taken or the host is
     not an address of this machine.
@@ -33,7 +33,7 @@ def serve_status(host: str, port: int, registry: CollectorRegistry, not_ready: N
         if path not in ("/ready", "/live"):
             found: Iterable[bytes] = metrics(environ, start_response)
             return found
-        reason = not_ready() if path == "/ready" else _not_live(loop)
+        reason = (path == "/ready" and not_ready()) or _not_live(loop)
         status = "503 Service Unavailable" if reason else "200 OK"
         start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
         return [json.dumps({path[1:]: not reason, **({"reason": reason} if reason else {})}).encode()]
@@ -43,9 +43,21 @@ def serve_status(host: str, port: int, registry: CollectorRegistry, not_ready: N
         server = make_server(str(address), port, respond, _SERVERS[family], _Silent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"--metrics-host {host} --metrics-port {port}") from error
-    threading.Thread(target=server.serve_forever, name="status-server", daemon=True).start()
+    threading.Thread(target=_run, args=(server, loop), name="status-server", daemon=True).start()
     log.info("metrics_served", host=host, port=server.server_port)
     return server
+
+
+def _run(server: WSGIServer, loop: asyncio.AbstractEventLoop) -> None:
+    """Serve until `shutdown`. What ends it before fails a callback of the loop, and so the worker."""
+    try:
+        server.serve_forever()
+    except Exception as error:
+        loop.call_soon_threadsafe(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _not_live(loop: asyncio.AbstractEventLoop) -> str:

@@ -5,13 +5,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, LeaderNotAvailableError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
 from penstock.producer.transport.topic_directory import TopicDirectory
 from penstock.producer.wire.headers import partition_for
+from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
 from penstock.worker.transactions.window import Outgoing
 
 _BATCH_RECORDS = 10_000
@@ -23,6 +25,7 @@ class Carrier:
 
     producer: AIOKafkaProducer
     topics: TopicDirectory = field(default_factory=TopicDirectory)
+    leaders: ReplyLeaders = field(default_factory=ReplyLeaders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Batches:
         self._last: list[Batch] = []
 
     async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[Batch]:
-        """Raises DestinationRefused, and KafkaError if no broker is there to be asked."""
+        """Raises DestinationRefused, LeaderMissing, and KafkaError if no broker is there to be asked."""
         by_topic: dict[str, list[Outgoing]] = {}
         for one in outgoing:
             by_topic.setdefault(one.topic, []).append(one)
@@ -61,7 +64,21 @@ class Batches:
         for topic, chosen in by_topic.items():
             for partition, answers in (await self._by_partition(topic, chosen)).items():
                 self._last += self._fill(producer, topic, partition, answers)
+        await self._check_leaders()
         return self._last
+
+    async def _check_leaders(self) -> None:
+        client, missing = self._carrier.producer.client, None
+        for batch in self._last:
+            missing_s = await self._carrier.leaders.missing_s(client, batch.topic, batch.partition)
+            if missing_s is None:
+                continue
+            missing = LeaderMissing(f"{batch.topic}-{batch.partition} has no leader")
+            is_letter = batch.topic == dead_letter_topic(batch.answers[0].origin.original.topic)
+            if missing_s >= STALL_S and not is_letter:  # letters wait, as they are the last resort
+                raise DestinationRefused(batch.answers, LeaderNotAvailableError(str(missing)))
+        if missing is not None:
+            raise missing
 
     async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
         producer, topics = self._carrier.producer, self._carrier.topics
@@ -90,6 +107,10 @@ class Batches:
                 taken.append(answers.popleft())
             batches.append(Batch(topic, partition, builder, taken))
         return batches
+
+    async def are_brokers_answering(self) -> bool:
+        """Whether the cluster is there."""
+        return await is_answering(self._carrier.producer.client)
 
     def shrink(self, batch: Batch) -> bool:
         """The broker has refused a batch for its size. True if it holds one answer, which is then at fault."""

@@ -2,23 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import InvalidTransactionTimeout, KafkaError, TransactionalIdAuthorizationFailed
+from aiokafka.errors import InvalidTransactionTimeout, TransactionalIdAuthorizationFailed
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect
 from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
-from penstock.worker.kafka.custody import NoMarks
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
 from penstock.worker.transactions.batches import Carrier
-from penstock.worker.transactions.partition import PartitionLost, PartitionTransactions, complete
+from penstock.worker.transactions.partition import PartitionTransactions, complete
+from penstock.worker.transactions.plan import PartitionLost
 from penstock.worker.transactions.producer import TransactionalProducer
 
 # Shared by the partitions: a broker answers one request of a connection after another, and a worker may have a hundred
@@ -28,12 +29,15 @@ _CARRIERS = 4
 _STOP_S = 2.0
 _RETRY_S = 1.0
 _WAIT_S = 10.0
-_HINT = "The broker's transaction coordinator is not there. See transaction.state.log.replication.factor and .min.isr."
+_HINT = (
+    "The broker's transaction coordinator is not there (see transaction.state.log.replication.factor and .min.isr), or "
+    "an earlier owner's transaction does not end, as one of its reply partitions has no leader."
+)
 
 log = structlog.get_logger("penstock.transactions")
 
 
-class TransactionalOutbox(NoMarks):
+class TransactionalOutbox(PartitionMarks):
     """In the place of the outbox and of the committer. Called on the worker's event loop only."""
 
     def __init__(
@@ -43,6 +47,7 @@ class TransactionalOutbox(NoMarks):
         offsets: OffsetTracker,
         settings: ResolvedSettings,
     ) -> None:
+        super().__init__()
         consumer.owner = self
         consumer.isolation_level = "read_committed"  # a request of an aborted transaction was never made
         self._cluster = cluster
@@ -53,6 +58,7 @@ class TransactionalOutbox(NoMarks):
         self._timeout_s = settings.transaction_timeout_ms / 1e3
         self._carriers: list[Carrier] = []
         self._partitions: dict[Source, PartitionTransactions] = {}
+        self._acquiring: dict[Source, asyncio.Task[None]] = {}
         self._running: dict[Source, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -102,21 +108,49 @@ class TransactionalOutbox(NoMarks):
         running = [self._partitions[source] for source, task in self._running.items() if not task.done()]
         await asyncio.gather(*[transactions.commit() for transactions in running], return_exceptions=True)
 
+    # PartitionMarks
+
+    def _changed(self, sources: Collection[Source]) -> None:
+        for source in sources:
+            if source in self._running:
+                self._partitions[source].hasten()
+
+    async def _commit_marks(self, sources: Collection[Source]) -> bool:
+        running = [self._partitions[source] for source in sources if source in self._running]
+        are_committed = await asyncio.gather(*[transactions.commit_mark() for transactions in running])
+        return len(running) == len(sources) and all(are_committed)
+
     # PartitionOwner
 
-    async def acquire(self, sources: set[Source]) -> None:
-        """Fence the partitions' earlier owners, so that what is committed stays as it is."""
-        opening = {}
-        for source in sources:
-            self._partitions[source] = opening[source] = self._make_partition(TopicPartition(*source))
-        acquiring = asyncio.gather(*[self._acquire(source, one) for source, one in opening.items()])
+    async def acquire(self, sources: set[Source]) -> set[Source]:
+        """Fence the partitions' earlier owners, so that what is committed stays as it is.
+
+        Waits for `_WAIT_S`, then until one is fenced: a predecessor's transaction may take long to end.
+        """
+        for source in sources - self._acquiring.keys():
+            self._partitions[source] = transactions = self._make_partition(TopicPartition(*source))
+            self._acquiring[source] = asyncio.create_task(self._acquire(source, transactions))
         try:
-            while not (await asyncio.wait((acquiring,), timeout=_WAIT_S))[0]:
-                log.warning("transactions_waiting", prefix=f"{self._group_id}-", hint=_HINT)
-            acquiring.result()
-        finally:
-            acquiring.cancel()
-            await asyncio.wait((acquiring,))
+            while self._acquiring:
+                tasks = self._acquiring.values()
+                done, waiting = await asyncio.wait(tasks, timeout=_WAIT_S, return_when=asyncio.FIRST_EXCEPTION)
+                if waiting:
+                    log.warning("transactions_waiting", prefix=f"{self._group_id}-", num=len(waiting), hint=_HINT)
+                if done:
+                    break
+        except asyncio.CancelledError:
+            await self._give_up_acquiring()
+            raise
+        acquired = {source for source, task in self._acquiring.items() if task.done()}
+        for source in acquired:
+            self._acquiring.pop(source).result()
+        return acquired
+
+    async def _give_up_acquiring(self) -> None:
+        tasks, self._acquiring = list(self._acquiring.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _acquire(self, source: Source, transactions: PartitionTransactions) -> None:
         """Raises KafkaRefused where a retry does not help."""
@@ -132,19 +166,22 @@ class TransactionalOutbox(NoMarks):
                 raise KafkaRefused(
                     "transaction_timeout_ms is above the broker's transaction.max.timeout.ms."
                 ) from error
-            except KafkaError as error:
+            except Exception as error:  # of aiokafka's connections, which partitions share, not only KafkaError
                 log.warning("transactions_not_opened", id=transactional_id, error=repr(error), retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
 
-    def acquired(self, committed: Mapping[Source, Progress]) -> None:
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
         self._offsets.restore(committed)
-        for source, transactions in self._partitions.items():
+        self._take_over(committed)
+        for source in sources:
+            transactions = self._partitions[source]
             transactions.begin(committed.get(source))
             self._running[source] = watched(self._run(source, transactions))
 
     async def release(self, sources: set[Source]) -> None:
         """Abort what is open of these partitions, and drop the answers that are held."""
+        await self._give_up_acquiring()
         tasks = [self._running.pop(source) for source in sources if source in self._running]
         for task in tasks:
             task.cancel()
@@ -152,6 +189,7 @@ class TransactionalOutbox(NoMarks):
             await asyncio.wait(tasks)
         closing = [self._partitions.pop(source) for source in sources if source in self._partitions]
         await asyncio.gather(*[transactions.close() for transactions in closing])
+        self._forget_marks()
 
     async def _run(self, source: Source, transactions: PartitionTransactions) -> None:
         try:
@@ -171,6 +209,7 @@ class TransactionalOutbox(NoMarks):
         return PartitionTransactions(
             source,
             self._offsets,
+            self,
             lambda: TransactionalProducer(self._cluster, carrier.producer, transactional_id, self._timeout_s),
             lambda: self._consumer.committed(source),
             carrier=carrier,

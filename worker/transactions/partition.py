@@ -8,16 +8,23 @@ from operator import attrgetter
 
 import structlog
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    OffsetMetadataTooLargeError,
+    TopicAuthorizationFailedError,
+)
 
 from penstock.producer.transport.connection import disconnect
 from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE
 from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.batches import Batches, Carrier, DestinationRefused
-from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_fenced
-from penstock.worker.transactions.window import Window
+from penstock.worker.transactions.plan import Content, PartitionLost, TransactionPlan
+from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
 
 _FULL = 1000  # records: the window is committed before its time
 _RETRY_S = 0.5
@@ -27,10 +34,6 @@ _DONE = attrgetter("done")
 log = structlog.get_logger("penstock.transactions")
 
 
-class PartitionLost(Exception):
-    """Another worker commits this partition."""
-
-
 class PartitionTransactions:
     """Transactions of one partition, one after another, from its assignment to its revocation."""
 
@@ -38,6 +41,7 @@ class PartitionTransactions:
         self,
         source: TopicPartition,
         offsets: OffsetTracker,
+        marks: PartitionMarks,
         make_producer: Callable[[], TransactionalProducer],
         ask_committed: Callable[[], Awaitable[Progress | None]],
         *,
@@ -47,19 +51,18 @@ class PartitionTransactions:
     ) -> None:
         """`ask_committed` asks the broker what is committed."""
         self._source = source
-        self._offsets = offsets
+        self._plan = TransactionPlan(source, offsets, marks)
         self._make_producer = make_producer
         self._ask_committed = ask_committed
         self._group_id = group_id
         self._window_s = window_s
         self._producer: TransactionalProducer | None = None
         self._batches = Batches(carrier)
-        self._window = Window()
-        self._committed: int | None = None  # offset of the last commit, this owner's or an earlier one's
-        self._in_doubt: tuple[Sequence[int], int] | None = None  # of a transaction that may have been committed
         self._changed = asyncio.Event()
         self._is_full = asyncio.Event()
         self._committing = asyncio.Lock()
+        self._step = asyncio.Event()  # a transaction was committed, or no other will be
+        self._is_closed = False
 
     async def acquire(self) -> None:
         """Fence the partition's earlier owner. Waits for the coordinator. Raises what a retry does not mend."""
@@ -76,20 +79,28 @@ class PartitionTransactions:
 
     def begin(self, committed: Progress | None) -> None:
         """Answers will come. `committed` was read after `acquire`."""
-        self._committed = None if committed is None else committed.offset
+        self._plan.take_over(committed)
 
     def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
-        """Hold answers for a transaction. Returns those that are not to be sent: their records have others."""
-        first = self._committed or 0
-        fresh: list[Answer] = []
-        late: list[Answer] = []
-        for answer in answers:
-            (late if answer.origin.original.offset < first else fresh).append(answer)
-        late += self._window.put(topic, partition, fresh)
+        """Hold answers for a transaction. Returns those that are not to be sent."""
+        late = self._plan.put(topic, partition, answers)
         self._changed.set()
-        if len(self._window) >= _FULL:
+        if self._plan.num_answered >= _FULL:
             self._is_full.set()
         return late
+
+    def hasten(self) -> None:
+        """The partition's mark has changed: commit without waiting for a window."""
+        self._changed.set()
+        self._is_full.set()
+
+    async def commit_mark(self) -> bool:
+        """Wait until the mark is committed. False if the partition is given up before."""
+        while not self._is_closed and not self._plan.is_marked:
+            if self._step.is_set():
+                self._step = asyncio.Event()
+            await self._step.wait()
+        return not self._is_closed
 
     async def run(self) -> None:
         """Commit windows until cancelled. Raises PartitionLost."""
@@ -105,13 +116,16 @@ class PartitionTransactions:
             while True:
                 self._changed.clear()
                 self._is_full.clear()
-                offsets, end = self._offsets.prefix(self._source, self._window.is_answered)
-                if not offsets and (self._committed is None or end.offset <= self._committed):
+                complete(self._plan.take_stale(), None)
+                content = self._plan.next()
+                if content is None:
                     return
                 try:
-                    await self._attempt(offsets, end)
+                    await self._attempt(content)
                 except DestinationRefused as refused:
                     self._refuse(refused.answers, refused.error)
+                except LeaderMissing:
+                    await asyncio.sleep(_RETRY_S)
                 except PartitionLost:
                     raise
                 except Exception as error:  # aiokafka raises AssertionError, too, where a producer has failed
@@ -122,52 +136,57 @@ class PartitionTransactions:
 
     async def close(self) -> None:
         """Abort what is open. Answers that are left are dropped: the partition's next owner makes them again."""
+        self._is_closed = True
+        self._step.set()
         producer, self._producer = self._producer, None
         if producer is not None:
             await producer.abort()
             await disconnect(producer, _STOP_S)
-        complete(self._window.take_all(), None)
+        complete(self._plan.take_all(), None)
 
-    async def _attempt(self, offsets: Sequence[int], end: Progress) -> None:
-        """Commit these records' answers, or find out that an earlier attempt has."""
+    async def _attempt(self, content: Content) -> None:
+        """Commit this, or find out that an earlier attempt has."""
         if self._producer is None:
             await self._recover()
             return
-        batches = await self._batches.make(self._producer, self._window.of(offsets))
-        self._in_doubt = offsets, end.offset
+        batches = await self._batches.make(self._producer, self._plan.answers(content))
+        self._plan.begin(content)
         try:
-            metadata = commit_metadata.encode(end.offset, end.beyond)
-            await self._producer.commit(batches, self._source, end.offset, metadata, self._group_id)
+            await self._producer.commit(batches, self._source, content.offset, content.metadata, self._group_id)
         except Exception as error:  # of a cancelled attempt, `close` aborts the transaction
             producer, self._producer = self._producer, None
             await disconnect(producer, _STOP_S)
+            if is_caused_by(error, OffsetMetadataTooLargeError):
+                log.warning("commit_metadata_refused", consequence=commit_metadata.NO_METADATA)
+                self._plan.drop_metadata()
             self._raise_refusal(error)
             raise
         self._batches.grow()
-        self._finish()
+        self._finished(self._plan.finish())
 
     async def _recover(self) -> None:
-        """Replace the producer. Raises PartitionLost if another worker has committed meanwhile."""
-        producer = await self._start_producer()
+        """Replace the producer.
+
+        Raises PartitionLost if another worker has committed meanwhile, or if the last transaction does not end though
+        brokers answer. Then the answers are dropped: what is held for this partition must not fill the worker.
+        """
         try:
-            committed = await self._ask_committed()
-            offset = None if committed is None else committed.offset
-            if self._in_doubt is not None and offset == self._in_doubt[1]:
-                self._finish()
-            elif offset != self._committed:
-                raise PartitionLost(f"its committed offset is {offset}, and was {self._committed}")
+            async with asyncio.timeout(STALL_S) as limit:
+                producer = await self._start_producer()
+        except TimeoutError as error:
+            if not limit.expired() or not await self._batches.are_brokers_answering():
+                raise
+            raise PartitionLost("its last transaction does not end") from error
+        try:
+            self._finished(self._plan.settle(await self._ask_committed()))
         except BaseException:
             await disconnect(producer, _STOP_S)
             raise
-        self._in_doubt = None
         self._producer = producer
 
-    def _finish(self) -> None:
-        """The transaction in doubt is committed."""
-        if self._in_doubt is None:
-            raise RuntimeError("No transaction was committed. This is a bug.")
-        (offsets, self._committed), self._in_doubt = self._in_doubt, None
-        complete(self._window.take(offsets), None)
+    def _finished(self, answers: Sequence[Answer]) -> None:
+        complete(answers, None)
+        self._step.set()
 
     def _raise_refusal(self, error: Exception) -> None:
         """Raise DestinationRefused if the error is one of destinations or sizes, which no retry mends."""
@@ -183,7 +202,7 @@ class PartitionTransactions:
     def _refuse(self, answers: Sequence[Answer], error: KafkaError) -> None:
         """Tell the senders of these answers, who may put others in their place."""
         for answer in answers:
-            self._window.discard(answer)
+            self._plan.discard(answer)
         complete(answers, error)
         self._changed.set()
 

@@ -115,8 +115,13 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
 
 
 def is_fenced(error: BaseException | None) -> bool:
-    """Whether the error, or what the sender task has died of, says that another producer has the transactional id."""
-    while error is not None and not isinstance(error, ProducerFenced):
+    """Whether another producer has the transactional id."""
+    return is_caused_by(error, ProducerFenced)
+
+
+def is_caused_by(error: BaseException | None, kind: type[KafkaError]) -> bool:
+    """Whether the error, or what the sender task has died of, is of this kind."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__
     return error is not None
 

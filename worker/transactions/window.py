@@ -1,6 +1,6 @@
 """Answers of one partition that wait for their transaction. Pure bookkeeping."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.worker.replies.outlet import Answer
@@ -15,21 +15,14 @@ class Outgoing(NamedTuple):
 
 
 class Window:
-    """Answers by the offset of their record. The first reading of a record that is answered counts."""
+    """Answers by the offset of their record. All are of one reading of the partition."""
 
     def __init__(self) -> None:
         self._answers: dict[int, list[Outgoing]] = {}
 
-    def put(self, topic: str, partition: int | None, answers: Sequence[Answer]) -> list[Answer]:
-        """Hold answers. Returns those of records that another reading has answered: they are not to be sent."""
-        left = []
-        for answer in answers:
-            held = self._answers.setdefault(answer.origin.original.offset, [])
-            if held and held[0].answer.origin is not answer.origin:
-                left.append(answer)
-            else:
-                held.append(Outgoing(topic, partition, answer))
-        return left
+    def put(self, topic: str, partition: int | None, answer: Answer) -> None:
+        """Hold an answer."""
+        self._answers.setdefault(answer.origin.original.offset, []).append(Outgoing(topic, partition, answer))
 
     def is_answered(self, offset: int) -> bool:
         """Whether all that this record is owed is held. A dead letter may be tried again for a minute."""

@@ -17,6 +17,7 @@ class Setup:
     logs: Path  # of the processes that are started
     cores: int
     scale: float  # of the number of requests and of the duration
+    before: str | None = None  # an earlier commit, for the part that compares with it
 
     def count(self, full: int) -> int:
         """`full`, scaled; at least 64, so that there are batches and percentiles."""

@@ -31,7 +31,6 @@ from penstock.ops.bench.cpu.plain_client import PlainClient
 from penstock.producer import Client
 
 _NUM_IDS = 15  # Banking77's mean
-_TIMEOUT_S = 120.0
 _WARM_UP_CALLERS = 8
 
 Call = Callable[[Any], Awaitable[object]]
@@ -100,16 +99,17 @@ def bulk_calls(items: Sequence[Any], callers: int) -> list[Sequence[Any]]:
 async def measure(spec: LoadSpec) -> LoadResult:
     """Connect, warm up, measure."""
     async with contextlib.AsyncExitStack() as stack:
-        call = await _connect(spec, stack)
+        call = await connect(spec, stack)
         items = make_items(spec)
         warm, measured = items[: spec.warm_up], items[spec.warm_up :]
         await call(warm[0] if spec.arrivals != "bulk" else warm[:1])  # waits until the other side is up
-        await offer(_warm_up(spec), call, warm, Recorder())
+        await offer(warm_up_of(spec), call, warm, Recorder())
         calm_garbage_collection()
         return await _measured(spec, call, measured)
 
 
-def _warm_up(spec: LoadSpec) -> LoadSpec:
+def warm_up_of(spec: LoadSpec) -> LoadSpec:
+    """The load before a measured one."""
     if spec.arrivals == "poisson":
         return dataclasses.replace(spec, arrivals="closed", in_flight=_WARM_UP_CALLERS)
     return spec
@@ -157,9 +157,10 @@ async def _watch_rss(watched: dict[str, int], rss: dict[str, list[int]]) -> None
         await asyncio.sleep(RSS_INTERVAL_S)
 
 
-async def _connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
+async def connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
+    """A connected client's call, with one item of the load."""
     if spec.target == "plain":
-        return (await stack.enter_async_context(PlainClient(spec.bootstrap_servers))).call
+        return (await stack.enter_async_context(PlainClient(spec.bootstrap_servers, spec.timeout_s))).call
     if spec.target != "penstock":
         raise ValueError(f"No such target: {spec.target!r}")
     # One at a time, `in_flight` is the number of records; in bulk and in an open loop the client's default holds.
@@ -168,7 +169,7 @@ async def _connect(spec: LoadSpec, stack: contextlib.AsyncExitStack) -> Call:
         Client(
             bootstrap_servers=spec.bootstrap_servers,
             model=spec.model,
-            timeout_s=_TIMEOUT_S,
+            timeout_s=spec.timeout_s,
             batch_calls=spec.batch_calls,
             **bound,
         )

@@ -22,6 +22,7 @@ class LoadSpec:
     in_flight: int = 1  # closed: callers, each with one sequence at a time; bulk: callers, each with a list of texts
     rate_per_s: float = 0.0  # poisson
     batch_calls: bool = True  # penstock: calls of one turn of the event loop may share a record
+    timeout_s: float = 120.0  # of a call; later, the request is unanswered
     watch: Mapping[str, int] = field(default_factory=dict)  # name -> pid of the processes to account for
     profile: str | None = None  # sample this process into that file, and send SIGUSR1 to the worker in `watch`
 

@@ -19,8 +19,10 @@ ID_BYTES = 16
 class PlainClient:
     """Sends requests as JSON with an id. A reply is that id followed by the float32 bytes of the vector."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, timeout_s: float) -> None:
+        """`timeout_s`: of a call."""
         self._bootstrap_servers = bootstrap_servers
+        self._timeout_s = timeout_s
         self._ids = itertools.count()
         self._expected: dict[str, asyncio.Future[bytes]] = {}
 
@@ -47,12 +49,12 @@ class PlainClient:
         await self._producer.stop()
 
     async def call(self, text: str) -> bytes:
-        """Bytes of the vector. Raises TimeoutError after a minute."""
+        """Bytes of the vector. Raises TimeoutError."""
         request_id = f"{next(self._ids):0{ID_BYTES}x}"
         answer = self._expected[request_id] = asyncio.get_running_loop().create_future()
         await self._producer.send(REQUESTS, json.dumps({"id": request_id, "text": text}).encode())
         try:
-            return await asyncio.wait_for(answer, 60.0)
+            return await asyncio.wait_for(answer, self._timeout_s)
         finally:
             del self._expected[request_id]
 

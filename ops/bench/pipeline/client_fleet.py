@@ -38,13 +38,19 @@ class ClientFleet:
     """`num_clients` processes. A context manager; they end with it."""
 
     def __init__(
-        self, num_clients: int, bootstrap_servers: str, served_name: str, model: Path | None, folder: Path
+        self,
+        num_clients: int,
+        bootstrap_servers: str,
+        served_name: str,
+        model: Path | None,
+        folder: Path,
+        isolation_level: str = "read_uncommitted",
     ) -> None:
+        """`isolation_level`: of replies."""
         self._folder = folder
+        checkpoint = None if model is None else str(model)
         self._specs = [
-            ClientSpec(
-                bootstrap_servers, served_name, None if model is None else str(model), str(folder), n, num_clients
-            )
+            ClientSpec(bootstrap_servers, served_name, checkpoint, str(folder), n, num_clients, isolation_level)
             for n in range(num_clients)
         ]
         self._processes: list[subprocess.Popen[str]] = []

@@ -43,6 +43,7 @@ class ClientSpec:
     folder: str  # of its files
     number: int
     num_clients: int
+    isolation_level: str = "read_uncommitted"  # of replies
 
 
 class LoadRun:
@@ -109,6 +110,7 @@ async def serve(spec: ClientSpec) -> None:
             timeout_s=load.timeout_s,
             batch_calls=load.batch_calls,
             max_in_flight=max(512, load.callers),
+            isolation_level=spec.isolation_level,
         ) as client:
             await client.map("embed", ids=[[1, 2, 3]], timeout_s=_PROBE_TIMEOUT_S)  # waits until a worker answers
             calm_garbage_collection()

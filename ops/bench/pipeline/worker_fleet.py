@@ -36,6 +36,7 @@ class FleetSpec:
     commands: int = 1
     members: int | None = None  # in all; None: as many as there are once no further one begins
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = PENSTOCK  # the command itself, which may have another engine than the product's
 
 
 class WorkerFleet:
@@ -43,7 +44,7 @@ class WorkerFleet:
 
     def __init__(self, spec: FleetSpec, served_name: str, bootstrap_servers: str, folder: Path) -> None:
         self._spec = spec
-        self._command = [*PENSTOCK, "worker", "--model", spec.model, "--served-name", served_name]
+        self._command = [*spec.program, "worker", "--model", spec.model, "--served-name", served_name]
         self._command += ["--bootstrap-servers", bootstrap_servers, *spec.arguments]
         self._logs = [folder / f"worker-{index}.jsonl" for index in range(spec.commands)]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -128,6 +129,11 @@ class WorkerFleet:
         device_of = {event["member_pid"]: event["device"] for event in self.events("member_started")}
         alive = [pid for pid in self.members() if pid in device_of]
         return [pid for pid in alive if device_of[pid] == max(map(str, (device_of[one] for one in alive)))]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to every command: to its supervisor, where it has several members."""
+        for process in self._processes:
+            process.send_signal(number)
 
     def stop(self) -> tuple[float, list[int]]:
         """Send SIGTERM and wait; returns seconds and exit codes. What is left after a minute is killed."""

@@ -107,7 +107,7 @@ class _Drive:
             stream.arrival,
             self._start,
             self._finish,
-            dict(driver.refused),
+            dict(driver.rejected),
             tuple(self._batches),
             driver.scheduler_s,
             stream.num_bulk,

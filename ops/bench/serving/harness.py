@@ -104,7 +104,7 @@ class BenchHarness:
         engine, chosen = self._load(kind), self.settings
         caps = {"max_sequences": chosen.max_batch_sequences, "max_tokens": chosen.max_batch_tokens}
         costs = measure_costs(engine, **caps, reason="benchmark")
-        errors = tuple(abs(residual.error) for residual in costs.check_residuals())
+        errors = tuple(abs(sample.error(costs.table)) for sample in costs.checks)
         return Known(engine, LearnedCost(costs.table), costs.took_s, errors)
 
     def table(self, kind: EngineKind) -> CostTable:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from penstock.scheduler import Dispatch, Job, LaneBatch, LaneDriver, Refusal, Scheduler
+from penstock.scheduler import Dispatch, Job, LaneBatch, LaneDriver, RejectedJob, Scheduler
 
 ADMISSION_INTERVAL_S = 0.001  # while every lane is busy no request waits for an arrival: they are added this often
 
@@ -14,21 +14,21 @@ class MeasuredDriver(LaneDriver):
 
     def __init__(self, scheduler: Scheduler, num_lanes: int) -> None:
         super().__init__(scheduler, num_lanes)
-        self.refused: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
         self.scheduler_s = 0.0
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
+    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         """See `LaneDriver.add`."""
         began = time.perf_counter()
-        refused = super().add(jobs, now, together=together)
-        self._note(began, refused)
-        return refused
+        rejected = super().add(jobs, now, together=together)
+        self._note(began, rejected)
+        return rejected
 
     def dispatch(self, now: float) -> Dispatch:
         """See `LaneDriver.dispatch`."""
         began = time.perf_counter()
         dispatch = super().dispatch(now)
-        self._note(began, dispatch.refused)
+        self._note(began, dispatch.rejected)
         return dispatch
 
     def finish(self, batch: LaneBatch, now: float, *, failed: bool = False) -> LaneBatch | None:
@@ -38,7 +38,7 @@ class MeasuredDriver(LaneDriver):
         self._note(began, ())
         return following
 
-    def _note(self, began: float, refused: Sequence[Refusal]) -> None:
+    def _note(self, began: float, rejected: Sequence[RejectedJob]) -> None:
         self.scheduler_s += time.perf_counter() - began
-        for refusal in refused:
-            self.refused[refusal.cause.value] += 1
+        for job in rejected:
+            self.rejected[job.cause.value] += 1

@@ -135,6 +135,29 @@ def test_the_limit_is_the_smallest_that_is_stated(bert: tuple[Any, Path]) -> Non
     assert load(directory).info.max_tokens == 100
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 64})
     assert load(directory).info.max_tokens == 64
+    directory.joinpath("sentence_bert_config.json").write_text('{"max_seq_length": Infinity}')
+    assert load(directory).info.max_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "[" * 100_000, r"config.json cannot be read as JSON: maximum recursion"),
+        ("modules.json", "[" * 100_000, "is not a sentence-transformers module list"),
+        (
+            "modules.json",
+            '[{"type": "a.Transformer", "path": "\\u0000"}]',
+            "is not a sentence-transformers module list",
+        ),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}', "`weight_map` must map names of tensors"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}', "`weight_map` must map names of tensors"),
+        ("model.safetensors.index.json", f'{{"weight_map": {{"a": "{"x" * 300}.safetensors"}}}}', "File name too long"),
+    ],
+)
+def test_a_damaged_file_is_named(bert: tuple[Any, Path], name: str, content: str, words: str) -> None:
+    bert[1].joinpath(name).write_text(content)
+    with pytest.raises(CheckpointError, match=words):
+        load(bert[1])
 
 
 def test_the_revision_follows_the_content_not_the_place(bert: tuple[Any, Path], tmp_path: Path) -> None:

@@ -191,9 +191,9 @@ async def test_taken_back_requests_are_not_run_and_their_equals_are(
         b.dispatcher.add([*lost, *online])
         b.dispatcher.add(same)
         source = running[0].request.record.source
-        assert b.dispatcher.take_back([("elsewhere", 0)], bulk_only=True) == []
-        assert b.dispatcher.take_back([source], bulk_only=True) == records(lost)
-        assert b.dispatcher.take_back([source], bulk_only=True) == []
+        assert b.dispatcher.take_back([("elsewhere", 0)], bulk_only=True, begun=False) == []
+        assert b.dispatcher.take_back([source], bulk_only=True, begun=False) == records(lost)
+        assert b.dispatcher.take_back([source], bulk_only=True, begun=False) == []
         b.engine.may_run.set()
         await b.finish(3)
         assert sorted(b.ids) == [[1], [2], [4]]
@@ -208,7 +208,7 @@ async def test_a_request_of_a_lost_partition_may_be_read_again_while_its_batch_r
         b.engine.may_run.clear()
         lost = make_sequences([1])
         b.dispatcher.add([*lost, *make_sequences([2])])
-        assert len(b.dispatcher.take_back([lost[0].request.record.source], bulk_only=False)) == 2
+        assert len(b.dispatcher.take_back([lost[0].request.record.source], bulk_only=False, begun=True)) == 2
         again = make_sequences([1])
         b.dispatcher.add(again)
         b.engine.may_run.set()

@@ -65,3 +65,10 @@ def test_an_answer_that_ends_early_is_an_error() -> None:
     for size in range(len(raw)):
         with pytest.raises((struct.error, UnicodeDecodeError)):
             decoded(raw[:size])
+
+
+def test_a_negative_length_ends_an_answer() -> None:
+    """Read as a step back, it would name one topic again and again, 2³¹ times."""
+    no_partitions = struct.pack(">hi", 0, 0)
+    with pytest.raises(struct.error):
+        decoded(struct.pack(">ihii", 0, 0, 0, 2_000_000) + no_partitions + struct.pack(">h", -6))

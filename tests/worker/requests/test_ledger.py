@@ -1,5 +1,6 @@
 """The life of a record: each step once and in order, with back-pressure and commits following."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,17 @@ async def test_waiting_ends_with_the_last_acknowledgement_or_the_last_partition(
     assert await books.ledger.wait_until_finished(0.0)
 
 
+async def test_waiting_for_answers_waits_for_no_acknowledgement(books: Books, make_record: MakeRecord) -> None:
+    assert await books.ledger.wait_until_answered(0.0)
+    [first, second] = books.admitted(make_record, 0, 1)
+    assert not await books.ledger.wait_until_answered(0.0)
+    waiting = asyncio.create_task(books.ledger.wait_until_answered(10.0))
+    await asyncio.sleep(0)
+    books.ledger.give_up([first])
+    books.ledger.answer([second])
+    assert await waiting
+
+
 def test_a_slice_may_hold_the_end_of_a_topic_and_its_new_beginning(books: Books, make_record: MakeRecord) -> None:
     old = books.ledger.receive([make_record(offset=offset) for offset in (8, 9)])
     new = books.ledger.receive([make_record(offset=offset) for offset in (0, 1)])
@@ -136,3 +148,19 @@ def test_records_that_the_last_owner_answered_are_admitted_without_work(books: B
     books.ledger.answer(to_answer)
     books.ledger.acknowledge(to_answer)
     assert books.offsets.take_committable() == {SOURCE: Progress(7)}
+
+
+def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
+    books: Books, make_record: MakeRecord
+) -> None:
+    """The topic was created again while records were computed."""
+    first = books.admitted(make_record, 0, 1)
+    second = books.admitted(make_record, 0, 1)
+    books.ledger.answer(first[:1])
+    books.ledger.acknowledge(first[:1])
+    books.ledger.give_up(first[1:])
+    assert (books.ledger.num_unfinished, books.offsets.take_committable()) == (2, {})
+    books.ledger.answer(second)
+    books.ledger.acknowledge(second)
+    assert (books.ledger.num_unfinished, books.held.num_records) == (0, 0)
+    assert books.offsets.take_committable() == {SOURCE: Progress(2)}

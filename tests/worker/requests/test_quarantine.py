@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.worker.batching.watchdog import EngineHung
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.custody import MAX_CHARS, Custody
@@ -62,7 +63,7 @@ class Owner:
             source: one._replace(custody=one.custody and one.custody.taken_over(one.offset, ends[source]))
             for source, one in broker.stored.items()
         }
-        self.committer.acquired(found)
+        self.committer.acquired(set(found), found)
 
     def admit(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> list[PendingRecord]:
         records: list[PendingRecord] = []
@@ -108,7 +109,7 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     await last.run(last.admit(make_record, *left))
     assert last.condemned == [(0, 2)]
     assert sorted(position for run in last.runs for position in run)[-1] == (1, 2)
-    last.quarantine.hand_over(is_hung=False)
+    last.quarantine.hand_over()
     await last.committer.commit_last()
     assert {source: (one.offset, one.custody) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
 
@@ -118,7 +119,7 @@ async def test_a_partition_that_was_handed_over_raises_no_doubt(broker: Broker, 
     first.admit(make_record, (A, 0))  # and never answered
     await first.quarantine.run(first.admit(make_record, (A, 1)), first._process)
     assert broker.stored[A].custody == Custody()
-    first.quarantine.hand_over(is_hung=False)
+    first.quarantine.hand_over()
     await first.committer.commit_last()
     second = Owner(broker, {A: 2}, set())
     assert not second.committer.has_doubts
@@ -129,7 +130,7 @@ async def test_an_owner_whose_engine_failed_leaves_its_marks(broker: Broker, mak
     with pytest.raises(Died):
         await first.run(first.admit(make_record, (A, 0)))
     first.stop.fail(Died())
-    first.quarantine.hand_over(is_hung=False)
+    first.quarantine.hand_over()
     await first.committer.commit_last()
     second = Owner(broker, {A: 1}, set())
     assert second.committer.custody(A).deaths == 1
@@ -141,9 +142,28 @@ async def test_an_owner_that_hangs_on_a_batch_leaves_its_marks_to_the_next(
     first = Owner(broker, {}, set())
     await first.run(first.admit(make_record, (A, 0)))
     first.admit(make_record, (A, 1))
-    first.quarantine.hand_over(is_hung=True)
+    first.stop.fail(EngineHung())
+    first.quarantine.hand_over()
     await first.committer.commit_last()
     assert Owner(broker, {A: 2}, set()).committer.custody(A).deaths == 1
+
+
+async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    """Three slow drains in turn, as of a roll, set no record aside."""
+    for _ in range(4):
+        owner = Owner(broker, {A: 1}, set())
+        assert owner.committer.custody(A).deaths == 0
+        [record] = owner.admit(make_record, (A, 0))
+
+        async def never_ends(records: Sequence[PendingRecord]) -> None: ...
+
+        await owner.quarantine.run([record], never_ends)
+        assert broker.stored[A].custody == Custody()  # it would be in doubt if its owner died now
+        owner.stop.ask()
+        owner.quarantine.hand_over()
+        await owner.committer.commit_last()
 
 
 async def test_a_record_in_doubt_that_waits_for_its_acknowledgement_holds_up_nothing(

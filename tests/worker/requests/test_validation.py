@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from penstock.engine.types import ModelInfo
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
+from penstock.producer.errors import (
+    EmptyInput,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    TooLong,
+    UnknownModel,
+    UnsupportedTask,
+)
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import ReplyAddress, request_headers
@@ -294,6 +302,25 @@ def test_an_unknown_class_is_rejected_on_either_topic(
     for bulk_topic in (False, True):
         with pytest.raises(InvalidRequest, match="`penstock-class` must be `online` or `bulk`"):
             accept(validator, record, bulk_topic=bulk_topic)
+
+
+def test_a_record_that_would_wait_beyond_its_deadline_is_rejected_by_its_headers(
+    info: ModelInfo, make_record: Callable[..., Any]
+) -> None:
+    own = [*make_record().headers, ("penstock-deadline-ms", b"12500")]
+    damaged = [*make_record().headers, ("penstock-deadline-ms", b"soon")]  # validation says so when its turn comes
+    records = [
+        pending(make_record(b"not decoded", headers=headers)) for headers in (own, make_record().headers, damaged)
+    ]
+
+    def late(validator: RequestValidator, wait_s: float) -> list[PendingRecord]:
+        rejections = validator.reject_late(records, 100.0, 10.0, wait_s)
+        assert all(isinstance(rejection.error, Overloaded) for rejection in rejections)
+        return [rejection.record for rejection in rejections]
+
+    assert late(make_validator(info), 2.0) == []
+    assert late(make_validator(info), 3.0) == records[:1]
+    assert late(make_validator(info, slo_s=1.0), 2.0) == records[1:2]
 
 
 @pytest.mark.parametrize("deadline", [b"soon", b"-5", b"1e9", b"9" * 16, b""])

@@ -123,6 +123,9 @@ async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> 
         processes.members[1].join()
         await processes.until(2)
         assert running.not_ready() == ""
+        processes.members[0].report = Report(phase="joined", denied="Kafka denies requests")
+        assert running.not_ready() == "Kafka denies requests"
+        processes.members[0].report = Report(phase="joined")
         os.kill(os.getpid(), signal.SIGTTOU)
         await asyncio.sleep(0.01)
         assert running.not_ready() == ""  # one fewer was asked for

@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from wsgiref.simple_server import WSGIServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.stop_signal import StopSignal
 from penstock.worker.telemetry import status_server
 from penstock.worker.telemetry.status_server import NotReady, serve_status
 
@@ -70,6 +72,32 @@ async def test_a_worker_is_live_while_its_event_loop_answers(monkeypatch: pytest
         time.sleep(0.2)  # the event loop stands still  # noqa: ASYNC251
         status, body = await asking
         assert (status, json.loads(body)["live"]) == (503, False)
+
+
+async def test_a_worker_whose_event_loop_stands_still_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its readiness is what it was before."""
+    monkeypatch.setattr(status_server, "_LIVE_S", 0.05)
+    async with serving() as (_, port):
+        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/ready")
+        time.sleep(0.2)  # noqa: ASYNC251
+        status, body = await asking
+        assert (status, json.loads(body)["ready"]) == (503, False)
+
+
+async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    signal = StopSignal()
+    asyncio.get_running_loop().set_exception_handler(signal.on_loop_error)
+
+    def die(_: object) -> None:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(WSGIServer, "serve_forever", die)
+    server = serve_status("127.0.0.1", 0, CollectorRegistry(), str)
+    async with asyncio.timeout(10):
+        while not signal.is_set():  # noqa: ASYNC110 — a thread sets it
+            await asyncio.sleep(0.01)
+    server.server_close()
+    assert repr(signal.failure) == "OSError('no more files')"
 
 
 async def test_a_port_that_is_taken_is_named() -> None:

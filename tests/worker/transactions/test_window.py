@@ -1,4 +1,4 @@
-"""Answers that wait for their transaction: whole, in order, and of the reading that was answered first."""
+"""Answers that wait for their transaction: whole, and in order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +26,9 @@ def test_a_record_is_answered_when_all_that_it_is_owed_is_held(pending: Callable
     window, record = Window(), pending(7)
     record.num_owed = 2
     assert not window.is_answered(7)
-    assert window.put("replies", 0, [answer(record)]) == []
+    window.put("replies", 0, answer(record))
     assert not window.is_answered(7)
-    window.put("letters", None, [answer(record)])
+    window.put("letters", None, answer(record))
     assert window.is_answered(7)
     assert [outgoing.topic for outgoing in window.of([7])] == ["replies", "letters"]
 
@@ -36,10 +36,10 @@ def test_a_record_is_answered_when_all_that_it_is_owed_is_held(pending: Callable
 def test_a_refused_answer_makes_room_for_another(pending: Callable[[int], PendingRecord]) -> None:
     window, record = Window(), pending(7)
     refused, other = answer(record), answer(record)
-    window.put("replies", 0, [refused])
+    window.put("replies", 0, refused)
     window.discard(refused)
     assert (len(window), window.is_answered(7)) == (0, False)
-    window.put("letters", None, [other])
+    window.put("letters", None, other)
     assert window.take([7]) == [other]
     assert len(window) == 0
 
@@ -50,19 +50,9 @@ def test_a_dead_letter_that_is_tried_again_holds_up_its_record_until_it_is_given
     window, record = Window(), pending(7)
     record.num_owed = 2
     letter = answer(record)
-    window.put("replies", 0, [answer(record)])
-    window.put("letters", None, [letter])
+    window.put("replies", 0, answer(record))
+    window.put("letters", None, letter)
     window.discard(letter)
     assert not window.is_answered(7)
     record.num_owed = 1
     assert window.is_answered(7)
-
-
-def test_of_two_readings_of_a_record_the_first_that_is_answered_counts(
-    pending: Callable[[int], PendingRecord],
-) -> None:
-    window = Window()
-    first, second = answer(pending(7)), answer(pending(7))
-    assert window.put("replies", 0, [first]) == []
-    assert window.put("replies", 0, [second]) == [second]
-    assert window.take_all() == [first]

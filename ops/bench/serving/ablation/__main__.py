@@ -25,7 +25,7 @@ from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, Seconds, noisy
 from penstock.ops.bench.serving.simulation.simulate import simulate
 from penstock.ops.bench.serving.stream import Stream
-from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, Refusal, Scheduler, SchedulerSettings
+from penstock.scheduler import CostTable, Job, LearnedCost, PackedCost, RejectedJob, Scheduler, SchedulerSettings
 from penstock.scheduler.types import Cause
 
 KEPT = {
@@ -105,7 +105,7 @@ class _Driver(MeasuredDriver):
         super().__init__(scheduler, num_lanes)
         self._slos_s = slos_s
 
-    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[Refusal]:
+    def add(self, jobs: Sequence[Job], now: float, *, together: bool = False) -> list[RejectedJob]:
         count = len(self._slos_s)
         with_deadlines = [
             job if job.bulk else job._replace(deadline=job.arrival + float(self._slos_s[job.id % count]))

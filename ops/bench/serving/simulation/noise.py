@@ -34,7 +34,7 @@ class Noise:
     @classmethod
     def of_table(cls, table: CostTable) -> "Noise":
         """Scatter of the timings that a table was fitted to; none where the table holds no timings."""
-        ratios = [1 / (1 + residual.error) for residual in table.residuals()]
+        ratios = [1 / (1 + sample.error(table)) for sample in table.samples]
         return cls(np.array(ratios)) if ratios else cls.none()
 
     def to_list(self) -> list[float]:

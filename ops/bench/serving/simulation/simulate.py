@@ -58,7 +58,7 @@ class SimulatedWorker:
             self._stream.arrival,
             np.array(self._start),
             np.array(self._finish),
-            dict(self._driver.refused),
+            dict(self._driver.rejected),
             tuple(self._batches or ()),
             self._driver.scheduler_s,
             self._stream.num_bulk,

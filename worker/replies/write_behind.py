@@ -1,21 +1,30 @@
 """Writes results to the cache behind the replies, so that no reply waits for the disk."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.cache import ResponseCache
 
 _MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a disk slower than the engine costs cache entries, never memory
 
 
-class CacheWriter:
-    """Runs one write at a time. Results that come meanwhile are gathered for the next."""
+class WriteBehindCache:
+    """Runs one write at a time. Results that come meanwhile are gathered for the next, and are found until then."""
 
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
         self._queued: dict[bytes, bytes] = {}
         self._queued_bytes = 0
+        self._written: Mapping[bytes, bytes] = {}  # by the write that is running
         self._writing: asyncio.Task[None] | None = None
+
+    async def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The results that are stored, or on their way there: a request never repeats a computation that has ended."""
+        found = await self._cache.get_many(keys)
+        for queued in (self._written, self._queued):  # after the look-up: a batch may have ended meanwhile
+            if queued:
+                found |= {key: queued[key] for key in keys if key in queued}
+        return found
 
     def put(self, items: Mapping[bytes, bytes]) -> None:
         """Queue results by key. Called on the event loop."""
@@ -32,6 +41,6 @@ class CacheWriter:
 
     async def _write(self) -> None:
         while self._queued:
-            items, self._queued, self._queued_bytes = self._queued, {}, 0
-            await self._cache.put_many(items)
-        self._writing = None
+            self._written, self._queued, self._queued_bytes = self._queued, {}, 0
+            await self._cache.put_many(self._written)
+        self._written, self._writing = {}, None

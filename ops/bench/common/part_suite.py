@@ -1,0 +1,97 @@
+"""The command of a suite of parts: run the chosen ones, print their results, and keep a whole run as one file."""
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.ops.bench.common.comparison import PartResult
+from penstock.ops.bench.common.machine import describe_machine, title, use_cores
+from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.common.report import show_comparisons, show_grid
+from penstock.ops.bench.common.runs import RESULTS, begin, keep
+from penstock.ops.bench.common.setup import Setup
+from penstock.ops.demo.model import ModelUnavailable, model_directory
+from penstock.ops.kafka import BrokerError
+
+CORES = 2
+MIN_SCALE = 0.5  # of a run that is kept by default
+
+
+@dataclass(frozen=True, slots=True)
+class PartSuite:
+    """A folder of ops.bench with a module for each part."""
+
+    name: str  # of its folder, and of its folder of kept runs
+    parts: Mapping[str, str]  # part -> module:function, imported when it runs: torch takes seconds
+    scale_help: str
+
+    def parser(self, description: str) -> argparse.ArgumentParser:
+        """Arguments that every suite takes: parts, `--scale` and `--output`."""
+        program = f"python -m penstock.ops.bench.{self.name}"
+        parser = argparse.ArgumentParser(prog=program, description=description)
+        parser.add_argument(
+            "parts", nargs="*", choices=[*self.parts, []], help=f"any of {', '.join(self.parts)}; default: all"
+        )
+        parser.add_argument("--scale", type=float, default=1.0, help=self.scale_help)
+        parser.add_argument(
+            "--output",
+            type=Path,
+            metavar="DIR",
+            help="folder of kept runs; default for whole runs: ops/bench/results, for others: not kept",
+        )
+        return parser
+
+    def run(self, arguments: argparse.Namespace, before: str | None = None) -> int:
+        """Run what the arguments of `parser` ask for. Exit code: 0; 1 if something could not be run.
+
+        `before`: see `Setup`.
+        """
+        console = Console(width=max(160, Console().width))
+        for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+            del os.environ[name]  # settings of a real cluster
+        use_cores(CORES)
+        machine = describe_machine()
+        logs = Path(tempfile.mkdtemp(prefix="penstock-bench-"))  # stays, for the reader
+        console.print(f"{title(machine)}; logs in {logs}")
+        header = begin(self.name, machine)
+        try:
+            setup = Setup(model_directory(), logs, len(machine["cores_used"]), arguments.scale, before)
+            results = {part: self._run_part(console, part, setup) for part in arguments.parts or self.parts}
+        except (BrokerError, ModelUnavailable, ProcessFailed) as error:
+            console.print(str(error), style="red", markup=False)
+            return 1
+        comparisons = [row for result in results.values() for row in result.comparisons]
+        if len(results) > 1 and comparisons:
+            console.rule("all")
+            show_comparisons(console, comparisons)
+        root = arguments.output or (RESULTS if arguments.scale >= MIN_SCALE and not arguments.parts else None)
+        if root is None:
+            console.print(f"Not kept: this is no whole run of scale {MIN_SCALE:g} or more. --output DIR keeps any run.")
+            return 0
+        kept = {part: dataclasses.asdict(result) for part, result in results.items()}
+        console.print(f"Written to {keep({**header, 'scale': arguments.scale, 'parts': kept}, root)}")
+        return 0
+
+    def _run_part(self, console: Console, part: str, setup: Setup) -> PartResult:
+        module, function = self.parts[part].split(":")
+        started = time.monotonic()
+        with console.status(f"{part} ..."):
+            module = f"penstock.ops.bench.{self.name}.{module}"
+            run: Callable[[Setup], PartResult] = getattr(import_module(module), function)
+            result = run(setup)
+        console.rule(f"{part} ({time.monotonic() - started:.0f} s)")
+        for grid in result.grids:
+            show_grid(console, grid)
+        if result.comparisons:
+            show_comparisons(console, result.comparisons)
+        if "not_applicable" in result.details:
+            console.print(f"Not applicable: {result.details['not_applicable']}.")
+        return result

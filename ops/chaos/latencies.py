@@ -1,0 +1,39 @@
+"""How long requests waited for their first answers, by the moment they were sent."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from penstock.ops.chaos.asked import Asked
+
+# What is promised.
+MOST_RECOVERY_S = 15.0  # after SIGKILL of a member or of the supervisor: the session of Kafka's group, and 5 s
+MOST_P99_S = 5.0  # while members are rolled
+
+_SLOW_S = 2.0  # an answer that takes longer was held up by a fault
+
+
+class Latencies:
+    """Of all requests of a topic that got an answer in a reply topic. Times are Unix seconds, by the records."""
+
+    def __init__(self, asked: Iterable[Asked], topic: str) -> None:
+        online = [one for one in asked if one.replies and one.position[0][0] == topic]
+        sent_ms = np.array([one.timestamp for one in online], np.float64)
+        answered_ms = np.array([min(reply.timestamp for reply in one.replies) for one in online], np.float64)
+        order = np.argsort(sent_ms, kind="stable")
+        self._sent = sent_ms[order] / 1e3
+        self._seconds = (answered_ms - sent_ms)[order] / 1e3
+
+    def recovery_s(self, since: float, until: float) -> float:
+        """How long after `since` the last request was sent that waited for longer than `_SLOW_S`.
+
+        What a fault at `until` delays does not count.
+        """
+        chosen = slice(*np.searchsorted(self._sent, (since, until - _SLOW_S)))
+        slow = self._sent[chosen][self._seconds[chosen] > _SLOW_S]
+        return float(slow[-1] - since) if len(slow) else 0.0
+
+    def p99_s(self, since: float, until: float) -> float | None:
+        """The 99th percentile of the requests that were sent in this time. None if there are none."""
+        chosen = self._seconds[slice(*np.searchsorted(self._sent, (since, until)))]
+        return float(np.quantile(chosen, 0.99)) if len(chosen) else None

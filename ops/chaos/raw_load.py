@@ -1,0 +1,93 @@
+"""Plain producers of another library, librdkafka, with every codec: good requests, malformed ones, and bombs."""
+
+import asyncio
+import struct
+import uuid
+from functools import partial
+from typing import Any
+
+import msgpack
+from confluent_kafka import KafkaException, Producer
+
+from penstock.ops.chaos.sequences import Sequences
+from penstock.producer.wire.topics import bulk_topic
+
+RAW_REPLIES = "penstock.replies.raw"
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_TICK_S = 0.05
+_CATCH_UP_S = 10.0  # at most this much of the rate is made up for after an outage
+_MALFORMED_SHARE, _UNADDRESSED_SHARE, _BULK_SHARE, _KEY_SHARE = 0.002, 0.002, 0.2, 0.1
+_BOMB_SHARE, _BOMB_BYTES = 0.0001, 6 << 20  # a few kilobytes on the wire, and larger than a request may be
+_MOST_WAITING = 5000  # records without acknowledgement: then the producers wait
+_OPTIONS = {
+    "acks": "all",
+    "linger.ms": 200,  # as of pipelines: three brokers and all else share the machine
+    "message.max.bytes": 2 * _BOMB_BYTES,
+    "message.timeout.ms": 150_000,  # longer than any outage
+    "socket.timeout.ms": 10_000,
+    "topic.metadata.refresh.interval.ms": 10_000,  # partitions are added
+    "log_level": 0,  # a broker's end is no news
+}
+
+
+class RawLoad:
+    """Sends records at a rate until `run` is told to end. `seed` decides every record, but not when it is sent."""
+
+    def __init__(self, servers: str, model: str, topic: str, vocab_size: int, rate: float, seed: int) -> None:
+        """`topic`: of online requests. `rate`: records a second."""
+        self.acknowledged: set[bytes] = set()  # correlation ids
+        self.num_unacknowledged = 0  # their producers gave up; they may be in the topic
+        self._servers = servers
+        self._model = model
+        self._topics = (topic, bulk_topic(topic))
+        self._rate = rate
+        self._sequences = Sequences(vocab_size, seed)
+        self._random = self._sequences.random
+        self._waiting = 0
+
+    async def run(self, is_over: asyncio.Event) -> None:
+        """Send until `is_over`. Returns when every record is acknowledged or failed."""
+        producers = [Producer({"bootstrap.servers": self._servers, "compression.type": c, **_OPTIONS}) for c in CODECS]
+        owed = 0.0
+        while not is_over.is_set():
+            owed = min(owed + self._rate * _TICK_S, _CATCH_UP_S * self._rate)
+            while owed >= 1 and self._waiting < _MOST_WAITING:
+                owed -= 1
+                self._send_one(producers)
+            for producer in producers:
+                producer.poll(0)
+            await asyncio.sleep(_TICK_S)
+        while self._waiting:
+            for producer in producers:
+                producer.poll(0)
+            await asyncio.sleep(_TICK_S)
+
+    def _send_one(self, producers: list[Any]) -> None:
+        """Send one record by any producer; a bomb by one that compresses."""
+        number, producer = self._random.random(), self._random.choice(producers)
+        correlation_id = uuid.UUID(int=self._random.getrandbits(128)).bytes
+        headers = [("kafka_correlationId", correlation_id)]
+        if number > _UNADDRESSED_SHARE:
+            headers.append(("kafka_replyTopic", RAW_REPLIES.encode()))
+        ids, _ = self._sequences.take()
+        lens = struct.pack("<I", len(ids) // 4)
+        body = msgpack.packb({"v": 1, "model": self._model, "task": "embed", "ids": ids, "lens": lens})
+        if number > 1 - _MALFORMED_SHARE:
+            body = self._random.randbytes(len(body))
+        if abs(number - 0.5) < _BOMB_SHARE / 2:
+            producer, body = producers[CODECS.index("gzip")], bytes(_BOMB_BYTES)
+        topic = self._topics[self._random.random() < _BULK_SHARE]
+        key = self._random.randbytes(8) if self._random.random() < _KEY_SHARE else None
+        self._waiting += 1
+        ended = partial(self._ended, correlation_id)
+        try:
+            producer.produce(topic, body, key, headers=headers, on_delivery=ended)
+        except (BufferError, KafkaException) as error:
+            ended(error, None)
+
+    def _ended(self, correlation_id: bytes, error: object, _: object) -> None:
+        self._waiting -= 1
+        if error is None:
+            self.acknowledged.add(correlation_id)
+        else:
+            self.num_unacknowledged += 1

@@ -1,0 +1,69 @@
+"""Sends records, few at a time, and counts those that the broker refuses."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.outbox import Outbox, OutRecord
+from penstock.producer.wire.headers import Headers
+
+_MAX_UNSENT, _MAX_UNSENT_BYTES = 500, 8 * 1024 * 1024
+
+
+class RecordSender:
+    """Made by `open_sender`. `send` waits while many records are on their way."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.refused: Counter[str] = Counter()  # records by topic
+        self._outbox = outbox
+        self._partitions: dict[str, int] = {}
+        self._unsent = self._unsent_bytes = 0
+
+    async def send_alike(self, topic: str, partition: int, key: bytes, value: bytes | None, headers: Headers) -> None:
+        """Send to the partition of this number, or its remainder: whatever rule chose it, equal keys stay together."""
+        try:
+            if topic not in self._partitions:
+                self._partitions[topic] = await self._outbox.partitions(topic)
+        except KafkaError:  # the topic is gone, or was never there
+            self.refused[topic] += 1
+            return
+        await self.send(topic, partition % self._partitions[topic], key, value, headers)
+
+    async def send(self, topic: str, partition: int | None, key: bytes, value: bytes | None, headers: Headers) -> None:
+        """Send to a partition, or to that of the key."""
+
+        def done(_: Sequence[Any], error: KafkaError | None) -> None:
+            if error is not None:
+                self.refused[topic] += 1
+
+        self._outbox.put(topic, partition, [OutRecord(key, value, headers, done)])
+        self._unsent += 1
+        self._unsent_bytes += len(value or b"")
+        if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Wait until each record is acknowledged or refused."""
+        await self._outbox.flush()
+        self._unsent = self._unsent_bytes = 0
+
+
+@asynccontextmanager
+async def open_sender(cluster: KafkaCluster, *, execute: bool) -> AsyncIterator[RecordSender | None]:
+    """Connect; waits for the broker without limit, and logs it. None in a dry run, which needs no right to write.
+
+    Raises KafkaRefused.
+    """
+    if not execute:
+        yield None
+        return
+    outbox = Outbox(cluster, client_id="penstock-replay")
+    await outbox.start()
+    try:
+        yield RecordSender(outbox)
+    finally:
+        await outbox.stop()

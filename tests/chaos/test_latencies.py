@@ -1,0 +1,27 @@
+"""Recoveries and percentiles of a run come from the times of its requests and their first answers."""
+
+from penstock.ops.chaos.asked import AnswerSeen, Asked, Record
+from penstock.ops.chaos.latencies import Latencies
+
+REQUESTS, REPLIES = "requests", "replies"
+
+
+def asked(topic: str, sent_s: int, *answered_after_s: float) -> Asked:
+    found = Asked.of(Record(topic, 0, sent_s, 1000 * sent_s, None, None, ()), poison=99)
+    for seconds in answered_after_s:
+        found.replies.append(AnswerSeen(((REPLIES, 0), 0), "", int(1000 * (sent_s + seconds))))
+    return found
+
+
+def test_recovery_is_the_last_slow_request_after_a_fault() -> None:
+    slow = (1, 4, 8)
+    latencies = Latencies([asked(REQUESTS, second, 3.0 if second in slow else 0.01) for second in range(10)], REQUESTS)
+    assert latencies.recovery_s(2.0, 9.0) == 2.0
+    assert latencies.recovery_s(5.0, 9.0) == 0.0  # the next fault delayed the request at 8 s
+
+
+def test_percentiles_count_the_first_answers_of_one_topic() -> None:
+    requests = [asked(REQUESTS, 0, 7.0, 1.0), asked(REQUESTS, 1), asked("bulk", 2, 30.0), asked(REQUESTS, 5, 9.0)]
+    latencies = Latencies(requests, REQUESTS)
+    assert latencies.p99_s(0.0, 5.0) == 1.0
+    assert latencies.p99_s(1.0, 2.0) is None

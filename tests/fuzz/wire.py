@@ -1,0 +1,223 @@
+"""Decoders of what comes from Kafka: requests, replies, headers, commits, fetches, batches, dead letters."""
+
+import json
+import struct
+from collections.abc import Mapping
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatchBuilder, _DefaultRecordBatchBuilderPy
+from aiokafka.record.util import calc_crc32c
+from aiokafka.structs import TopicPartition
+from structlog.testing import capture_logs
+
+from penstock.engine import NullEngine
+from penstock.ops.cli.dead_letter import DeadLetter
+from penstock.ops.cli.letter_table import printable, written_utc
+from penstock.ops.cli.replayer import ReplayOptions, headers_again
+from penstock.producer.errors import BackendError, InvalidRequest
+from penstock.producer.prompts import Prompts
+from penstock.producer.transport.batches import Bounds, unpack
+from penstock.producer.transport.decompression import BombError, CorruptError, decompress
+from penstock.producer.wire import codec
+from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
+from penstock.producer.wire.messages import Classification, Options, Reply, Request, join_tokens
+from penstock.worker.kafka import commit_metadata, committed_progress, fetch_messages
+from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.lenient_batches import LenientRecords
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.reply_bounds import ReplyBounds
+from penstock.worker.requests.validation import RequestValidator
+from tests.fuzz.decoder import Decoder
+from tests.fuzz.mutations import mutated_bytes, mutated_msgpack
+
+_HEADER_NAMES = ("kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "penstock-deadline-ms")
+_BATCH_BOUNDS = Bounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
+_CODECS = (0, 1, 2, 3, 4)
+_AGAIN = ReplayOptions(60.0, "penstock.replies.elsewhere", 1, 3, False)
+_INFO = NullEngine(name="m").info
+_VALIDATOR = RequestValidator(
+    _INFO, ReplyBounds(_INFO, 10_000), Prompts(), reply_topics=".*", slo_s=None, max_sequences=8
+)
+
+
+def _headers(value: bytes) -> None:
+    """Header values are the input's parts between line breaks."""
+    headers = dict(zip((*_HEADER_NAMES, "penstock-class"), value.split(b"\n"), strict=False))
+    for parse in (parse_address, parse_deadline_ms, parse_is_bulk):
+        try:
+            parse(headers)
+        except InvalidRequest:
+            continue
+
+
+def _metadata(value: bytes) -> None:
+    finished = commit_metadata.decode(1000, value.decode("latin-1"))
+    if finished and not 1000 <= min(finished) <= max(finished) < 1000 + 8 * 4096:
+        raise AssertionError(f"offsets out of range: {min(finished)} to {max(finished)}")
+
+
+def _progress(value: bytes) -> None:
+    """As a worker reads the last owner's commit. No error: what cannot be read is ignored."""
+    source = TopicPartition("t", 0)
+    with capture_logs():
+        progress = committed_progress._decode(source, 1000, value.decode("latin-1"))
+        taken = committed_progress._taken_over(source, progress, 1500)
+    if progress.offset != 1000 or any(one < 1000 for one in progress.beyond):
+        raise AssertionError(f"{progress}")
+    if taken.custody is not None and not (0 < taken.custody.deaths <= 999 and taken.custody.until <= 1500):
+        raise AssertionError(f"{taken}")
+
+
+def _batches(value: bytes) -> None:
+    """As the worker reads what a fetch brought; half of the inputs get a right checksum."""
+    if len(value) > 21 and value[-1] % 2:
+        value = value[:17] + calc_crc32c(value[21:]).to_bytes(4, "big") + value[21:]
+    records = LenientRecords(unpack(value, _BATCH_BOUNDS).data)
+    while records.has_next():
+        batch = records.next_batch()
+        if batch is None or not batch.validate_crc():
+            return
+        for record in batch:
+            str(record)
+
+
+def _compressed(value: bytes) -> None:
+    """The first byte says which codec."""
+    if len(decompress(value[0] % 6 if value else 0, memoryview(value)[1:], _BATCH_BOUNDS.batch_bytes)) > 1 << 20:
+        raise AssertionError("more than the bound")
+
+
+def _record(value: bytes) -> Any:
+    """A record: eight bytes of timestamp, a line for the key and for each header, and the value behind the last."""
+    key, *lines = value[8:].split(b"\n") if len(value) > 8 else [b"", b""]
+    headers: list[tuple[str, bytes | None]] = []
+    for line in lines[:-1]:
+        name, found, content = line.partition(b"=")
+        headers.append((name.decode(errors="replace"), content if found else None))
+    ms = int.from_bytes(value[:8], "big", signed=True)
+    place = {"topic": "t.dead-letter", "partition": 3, "offset": 17}
+    return SimpleNamespace(**place, timestamp=ms, key=key or None, value=lines[-1] if lines else None, headers=headers)
+
+
+def _dead_letter(value: bytes) -> None:
+    """As `penstock dlq` lists, shows and chooses a letter."""
+    letter = DeadLetter.of(_record(value), bulk=len(value) % 2 == 0)
+    summary = letter.summary()
+    json.dumps(letter.details())
+    shown = [printable(str(one)) for one in (*summary.values(), letter.code, letter.obstacle)]
+    if not all(text.isprintable() for text in (*shown, written_utc(summary["written_ms"]))):
+        raise AssertionError(f"{shown}")
+    if not letter.obstacle and letter.position is None:
+        raise AssertionError("a letter without a position may be sent again")
+
+
+def _sent_again(value: bytes) -> None:
+    """As `penstock replay` sends a record again: any record can be encoded, is counted, and has the new address."""
+    headers = _record(value).headers
+    again = headers_again(headers, ("t", 0, 1), _AGAIN)
+    found = dict(again)
+    if num_replays(again) != min(num_replays(headers) + 1, 999_999_999) or not found["penstock-replay-of"]:
+        raise AssertionError(f"{again}")
+    address = parse_address(found)
+    if (address.topic, address.partition) != ("penstock.replies.elsewhere", 1) or not parse_deadline_ms(found):
+        raise AssertionError(f"{again}")
+    DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20).append(0, 0, b"", b"", again)
+
+
+def _validated(value: bytes) -> None:
+    """The validate stage: each record becomes a request or a rejection."""
+    record = _record(value)
+    requests, rejections = _VALIDATOR.validate([PendingRecord(record, ("t", 0), False)], 100.0, 1.7e9)
+    if len(requests) + len(rejections) != 1:
+        raise AssertionError(f"{requests} {rejections}")
+
+
+def _batch(compression: int) -> bytes:
+    builder = _DefaultRecordBatchBuilderPy(2, compression, 0, -1, -1, -1, 1 << 20)
+    for index in range(4):
+        builder.append(index, 0, b"key", b"value" * 20, [("name", b"header")])
+    return bytes(builder.build())
+
+
+def _fetch_answer() -> bytes:
+    records = _batch(0)
+    partition = struct.pack(">ihqqqiii", 3, 0, 9, 9, 0, -1, -1, len(records)) + records
+    return struct.pack(">ihii", 0, 0, 0, 1) + struct.pack(">h", 5) + b"topic" + struct.pack(">i", 1) + partition
+
+
+def _requests() -> list[bytes]:
+    ids = join_tokens([np.arange(1, 9, dtype=np.uint32), np.array([5], np.uint32)])
+    texts = ("one", "two", ("left", "right"))
+    return [
+        codec.encode_request(Request("m", "embed", ids)),
+        codec.encode_request(Request("m", "embed", None, texts, Options(pooling="mean", normalize=True, dimensions=8))),
+        codec.encode_request(Request("m", "classify", None, texts, Options(top_k=3, truncate=True))),
+        codec.encode_request(Request("m", "rerank", None, (("query", "document"),))),
+        codec.encode_request(Request("m", "token_classify", None, ("one",))),
+    ]
+
+
+def _replies() -> list[bytes]:
+    vectors = np.arange(8, dtype=np.float32).reshape(2, 4)
+    classes = (Classification(("a", "b"), (0.75, 0.25)),)
+    replies = [Reply("m", "r", vectors=vectors), Reply("m", "r", vectors=vectors.astype(np.float16))]
+    replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
+    errors = [BackendError("broken"), InvalidRequest("wrong", {0: InvalidRequest("this one")})]
+    return [*map(codec.encode_reply, replies), *map(codec.encode_error, errors)]
+
+
+def _record_bytes(headers: Mapping[str, bytes], value: bytes) -> bytes:
+    lines = [b"key", *(name.encode() + b"=" + content for name, content in headers.items()), value]
+    return (1_767_225_600_000).to_bytes(8, "big") + b"\n".join(lines)
+
+
+_ADDRESS = {"kafka_replyTopic": b"r", "kafka_replyPartition": b"\0\0\0\1", "kafka_correlationId": b"id"}
+_ORIGINAL = {**_ADDRESS, "penstock-deadline-ms": b"1767225600000", "traceparent": b"00-1-2-01"}
+_LETTER = {
+    **{**_ORIGINAL, "penstock-error-code": b"backend", "penstock-error-message": "failé".encode()},
+    **{"penstock-error-type": b"builtins.ValueError", "penstock-error-attempts": b"3", "penstock-source": b"t-0-12"},
+    **{"penstock-error-worker": b"w", "penstock-source-timestamp-ms": b"1767225600000", "penstock-replays": b"2"},
+    **{"__dlq.errors.topic": b"t", "__dlq.errors.partition": b"0", "__dlq.errors.offset": b"12"},
+    **{"__dlq.errors.group": b"g", "__dlq.errors.delivery.count": b"3", "penstock-replay-of": b"t-0-1"},
+}
+_LEFT_OUT = {**_LETTER, "penstock-value-left-out-bytes": b"9000000", "penstock-unreadable-batch": b"a bomb"}
+_TEXT_REQUEST = codec.encode_request(Request("m", "embed", None, ("one", "two"), Options(truncate=True)))
+_LETTERS = [_record_bytes(headers, _TEXT_REQUEST) for headers in (_LETTER, _LEFT_OUT)]
+_MARKS = [Custody(2, 1200, (1003, 1004), True), Custody()]
+
+WIRE = (
+    Decoder("request", _requests(), codec.decode_request, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),
+    Decoder("reply", _replies(), codec.decode_reply, (InvalidRequest,), (mutated_bytes, mutated_msgpack)),
+    Decoder("headers", [b"penstock.replies\n\0\0\0\1\nid\n1767225600000\nbulk", b"r\n\n\n0\nonline"], _headers),
+    Decoder("validated record", [_record_bytes(_ORIGINAL, value) for value in _requests()], _validated),
+    Decoder(
+        "commit metadata",
+        [commit_metadata.encode(7, {7 + n for n in chosen}).encode() for chosen in ([1], [1, 9, 300], range(5000))],
+        _metadata,
+        (ValueError,),
+    ),
+    Decoder(
+        "committed progress",
+        [f"{beyond}{mark.text()}".encode() for mark in _MARKS for beyond in ("", commit_metadata.encode(0, {1, 9}))],
+        _progress,
+    ),
+    Decoder(
+        "fetch answer",
+        [_fetch_answer()],
+        lambda value: fetch_messages._Answer.decode(BytesIO(value)),
+        (struct.error, UnicodeDecodeError),
+    ),
+    Decoder("record batch", [_batch(compression) for compression in _CODECS], _batches, (CorruptRecordException,)),
+    Decoder(
+        "compressed data",
+        [bytes([compression]) + _batch(compression)[61:] for compression in _CODECS[1:]],
+        _compressed,
+        (BombError, CorruptError),
+    ),
+    Decoder("dead letter", _LETTERS, _dead_letter),
+    Decoder("replayed record", _LETTERS, _sent_again),
+)

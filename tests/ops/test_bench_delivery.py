@@ -1,0 +1,168 @@
+"""The benchmarks of delivery: how answers are counted, when a partition has recovered, and what the tables say."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engine import NullEngine, PackedBatch, TaskOptions
+from penstock.ops.bench.common.runs import Run, begin, keep
+from penstock.ops.bench.common.verdicts import targets
+from penstock.ops.bench.delivery import delivery_tables
+from penstock.ops.bench.delivery.__main__ import PARTS
+from penstock.ops.bench.delivery.call_load import OutcomeRecorder
+from penstock.ops.bench.delivery.delivery_measures import DEFAULT, SERVICES, measures
+from penstock.ops.bench.delivery.exchange import Answer, Exchange, Sent, counts, recovery_s
+from penstock.ops.bench.delivery.part_roll import figures
+from penstock.ops.bench.delivery.stand_in import (
+    PoisonableEngine,
+    Unanswerable,
+    is_poison,
+    poisonable,
+    sleeping_encode,
+    with_poison,
+)
+from penstock.ops.bench.delivery.turns import PROCESSES
+from penstock.ops.bench.pipeline.traffic import Traffic
+
+MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
+
+
+def test_an_answer_that_comes_again_with_its_key_is_dropped_by_a_reader() -> None:
+    answers = {
+        b"once": [Answer(1.0, b"k")],
+        b"again": [Answer(1.0, b"k"), Answer(2.0, b"k"), Answer(3.0, b"k")],
+        b"other key": [Answer(1.0, b"k"), Answer(2.0, b"l")],
+        b"no keys": [Answer(1.0, None), Answer(2.0, None)],
+        b"never": [],
+    }
+    assert counts(Exchange(dict.fromkeys(answers, Sent(0, 0.0)), answers)) == {
+        "requests": 5,
+        "unanswered": 1,
+        "answered_twice": 3,
+        "answers_too_many": 4,
+        "answered_twice_by_key": 2,
+    }
+
+
+def test_recovery_ends_when_every_partition_has_answered_what_was_sent_after_the_kill() -> None:
+    sent = {b"before": Sent(0, 9.0), b"a": Sent(0, 10.0), b"b": Sent(0, 11.0), b"c": Sent(1, 10.5), b"d": Sent(2, 20.0)}
+    answers = {
+        b"before": [Answer(10.1, None)],
+        b"a": [Answer(14.0, None), Answer(15.0, None)],
+        b"b": [Answer(13.0, None)],
+        b"c": [Answer(10.6, None)],
+        b"d": [],
+    }
+    assert recovery_s(Exchange(sent, answers), 10.0, 20.0) == 3.0
+    assert math.isinf(recovery_s(Exchange(sent, answers), 10.0, 21.0))
+
+
+def test_poison_is_counted_apart_and_its_latency_not_at_all() -> None:
+    recorder = OutcomeRecorder()
+
+    async def call(text: str) -> None:
+        if is_poison(text) or text == "lost":
+            raise TimeoutError
+
+    async def offer() -> None:
+        for text in ("good", "lost", "some poison", "poisonous"):
+            await recorder.timed(call, text, 0.0)
+
+    asyncio.run(offer())
+    assert recorder.outcomes == {(False, True): 2, (False, False): 1, (True, False): 1}
+    assert recorder.failures == {"TimeoutError": 2}
+    assert len(recorder.good_latencies_s) == 3
+
+
+def test_every_hundredth_text_is_poison_and_raises_on_both_sides() -> None:
+    texts = with_poison(["text"] * 300, 100)
+    assert [index for index, text in enumerate(texts) if is_poison(text)] == [50, 150, 250]
+    encode = poisonable(sleeping_encode)
+    assert encode(["text"]).shape == (1, 384)
+    with pytest.raises(Unanswerable):
+        encode(texts[50:52])
+    engine = PoisonableEngine(NullEngine(), poison=7)
+    assert len(engine.run(batch_of([5, 6], [8])).rows) == 2
+    with pytest.raises(Unanswerable):
+        engine.run(batch_of([5, 6], [7]))
+
+
+def test_a_roll_is_judged_by_the_requests_that_were_due_in_it() -> None:
+    traffic = Traffic.of([(1.0, 1.1, 1, 0), (4.0, 7.0, 1, 0), (5.0, 5.5, 1, 0), (6.0, 6.1, 0, 1), (9.0, 9.9, 1, 0)])
+    found = figures(traffic, 4.0, 6.5)
+    assert (found["requests"], found["lost"], found["lost_of_whole_load"]) == (3, 1, 1)
+    assert found["p50_ms"] == pytest.approx(3000)
+    assert math.isinf(found["p99_ms"])
+    assert found["before_p99_ms"] == pytest.approx(100)
+
+
+def test_every_part_exists() -> None:
+    for place in PARTS.values():
+        module, function = place.split(":")
+        path = Path(__file__).parents[2].joinpath("ops", "bench", "delivery", f"{module}.py")
+        assert f"def {function}(setup: Setup) -> PartResult:" in path.read_text(encoding="utf-8")
+
+
+def test_every_target_is_of_a_measure_and_every_table_has_rows(tmp_path: Path) -> None:
+    record = whole_record()
+    assert {target.measure for target in targets("delivery")} <= measures(record).keys()
+    run = Run(keep(record, tmp_path), record)
+    for section in ("_failures", "_modes", "_before"):
+        assert getattr(delivery_tables, section)([run]).count("\n") >= 3
+
+
+def test_a_run_of_some_parts_has_the_tables_of_these(tmp_path: Path) -> None:
+    record = whole_record()
+    for part in ("crash", "crash-default", "modes", "modes-minilm"):
+        del record["parts"][part]
+    record["parts"]["before"] = {"details": {"not_applicable": "no commit"}}
+    run = Run(keep(record, tmp_path), record)
+    assert "poison" in delivery_tables._failures([run])
+    assert (delivery_tables._modes([run]), delivery_tables._before([run])) == ("", "")
+
+
+def test_ratios_are_of_the_medians_of_the_rounds() -> None:
+    found = measures(whole_record())
+    assert found["null engine, a record each, exactly_once over at_least_once"] == pytest.approx(0.9)
+    assert found["64 a record, now over before"] == pytest.approx(100 / 90)
+    assert found["64 a record, worker's µs, now over before"] == pytest.approx(1)
+    assert found["crash, FastStream, recovery, s"] == 2
+
+
+def batch_of(*sequences: list[int]) -> PackedBatch:
+    return PackedBatch.of([np.array(ids, np.int32) for ids in sequences], [TaskOptions("embed")] * len(sequences))
+
+
+def whole_record() -> dict[str, Any]:
+    """A run of all parts."""
+    calls = {"good": 990, "good_unanswered": 0}
+    crash = {"requests": 3000, "unanswered": 0, "answered_twice": 9, "answered_twice_by_key": 0, "recovery_s": [1, 2]}
+    loads = ("a record each", "64 a record")
+    modes = {"loads": dict.fromkeys(loads, sides("at_least_once", "exactly_once"))}
+    parts: dict[str, Any] = {
+        "poison": dict.fromkeys(SERVICES[:2], calls),
+        "crash": dict.fromkeys(SERVICES[:2], crash),
+        "crash-default": {DEFAULT: crash},
+        "roll": {"lost": 0.0, "p99_ms": 900.0, "roll_s": 9.0},
+        "modes": modes,
+        "modes-minilm": modes,
+        "before": {
+            "commit": "4307cdd1",
+            "loads": dict.fromkeys(loads, sides("now", "before")),
+        },
+    }
+    assert parts.keys() == PARTS.keys()
+    header = begin("delivery", MACHINE, commit="abcdef0")
+    return {**header, "parts": {name: {"details": details} for name, details in parts.items()}}
+
+
+def sides(first: str, second: str) -> dict[str, Any]:
+    """Three rounds each; the second side has nine tenths of the first's rate."""
+    return {
+        name: [{"requests_per_s": rate * factor, "cpu_us": dict.fromkeys(PROCESSES, 50.0)} for factor in (0.5, 1, 2)]
+        for name, rate in ((first, 100.0), (second, 90.0))
+    }

@@ -1,0 +1,94 @@
+"""Partitions are read once their owner has them, each by itself."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+
+from penstock.worker.kafka import consumer as consumer_module
+from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.offsets import Progress, Source
+
+A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
+
+
+class Member:
+    """aiokafka's consumer, as far as reading goes."""
+
+    def __init__(self) -> None:
+        self.paused: set[TopicPartition] = set()
+        self.positions: dict[TopicPartition, int] = {}
+
+    def assignment(self) -> set[TopicPartition]:
+        return {A, B}
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        return {0, 1}
+
+    def pause(self, *sources: TopicPartition) -> None:
+        self.paused |= set(sources)
+
+    def resume(self, *sources: TopicPartition) -> None:
+        self.paused -= set(sources)
+
+    def seek(self, source: TopicPartition, offset: int) -> None:
+        self.positions[source] = offset
+
+
+class Owner:
+    """Gets one partition at once, and the other when it is free."""
+
+    def __init__(self) -> None:
+        self.is_free = asyncio.Event()
+        self.acquired_sources: list[set[Source]] = []
+
+    async def acquire(self, sources: set[Source]) -> set[Source]:
+        if A in sources:
+            return {(A.topic, A.partition)}
+        await self.is_free.wait()
+        return sources
+
+    def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
+        self.acquired_sources.append(sources)
+
+    async def release(self, sources: set[Source]) -> None: ...
+
+
+async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take_over(member: Member, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+        return {source: Progress(7) for source in sources}
+
+    async def revoked(sources: set[TopicPartition]) -> None: ...
+
+    monkeypatch.setattr(consumer_module, "take_over", take_over)
+    cluster: Any = None
+    consumer = Consumer(
+        cluster,
+        ["requests"],
+        "g",
+        worker=0,
+        revision="r",
+        fetch_max_wait_ms=10,
+        drain_s=1.0,
+        received=lambda records: None,
+        revoked=revoked,
+    )
+    member: Any = Member()
+    owner = consumer.owner = Owner()
+    consumer._consumer = member
+    await consumer._on_assigned({A, B})
+    async with asyncio.timeout(10):
+        await consumer.assigned.wait()
+        assert (member.paused, member.positions) == ({B}, {A: 7})
+        consumer.pause("requests")
+        consumer.resume("requests")
+        assert member.paused == {B}
+        owner.is_free.set()
+        assert consumer._opening is not None
+        await consumer._opening
+    assert (member.paused, member.positions) == (set(), {A: 7, B: 7})
+    assert owner.acquired_sources == [{A}, {B}]
+    await consumer._on_revoked({A, B})
+    assert not consumer.assigned.is_set()

@@ -1,0 +1,133 @@
+"""What aiokafka reports to nobody: topics that are denied or unknown, and tasks that have ended. Fakes, no clock."""
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from structlog.testing import capture_logs
+
+from penstock.worker.kafka.consumer_watch import ConsumerFailed, ConsumerWatch
+from penstock.worker.kafka.seek_back import seek_back
+
+ONLINE, BULK = "penstock.requests.tiny", "penstock.requests.tiny.bulk"
+
+
+class FakeClient:
+    """aiokafka's client and its view of the cluster."""
+
+    def __init__(self) -> None:
+        self.cluster = self
+        self.unauthorized_topics: set[str] = set()
+        self.known = {ONLINE, BULK}
+        self.num_updates = 0
+        self._sync_task: asyncio.Future[None] | None = None
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return {0} if topic in self.known else None
+
+    def force_metadata_update(self) -> None:
+        self.num_updates += 1
+
+
+class FakeConsumer:
+    """aiokafka's consumer, of which the parts that are looked at are here."""
+
+    def __init__(self) -> None:
+        self._client = FakeClient()
+        self._coordinator = SimpleNamespace(_coordination_task=None)
+        self._fetcher = SimpleNamespace(_fetch_task=None)
+
+
+@pytest.fixture
+def kafka() -> FakeConsumer:
+    return FakeConsumer()
+
+
+def deny(kafka: FakeConsumer, *topics: str) -> None:
+    """As the answer to a request for metadata after a privilege was revoked."""
+    kafka._client.unauthorized_topics = set(topics)
+    kafka._client.known = {ONLINE, BULK} - set(topics)
+
+
+def test_a_denied_topic_is_named_once_and_asked_for_until_it_is_back(kafka: FakeConsumer) -> None:
+    watch = ConsumerWatch((ONLINE, BULK))
+    with capture_logs() as logs:
+        watch.look(kafka)
+        assert (watch.denied, kafka._client.num_updates) == (frozenset(), 0)
+        deny(kafka, ONLINE)
+        for _ in range(3):
+            watch.look(kafka)
+        assert (watch.denied, kafka._client.num_updates) == ({ONLINE}, 3)
+        deny(kafka)
+        for _ in range(3):
+            watch.look(kafka)
+    assert (watch.denied, kafka._client.num_updates) == (frozenset(), 3)
+    assert [(one["event"], one["topic"]) for one in logs] == [("topic_denied", ONLINE), ("topic_allowed", ONLINE)]
+
+
+def test_a_topic_whose_fetch_is_refused_is_denied_though_it_may_be_described(kafka: FakeConsumer) -> None:
+    now = 100.0
+    watch = ConsumerWatch((ONLINE, BULK), lambda: now)
+    watch.refused(kafka, ("another",))
+    assert watch.denied == frozenset()
+    watch.refused(kafka, (BULK,))
+    assert (watch.denied, kafka._client.num_updates) == ({BULK}, 1)
+    now += 4.0
+    watch.look(kafka)
+    assert watch.denied == {BULK}
+    now += 4.0  # no fetch has been refused meanwhile
+    watch.look(kafka)
+    assert watch.denied == frozenset()
+
+
+def test_an_unknown_topic_is_asked_for_and_not_denied(kafka: FakeConsumer) -> None:
+    watch = ConsumerWatch((ONLINE, BULK))
+    kafka._client.known = {ONLINE}
+    watch.look(kafka)
+    assert (watch.denied, kafka._client.num_updates) == (frozenset(), 1)
+
+
+@pytest.mark.parametrize("which", ["membership", "fetches", "metadata"])
+async def test_a_task_of_aiokafka_that_has_ended_fails_the_watch(kafka: FakeConsumer, which: str) -> None:
+    async def die() -> None:
+        raise KafkaError("unexpected")
+
+    task = asyncio.create_task(die())
+    if which == "membership":
+        kafka._coordinator._coordination_task = task
+    elif which == "fetches":
+        kafka._fetcher._fetch_task = task
+    else:
+        kafka._client._sync_task = task
+    watch = ConsumerWatch((ONLINE, BULK))
+    watch.look(kafka)
+    await asyncio.wait([task])
+    with pytest.raises(ConsumerFailed, match=which) as raised:
+        watch.look(kafka)
+    assert isinstance(raised.value.__cause__, KafkaError)
+
+
+async def test_the_way_back_waits_for_no_partition_that_a_rebalance_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offset may be denied for as long as the topic is, and the others are not polled meanwhile."""
+    denied, other = TopicPartition(ONLINE, 0), TopicPartition(BULK, 0)
+    owned, sought = [denied, other], list[TopicPartition]()
+
+    async def committed(source: TopicPartition) -> int:
+        if source == denied:
+            raise TopicAuthorizationFailedError(ONLINE)
+        return 7
+
+    async def rebalance(_: float) -> None:
+        owned.remove(denied)
+
+    monkeypatch.setattr("penstock.worker.kafka.seek_back.asyncio.sleep", rebalance)
+    consumer: Any = SimpleNamespace(
+        assignment=lambda: list(owned), committed=committed, seek=lambda source, _: sought.append(source)
+    )
+    going_back: Coroutine[Any, Any, None] = seek_back(consumer, {})
+    await asyncio.wait_for(going_back, 5)
+    assert sought == [other]

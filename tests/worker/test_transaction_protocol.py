@@ -1,0 +1,98 @@
+"""Every order of answers, transactions, lost connections, crashes and takeovers, around the real transaction plan."""
+
+from typing import Any
+
+import pytest
+
+from penstock.worker.kafka.offsets import Progress
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.plan import TransactionPlan
+from tests.worker.protocol_model import Violation
+from tests.worker.transaction_model import Member, World, explore
+
+
+@pytest.mark.parametrize(
+    ("num_records", "faults"),
+    [
+        (2, {"crashes": 1}),
+        (2, {"losses": 1}),
+        (1, {"losses": 2}),
+        (1, {"revocations": 1}),
+        (1, {"evictions": 1}),
+        (1, {"crashes": 1, "losses": 1}),
+        pytest.param(2, {"evictions": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_no_order_of_events_answers_a_request_twice_or_commits_an_unanswered_one(
+    num_records: int, faults: dict[str, Any]
+) -> None:
+    assert explore(World.of(num_records, **faults)) > 100
+
+
+class SendsAgain(Member):
+    """Takes a transaction of unknown outcome for one that was aborted."""
+
+    class Plan(TransactionPlan):
+        def settle(self, committed: Progress | None) -> list[Answer]:
+            self._in_doubt, self._committed = None, None if committed is None else committed.offset
+            return []
+
+    plan_class = Plan
+
+
+class Trusts(Member):
+    """Takes a transaction of unknown outcome for one that was committed."""
+
+    class Plan(TransactionPlan):
+        def settle(self, committed: Progress | None) -> list[Answer]:
+            return [] if self._in_doubt is None else self.finish()
+
+    plan_class = Plan
+
+
+class RunsUnmarked(Member):
+    """Does not wait until its mark is committed."""
+
+    class Plan(TransactionPlan):
+        is_marked = True
+
+    plan_class = Plan
+
+
+class ReadsFirst(Member):
+    """Reads what is committed before it fences the last owner."""
+
+    reads_first = True
+
+
+class Forgets(Member):
+    """Loses the answers of a transaction that was not committed."""
+
+    class Plan(TransactionPlan):
+        def settle(self, committed: Progress | None) -> list[Answer]:
+            return [*super().settle(committed), *self.take_all()]
+
+    plan_class = Plan
+
+
+@pytest.mark.parametrize(
+    ("mutant", "faults", "found"),
+    [
+        (SendsAgain, {"losses": 1}, "these are answered"),
+        (Trusts, {"losses": 1}, "not all is committed"),
+        (Forgets, {"losses": 1}, "these are answered"),
+        (RunsUnmarked, {"crashes": 1}, "has left no mark"),
+        (ReadsFirst, {"evictions": 1}, "these are answered"),
+    ],
+)
+def test_the_exploration_finds_members_that_break_the_protocol(
+    mutant: type[Member], faults: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(Violation, match=found):
+        explore(World.of(1, mutant, **faults))
+
+
+def test_the_exploration_finds_coordinators_that_accept_former_owners() -> None:
+    """The protocol rests on the epochs of the transactional id."""
+    with pytest.raises(Violation, match="these are answered"):
+        explore(World.of(1, is_fencing=False, evictions=1))
