@@ -21,12 +21,8 @@ COMMANDS = {
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",
-<<<<<<< HEAD
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
-    "dlq": "List, show and replay dead letters.",
-=======
     "dlq": "List, show, replay and answer dead letters.",
->>>>>>> main
     "replay": "Send a range of records of a topic again.",
     "broker": "Run a Kafka broker for development on this machine.",
     "bench": "Measure workers behind Kafka or batching policies, or simulate a fleet. Needs a checkout.",
