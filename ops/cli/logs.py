@@ -209,7 +209,7 @@ def _digest(given: list[str] | None) -> Digest:
     files, filters = _arguments(given)
     with reading_bar(files) as progress:
         digest = Digest(_reader(files, filters, progress))
-    if filters.words and not digest.num_kept:
+    if filters.is_any and not digest.num_kept:
         say("No event passes the filters.", "yellow")
     return digest
 

@@ -82,7 +82,7 @@ class Filters:
         return frame
 
     @property
-    def words(self) -> bool:
+    def is_any(self) -> bool:
         """Whether anything is filtered."""
         return bool(self.terms or self.level) or self.since_s is not None or self.until_s is not None
 
