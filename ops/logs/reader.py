@@ -50,18 +50,9 @@ class LogReader:
         if not self.counts.events:
             raise NoEvents(self._why_nothing())
 
-    def events(self) -> Iterator[Event]:
-        """All events that pass, without batches."""
-        for part in self.parts():
-            yield from part.events
-
     def origin(self, source: int) -> str:
         """The name that a log has kept through its rotations: worker.log for worker.log.2.gz."""
         return origin(self.sources[source].name)
-
-    def model_of(self, event: Event) -> str | None:
-        """The model that an event's worker serves, as far as the lines before it tell."""
-        return self._models.get(self.origin(event.source), {}).get(_worker(event.fields))
 
     def _filtered(self, source: int, batches: Any, events: list[Event]) -> Part:
         models = self._models.setdefault(self.origin(source), {})
