@@ -152,9 +152,10 @@ class Delivery:
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
+        first = answers[0].origin.original
+        named = {"partition": first.partition, "offset": first.offset}
+        log.warning("reply_undeliverable", records=len(answers), **named, error=repr(error))
         for answer in answers:
-            original = answer.origin.original
-            log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
             self._keep(answer.origin, Fault.of(undelivered))
