@@ -172,8 +172,15 @@ class Consumer:
             self._joined.resume(*self._open_sources.intersection(self._partitions(topic)))
 
     async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
-        """Commit progress. False when the group is rebalancing or the broker is away: try again."""
-        return await self._commits.commit(self._joined, offsets)
+        """Commit progress. False when the group is rebalancing or the broker is away: try again, unless overtaken."""
+        if self._consumer is None:  # stopped while a revocation drains
+            return False
+        return await self._commits.commit(self._consumer, offsets)
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether the last commit failed because this member may commit no more before its next assignment."""
+        return self._consumer is None or self._commits.was_overtaken
 
     async def is_at_end(self) -> bool:
         """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker."""
