@@ -55,7 +55,7 @@ class Manifest:
     @property
     def is_resumable(self) -> bool:
         """Whether a later run can read the input again; not of standard input."""
-        return self.job["inputs"] != [_input_stamp(STANDARD)]
+        return bool(self.job["inputs"] != [_input_stamp(STANDARD)])
 
     def save(self, path: Path) -> None:
         """Replace the file. Raises OSError."""

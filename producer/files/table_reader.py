@@ -102,7 +102,8 @@ def count_rows(paths: str | Path | Sequence[Path]) -> int | None:
         return None
     if paths[0].suffix.lower() != ".parquet" and sum(path.stat().st_size for path in paths) > _COUNT_LIMIT_BYTES:
         return None
-    return sum(by_extension(path, _FORMATS).count(path) for path in paths)
+    count = _FORMATS[format_of(paths[0])].count
+    return sum(count(path) for path in paths)
 
 
 def format_of(path: Path, standard_format: str | None = None) -> str:

@@ -83,16 +83,19 @@ class StreamWriter:
         self._file = file
         self._columns = ResultColumns(task, options)
         self._encoder: Encoder = _ENCODERS[extension](reader.columns, reader.schema, self._columns.names)
-        file.write(self._encoder.header)
+        self._put(self._encoder.header)
 
     def write(self, block: Block, results: Sequence[Result]) -> None:
         """Write the block's rows with one result each. Called in the order of the file. Raises TableError."""
+        self._put(self._encoder.encode(block, self._columns.of(results)))
+        self.report.add(block, results)
+
+    def _put(self, content: bytes) -> None:
         try:
-            self._file.write(self._encoder.encode(block, self._columns.of(results)))
+            self._file.write(content)
             self._file.flush()
         except OSError as error:
             raise TableError(f"Standard output cannot be written: {error.strerror or error}.") from error
-        self.report.add(block, results)
 
 
 def _check_columns(path: Path, reader: Reader, extension: str) -> None:
