@@ -1,8 +1,8 @@
 """Writers of tables: the input's rows with their results. See `penstock.producer.files`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.files.blocks import Block, TableError
@@ -17,7 +17,11 @@ from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import Reader, by_extension
 from penstock.producer.wire.messages import NO_OPTIONS, Options
 
-_ENCODERS = {".csv": CsvEncoder, ".jsonl": JsonlEncoder, ".parquet": ArrowEncoder}
+_ENCODERS: dict[str, Callable[[Sequence[str] | None, Any, Sequence[str]], Encoder]] = {
+    ".csv": CsvEncoder,
+    ".jsonl": JsonlEncoder,
+    ".parquet": ArrowEncoder,
+}
 
 
 def open_writer(
@@ -82,7 +86,7 @@ class StreamWriter:
         self.report = JobReport()
         self._file = file
         self._columns = ResultColumns(task, options)
-        self._encoder: Encoder = _ENCODERS[extension](reader.columns, reader.schema, self._columns.names)
+        self._encoder = _ENCODERS[extension](reader.columns, reader.schema, self._columns.names)
         self._put(self._encoder.header)
 
     def write(self, block: Block, results: Sequence[Result]) -> None:

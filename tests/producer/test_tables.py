@@ -28,11 +28,11 @@ def read_texts(path: Path, column: str = "text") -> list[Text | PenstockError]:
 
 
 def shown(texts: list[Text | PenstockError]) -> list[str]:
-    return [text if isinstance(text, str) else f"! {text.message}" for text in texts]
+    return [f"! {text.message}" if isinstance(text, PenstockError) else str(text) for text in texts]
 
 
 def classify(text: Text | PenstockError) -> Result:
-    return text if isinstance(text, PenstockError) else Classification(("a" + text[:3], "b"), (0.75, 0.25))
+    return text if isinstance(text, PenstockError) else Classification((f"a{text[:3]}", "b"), (0.75, 0.25))
 
 
 def embed(text: Text | PenstockError) -> Result:
