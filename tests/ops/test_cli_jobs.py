@@ -27,14 +27,14 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-# A job in parts of 512 rows, which kills itself when it has finished one.
+# A job in parts of 64 rows, which kills itself when it has finished one.
 KILLED_AFTER_A_PART = """
 import os, signal
 from penstock.ops.cli.main import main
-from penstock.producer.files import part_writer
+from penstock.producer.files import blocks, part_writer
 from penstock.producer.files.part_directory import PartDirectory
 
-part_writer.PART_ROWS = 512
+blocks.BLOCK_ROWS = part_writer.PART_ROWS = 64
 add_part = PartDirectory.add_part
 PartDirectory.add_part = lambda self: (add_part(self), os.kill(os.getpid(), signal.SIGKILL))
 main()
@@ -161,10 +161,10 @@ class TestWholeJob:
 
     def test_a_killed_job_continues_and_gives_the_same_rows(self, served: str, tmp_path: Path) -> None:
         source = tmp_path / "in.csv"
-        source.write_text("text\n" + "".join(f"Where is my card number {index}?\n" for index in range(1300)))
+        source.write_text("text\n" + "".join(f"Where is my card number {index}?\n" for index in range(150)))
         whole, target = tmp_path / "whole.csv", tmp_path / "out.csv"
         assert classify(source, whole, servers=served, model="demo")[0] == 0
-        for finished in (512, 1024):
+        for finished in (64, 128):
             args = ["classify", "--model", "demo", "--bootstrap-servers", served, str(source), str(target)]
             killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_A_PART, *args], capture_output=True)
             assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -172,7 +172,7 @@ class TestWholeJob:
             assert manifest["report"]["rows"] == finished
         code, said = classify(source, target, servers=served, model="demo")
         assert code == 0, said
-        assert "Continuing after 1,024 finished rows." in said
+        assert "Continuing after 128 finished rows." in said
         assert rows_of(target) == rows_of(whole)
         assert not (tmp_path / "out.csv.parts").exists()
 
