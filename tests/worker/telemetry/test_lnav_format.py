@@ -33,7 +33,7 @@ def test_a_line_has_the_fields_that_lnav_needs_and_one_level(level: str, capsys:
     configure_logs("json", "debug", worker=0)
     getattr(structlog.get_logger("penstock.test"), level)("event")
     line = json.loads(capsys.readouterr().err)
-    needed = [FORMAT[f"{part}-field"] for part in ("timestamp", "level", "body", "module")]
+    needed = [FORMAT[f"{part}-field"] for part in ("timestamp", "level", "body")]
     assert set(needed) <= line.keys()
     assert [name for name, form in FORMAT["level"].items() if re.search(form, line["level"])] == [level]
 

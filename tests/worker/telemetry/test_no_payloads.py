@@ -88,7 +88,11 @@ def records(make_record: Callable[..., Any]) -> Iterator[Any]:
     ]
     for offset, value in enumerate(values):
         yield make_record(value, offset=offset, key=TEXT.encode(), headers=HEADERS)
-    bad_headers = ([], [("kafka_replyTopic", TEXT.encode())], [*HEADERS, ("penstock-deadline-ms", TEXT.encode())])
+    bad_headers: tuple[list[tuple[str, bytes]], ...] = (
+        [],
+        [("kafka_replyTopic", TEXT.encode())],
+        [*HEADERS, ("penstock-deadline-ms", TEXT.encode())],
+    )
     for offset, headers in enumerate(bad_headers, len(values)):
         yield make_record(encode_request(Request("tiny", "embed", text=(TEXT,))), offset=offset, headers=headers)
 
