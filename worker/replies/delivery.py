@@ -20,6 +20,7 @@ from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
 from penstock.worker.telemetry.record_fields import record_fields
+from penstock.worker.telemetry.request_samples import correlation_text
 
 _QUOTED = re.compile(" (?:Given|Raised): ")  # what follows quotes the request, or a library's error about it
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
@@ -186,6 +187,7 @@ def _log(rejections: Sequence[Rejection]) -> None:
         code=error.code,
         reason=_QUOTED.split(error.message, maxsplit=1)[0][:500],
         records=len(rejections),
+        correlation_id=None if address is None else correlation_text(address.correlation_id),
         answered=address is not None,
         **record_fields(record.original, len(rejections)),
     )
