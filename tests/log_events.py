@@ -1,8 +1,9 @@
 """The log events that the manual lists, and a check that a test's code logs no other."""
 
+import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,23 @@ def listed_fields() -> Mapping[str, frozenset[str]]:
             raise ValueError(f"{PAGE.name} lists {event} twice")
         listed[event] = _names(cells).union(*[groups[group] for group in _GROUP.findall(cells)])
     return listed
+
+
+def unlisted_in(lines: Iterable[str]) -> set[str]:
+    """The events of this project in a log of JSON lines that the manual does not list, or not with their fields."""
+    listed, common = listed_fields(), common_fields()
+    found: set[str] = set()
+    for line in lines:
+        try:
+            fields = json.loads(line)
+        except ValueError:  # a traceback, or a line that a kill cut
+            continue
+        if not isinstance(fields, dict) or not str(fields.get("logger")).startswith("penstock."):
+            continue
+        event = fields["event"]
+        unknown = fields.keys() - listed[event] - common if event in listed else {"not listed"}
+        found |= {f"{event}: {field}" for field in unknown}
+    return found
 
 
 def _section(title: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.log_events import ROOMS, common_fields, listed_fields
+from tests.log_events import ROOMS, common_fields, listed_fields, unlisted_in
 
 ROOT = Path(__file__).parent.parent
 MANUAL = ROOT / "ops" / "docs"
@@ -42,6 +42,13 @@ def test_the_manual_lists_every_log_event_with_its_fields_and_no_other() -> None
         unknown, stale = fields - listed[event], listed[event] - fields
         assert not unknown, f"{event} logs {unknown}"
         assert has_others or not stale, f"{event} does not log {stale}"
+
+
+@pytest.mark.parametrize(
+    "log", sorted((ROOT / "tests" / "ops" / "logs" / "samples").glob("*.log")), ids=lambda path: path.name
+)
+def test_the_manual_lists_what_real_workers_have_logged(log: Path) -> None:
+    assert unlisted_in(log.read_text(encoding="utf-8").splitlines()) == set()
 
 
 def test_no_event_has_a_field_of_every_line_but_those_that_are_documented() -> None:

@@ -98,7 +98,11 @@ def records(make_record: Callable[..., Any]) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
+def restore_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stages' loggers must not keep this configuration: they are those of the other tests."""
+    configure = structlog.configure
+    uncached = {"cache_logger_on_first_use": False}
+    monkeypatch.setattr(structlog, "configure", lambda **given: configure(**(given | uncached)))
     root, penstock = logging.getLogger(), logging.getLogger("penstock")
     kept = root.handlers[:], root.level, penstock.level
     yield
