@@ -156,8 +156,9 @@ class Delivery:
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
+        named = record_fields(answers[0].origin.original, len(answers))
+        log.warning("reply_undeliverable", records=len(answers), error=repr(error), **named)
         for answer in answers:
-            log.warning("reply_undeliverable", error=repr(error), **record_fields(answer.origin.original))
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
             self._keep(answer.origin, Fault.of(undelivered))
