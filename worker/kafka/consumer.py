@@ -187,6 +187,14 @@ class Consumer:
         await self._ends.refresh(self._joined)
         return self.assigned.is_set() and await self._ends.are_reached(self._joined)
 
+    def last_ends(self) -> dict[Source, int]:
+        """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""
+        consumer = self._consumer
+        if consumer is None:
+            return {}
+        ends = {source: consumer.highwater(source) for source in consumer.assignment()}
+        return {source: end for source, end in ends.items() if end is not None}
+
     @property
     def member_id(self) -> str:
         """Kafka's name of this member; empty before it has one."""

@@ -10,6 +10,7 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import StopSignal
+from penstock.worker.telemetry.record_fields import record_fields
 
 _RETRY_S = 0.1
 
@@ -120,8 +121,7 @@ class Quarantine:
             custody = self._marks.custody(record.source)
             if custody.condemned == record.original.offset:
                 record.num_attempts, record.is_condemned = custody.deaths, True
-                position = {"topic": record.source[0], "partition": record.source[1], "offset": custody.condemned}
-                log.error("record_quarantined", deaths=custody.deaths, **position)
+                log.error("record_quarantined", deaths=custody.deaths, **record_fields(record.original))
 
     async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:
         """Commit the marks of these records' partitions, if any.
