@@ -212,7 +212,7 @@ def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[Destination, li
 
 
 def _held(answers: Sequence[_Reply]) -> Held:
-    return Held(len(answers), sum([answer.origin.num_bytes for answer in answers]), _num_bytes(answers))
+    return Held(len(answers), sum([answer.origin.held_bytes for answer in answers]), _num_bytes(answers))
 
 
 def _reply_too_large(answer: _Reply) -> InvalidRequest:

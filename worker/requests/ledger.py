@@ -166,7 +166,7 @@ class RecordLedger:
 
     def _add(self, records: Iterable[PendingRecord], sign: int) -> None:
         for bulk, chosen in _by_topic(records):
-            num_bytes = sum([record.num_bytes for record in chosen])
+            num_bytes = sum([record.held_bytes for record in chosen])
             self._backpressure.add_records(sign * len(chosen), sign * num_bytes, bulk=bulk)
 
     def _add_sequences(self, records: Iterable[PendingRecord], sign: int) -> None:

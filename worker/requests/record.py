@@ -44,9 +44,14 @@ class PendingRecord:
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
-    num_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
+    held_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
 
     def __post_init__(self) -> None:
         original = self.original
         headers = [len(name) + len(value or b"") for name, value in original.headers]
-        self.num_bytes = len(original.value or b"") + len(original.key or b"") + sum(headers)
+        self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the record's value."""
+        return len(self.original.value or b"")
