@@ -70,12 +70,15 @@ class WorkerCommand:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def limit_files(self, num_bytes: int) -> None:
-        """Let members write no file beyond this size, as on a full disk. -1: any size."""
+    def limit_files(self, num_bytes: int) -> int:
+        """Let members write no file beyond this size, as on a full disk. -1: any size. Returns how many it limits."""
+        num_limited = 0
         for pid in self.members:
             with contextlib.suppress(ProcessLookupError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, most))
+                num_limited += 1
+        return num_limited
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events called so that were logged so far."""
