@@ -21,9 +21,11 @@ from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
 from penstock.ops.chaos.commit_watch import CommitWatch
+from penstock.ops.chaos.fault_effects import KILLS
 from penstock.ops.chaos.faults import KINDS, Faults, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
 from penstock.ops.chaos.judge import Judge, Refusal
+from penstock.ops.chaos.latencies import MOST_RECOVERY_S, SLOW_S
 from penstock.ops.chaos.member_faults import MOST_CLOCK_ERROR_S, MemberFaults
 from penstock.ops.chaos.raw_load import RAW_REPLIES, RawLoad
 from penstock.ops.chaos.read_topics import read_topics
@@ -156,7 +158,7 @@ class ChaosRun:
         """Inject faults until the load may end."""
         settings = self.settings
         rng, until = random.Random(settings.seed), time.monotonic() + settings.minutes * 60
-        coming = moments(settings.kinds, settings.most_at_once, rng)
+        coming = moments(settings.kinds, settings.most_at_once, random.Random(settings.seed))
         num_moments = 0
         while not self._is_enough(num_moments, until):
             if load.done():
@@ -170,6 +172,8 @@ class ChaosRun:
                 self._say(", ".join(kinds))
                 await self.faults.inject(kinds, rng)
                 num_moments += 1
+            if len(kinds) == 1 and KILLS.issuperset(kinds):
+                await self._until_recovered()
 
     async def _wait(self, seconds: float, num_moments: int, until: float) -> None:
         """Wait, but not longer than the load lasts."""
@@ -189,6 +193,17 @@ class ChaosRun:
         most = 2 * self.settings.rate + 50 * self.settings.partitions
         while time.monotonic() < enough and await self._watch.num_behind() > most:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
+
+    async def _until_recovered(self) -> None:
+        """Wait until online requests are answered soon again, so that the next fault does not cut a recovery off.
+
+        The wait has a bound, which is beyond the promise.
+        """
+        enough = time.monotonic() + 2 * MOST_RECOVERY_S
+        while time.monotonic() < enough:
+            await asyncio.sleep(SLOW_S)  # until partitions without an owner have requests
+            if await self._watch.keeps_up(self.topics[0], SLOW_S):
+                return
 
     async def _come_to_rest(self) -> None:
         """Wait until all is committed. The checks tell what is not."""

@@ -84,6 +84,11 @@ class WorkerCommand:
         """The events called so that were logged so far."""
         return [event for event in self.all_events(f'"event": "{name}"') if event["event"] == name]
 
+    def num_killed(self) -> int:
+        """How many members SIGKILL has ended, by the log of their supervisors."""
+        killed = signal.SIGKILL.name
+        return sum(killed in str(event.get("signal")) for event in self.events("member_exited"))
+
     def all_events(self, part: str = "") -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""
         if not self.log_path.exists():
