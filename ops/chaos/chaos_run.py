@@ -20,6 +20,7 @@ from penstock.ops.chaos.asked import Ids
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
+from penstock.ops.chaos.commit_log import read_commits
 from penstock.ops.chaos.commit_watch import CommitWatch
 from penstock.ops.chaos.fault_effects import KILLS
 from penstock.ops.chaos.faults import KINDS, Faults, moments
@@ -223,6 +224,7 @@ class ChaosRun:
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
+        judge.check_commit_order(read_commits(self._servers, _GROUP))
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
         bugs = [event for event in self.worker.all_events() if _BUG.search(str(event))]
