@@ -40,7 +40,6 @@ def outcomes(root: Path = RESULTS) -> str:
         ("lost", _violations(*_LOST)),
         ("answered wrong", _violations(*_WRONG)),
         ("committed before their answers", _violations("committed_unanswered")),
-        ("committed offsets that went back", _violations("committed_offset_went_back")),
         ("incomplete dead letters", _violations(*_LETTERS)),
         ("answered twice for a reader with `read_committed`", _visible_twice),
         ("answered twice in the topic, before readers drop duplicates", lambda r: f"{r['raw_duplicate_share']:.3%}"),
