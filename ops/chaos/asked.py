@@ -14,9 +14,19 @@ Headers = Sequence[tuple[str, bytes]]
 Partition = tuple[str, int]
 Position = tuple[Partition, int]
 
+MOST_UNPACKED_BYTES = 16 << 20  # of a record batch; the worker unpacks no more
+_LEAST_LEFT_OUT_BYTES = (8 << 20) - (64 << 10)  # of a value; with less a dead letter is whole
 ON_DEADLINE = frozenset({"expired", "overloaded"})  # right answers to a request that has a deadline
 _REPLY, _BACKEND, _INVALID = frozenset({""}), frozenset({"backend"}), frozenset({"invalid_request"})
 _OR_LATE = {codes: codes | ON_DEADLINE for codes in (_REPLY, _BACKEND, _INVALID)}
+_REASONS = (  # headers of every dead letter; none is empty
+    "penstock-error-code",
+    "penstock-error-message",
+    "penstock-error-type",
+    "penstock-error-attempts",
+    "penstock-error-worker",
+    "__dlq.errors.group",
+)
 
 
 class Record(NamedTuple):
@@ -52,11 +62,16 @@ class LetterSeen(NamedTuple):
 
 @dataclass(slots=True)
 class Asked:
-    """A request. Of its value and headers, which dead letters repeat, it keeps digests."""
+    """A request. Of its value and headers, which dead letters repeat, it keeps digests.
+
+    A bomb is a record, alone in its batch, that unpacks to more than is unpacked. It is owed one dead letter, which has
+    the batch in place of the record.
+    """
 
     position: Position
     timestamp: int
     key: bytes | None
+    value_bytes: int
     value_digest: bytes
     headers_digest: bytes
     num_headers: int
@@ -72,7 +87,8 @@ class Asked:
     def of(cls, record: Record, poison: int) -> "Asked":
         """What a record of a request topic asks for. `poison`: the token id on which the engine fails."""
         headers = dict(record.headers)
-        reply_topic = headers.get("kafka_replyTopic")
+        is_bomb = len(record.value or b"") > MOST_UNPACKED_BYTES
+        reply_topic = None if is_bomb else headers.get("kafka_replyTopic")
         ids = _sequences(record.value)
         if ids is None or reply_topic is None:
             codes = _INVALID
@@ -83,6 +99,7 @@ class Asked:
             record.position,
             record.timestamp,
             record.key,
+            len(record.value or b""),
             digest(record.value),
             _headers_digest(record.headers),
             len(record.headers),
@@ -94,10 +111,20 @@ class Asked:
         )
 
     @property
+    def is_bomb(self) -> bool:
+        """Whether the record can be read only as its batch."""
+        return self.value_bytes > MOST_UNPACKED_BYTES
+
+    @property
+    def source(self) -> bytes:
+        """The position, as a dead letter names it."""
+        (topic, partition), offset = self.position
+        return f"{topic}-{partition}-{offset}".encode()
+
+    @property
     def answer_key(self) -> bytes:
         """The key of all answers to this request."""
-        (topic, partition), offset = self.position
-        return answer_key(f"{topic}-{partition}-{offset}".encode())
+        return answer_key(self.source)
 
     def is_answered(self, ends: Mapping[Partition, int] | None) -> bool:
         """Whether the request has all that it is owed, below `ends` if given."""
@@ -110,13 +137,37 @@ class Asked:
         return any(letter.is_only_answer or bool(codes) for letter in letters)
 
     def is_complete(self, letter: Record) -> bool:
-        """Whether a dead letter has this request's key, value and headers, and an error code."""
-        headers = dict(letter.headers)
-        left_out = headers.get("penstock-value-left-out-sha256", b"").decode()  # of a value that is too large
-        has_value = self.value_digest.hex() == left_out or self.value_digest == digest(letter.value)
+        """Whether a dead letter has this request's key, value and headers, and all that says why, and of what."""
+        if not self._has_reasons(letter):
+            return False
+        if self.is_bomb:
+            is_batch = (letter.value or b"")[:8] == struct.pack(">q", self.position[1])  # it begins with its offset
+            return is_batch and "penstock-unreadable-batch" in dict(letter.headers)
         has_headers = self.headers_digest == _headers_digest(letter.headers[: self.num_headers])
-        has_key = self.key is None or letter.key == self.key
-        return has_key and has_value and has_headers and "penstock-error-code" in headers
+        has_key = bool(letter.key) if self.key is None else letter.key == self.key
+        return has_key and has_headers and self._has_value(letter)
+
+    def _has_value(self, letter: Record) -> bool:
+        if self.value_digest == digest(letter.value):
+            return True
+        left_out = dict(letter.headers).get("penstock-value-left-out-sha256", b"").decode()
+        return self.value_bytes >= _LEAST_LEFT_OUT_BYTES and left_out == self.value_digest.hex()
+
+    def _has_reasons(self, letter: Record) -> bool:
+        """The headers of every dead letter. Those that Kafka names too have the same values under its names."""
+        headers = dict(letter.headers)
+        (topic, partition), offset = self.position
+        exact = {
+            "penstock-source": self.source,
+            "penstock-source-timestamp-ms": b"%d" % self.timestamp,
+            "__dlq.errors.topic": topic.encode(),
+            "__dlq.errors.partition": b"%d" % partition,
+            "__dlq.errors.offset": b"%d" % offset,
+            "__dlq.errors.delivery.count": headers.get("penstock-error-attempts"),
+            "__dlq.errors.message": headers.get("penstock-error-message"),
+        }
+        has_all = all(headers.get(name) for name in _REASONS)
+        return has_all and all(headers.get(name) == value for name, value in exact.items())
 
 
 def answer_key(source: bytes) -> bytes:

@@ -20,10 +20,13 @@ from penstock.ops.chaos.asked import Ids
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.calls import CALL_S, REPLIES, Calls
+from penstock.ops.chaos.commit_log import read_commits
 from penstock.ops.chaos.commit_watch import CommitWatch
+from penstock.ops.chaos.fault_effects import KILLS
 from penstock.ops.chaos.faults import KINDS, Faults, moments
 from penstock.ops.chaos.faulty_engine import EchoEngine, poison
 from penstock.ops.chaos.judge import Judge, Refusal
+from penstock.ops.chaos.latencies import MOST_RECOVERY_S, SLOW_S
 from penstock.ops.chaos.member_faults import MOST_CLOCK_ERROR_S, MemberFaults
 from penstock.ops.chaos.raw_load import RAW_REPLIES, RawLoad
 from penstock.ops.chaos.read_topics import read_topics
@@ -156,7 +159,7 @@ class ChaosRun:
         """Inject faults until the load may end."""
         settings = self.settings
         rng, until = random.Random(settings.seed), time.monotonic() + settings.minutes * 60
-        coming = moments(settings.kinds, settings.most_at_once, rng)
+        coming = moments(settings.kinds, settings.most_at_once, random.Random(settings.seed))
         num_moments = 0
         while not self._is_enough(num_moments, until):
             if load.done():
@@ -170,6 +173,8 @@ class ChaosRun:
                 self._say(", ".join(kinds))
                 await self.faults.inject(kinds, rng)
                 num_moments += 1
+            if len(kinds) == 1 and KILLS.issuperset(kinds):
+                await self._until_recovered()
 
     async def _wait(self, seconds: float, num_moments: int, until: float) -> None:
         """Wait, but not longer than the load lasts."""
@@ -190,6 +195,17 @@ class ChaosRun:
         while time.monotonic() < enough and await self._watch.num_behind() > most:  # noqa: ASYNC110 — brokers are asked
             await asyncio.sleep(1)
 
+    async def _until_recovered(self) -> None:
+        """Wait until online requests are answered soon again, so that the next fault does not cut a recovery off.
+
+        The wait has a bound, which is beyond the promise.
+        """
+        enough = time.monotonic() + 2 * MOST_RECOVERY_S
+        while time.monotonic() < enough:
+            await asyncio.sleep(SLOW_S)  # until partitions without an owner have requests
+            if await self._watch.keeps_up(self.topics[0], SLOW_S):
+                return
+
     async def _come_to_rest(self) -> None:
         """Wait until all is committed. The checks tell what is not."""
         enough = time.monotonic() + _REST_S
@@ -208,6 +224,7 @@ class ChaosRun:
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
         judge.check_commits((look.committed, look.ends) for look in self._watch.looks)
+        judge.check_commit_order(read_commits(self._servers, _GROUP))
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
         bugs = [event for event in self.worker.all_events() if _BUG.search(str(event))]

@@ -36,7 +36,7 @@ def outcomes(root: Path = RESULTS) -> str:
         ("minutes of load", lambda report: report["phases_s"]["load"] / 60),
         ("requests", lambda report: report["counts"]["requests"]),
         ("of them repeated sequences", _repeated),
-        ("faults injected", lambda report: len(report["faults"])),
+        ("faults injected", lambda report: len(_injected(report))),
         ("lost", _violations(*_LOST)),
         ("answered wrong", _violations(*_WRONG)),
         ("committed before their answers", _violations("committed_unanswered")),
@@ -52,7 +52,7 @@ def outcomes(root: Path = RESULTS) -> str:
 
 def faults(root: Path = RESULTS) -> str:
     """How often each kind of fault came, and for how long requests were slow after it, where it came alone."""
-    kinds = sorted({fault["kind"] for run in _newest(root) for fault in _report(run)["faults"]})
+    kinds = sorted({fault["kind"] for run in _newest(root) for fault in _injected(_report(run))})
     return _beside_each_other([(f"`{kind}`", _felt(kind)) for kind in kinds], root)
 
 
@@ -79,6 +79,11 @@ def _report(run: Run) -> Report:
     return run.record["parts"]["chaos"]  # type: ignore[no-any-return]  # as `run_chaos` returned it
 
 
+def _injected(report: Report) -> list[Mapping[str, Any]]:
+    """The faults that happened."""
+    return [fault for fault in report["faults"] if "error" not in fault]
+
+
 def _violations(*kinds: str) -> Callable[[Report], int]:
     return lambda report: sum(report["violations"].get(kind, 0) for kind in kinds)
 
@@ -96,8 +101,12 @@ def _repeated(report: Report) -> str:
 
 def _felt(kind: str) -> Callable[[Report], str]:
     def shown(report: Report) -> str:
-        found = [fault for fault in report["faults"] if fault["kind"] == kind]
-        alone = [fault["recovery_s"] for fault in found if "recovery_s" in fault]
-        return f"{len(found)}" + (f", {max(alone):.1f} s" if alone else "")
+        found = [fault for fault in _injected(report) if fault["kind"] == kind]
+        alone = [fault for fault in found if "recovery_s" in fault]
+        if not alone:
+            return f"{len(found)}"
+        slowest = max(fault["recovery_s"] for fault in alone)
+        is_cut_off = not all(fault.get("recovered", True) for fault in alone)  # the next fault came before
+        return f"{len(found)}, {'at least ' if is_cut_off else ''}{slowest:.1f} s"
 
     return shown

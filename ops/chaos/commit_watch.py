@@ -52,6 +52,16 @@ class CommitWatch:
             return math.inf
         return sum(end - committed.get(source, 0) for source, end in ends.items())
 
+    async def keeps_up(self, topic: str, seconds: float) -> bool:
+        """Whether all that a topic has at this moment is committed so much later. False if no broker answers."""
+        try:
+            ends = await asyncio.to_thread(self._ends, [topic])
+            await asyncio.sleep(seconds)
+            committed = await asyncio.to_thread(self._committed)
+        except KafkaException:
+            return False
+        return all(committed.get(source, 0) >= end for source, end in ends.items())
+
     def committed_and_ends(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         """Offsets that the group has committed, and then the ends of the partitions of requests. Blocks."""
         return self._committed(), self._ends(self._sources)

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from penstock.ops.chaos.broker_faults import BrokerFaults
 from penstock.ops.chaos.cache_faults import CacheFaults
 from penstock.ops.chaos.member_faults import MemberFaults
+from penstock.ops.chaos.not_injected import NotInjectedError
 from penstock.ops.chaos.topic_faults import TopicFaults
 
 OF_BROKERS = frozenset({"broker_killed", "broker_restarted", "broker_suspended", "no_leader"})
@@ -68,7 +69,7 @@ class Faults:
         started, error = time.time(), ""
         try:
             await self._method(kind)(rng)
-        except (KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
+        except (NotInjectedError, KafkaError, KafkaException, OSError, sqlite3.Error) as failure:
             error = repr(failure)
         beside = [other for other in kinds if other != kind]
         self.injected.append(Injected(kind, started, time.time(), beside, error))

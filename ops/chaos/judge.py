@@ -71,6 +71,7 @@ class Judge:
             self._asked[asked.answer_key] = asked
             distinct.update(dict.fromkeys(asked.ids))
             self.counts["requests"] += 1
+            self.counts["bombs"] += asked.is_bomb
             self.counts["sequences"] += len(asked.ids)
         self.counts["distinct_sequences"] = len(distinct)
         self._expected = self._expected_of(list(distinct))
@@ -158,12 +159,20 @@ class Judge:
         for committed, ends in looks:
             self.counts["looks"] += 1
             for source, offset in committed.items():
-                self.counts["commits_that_went_back"] += offset < checked.get(source, 0)
                 for number in range(checked.get(source, 0), offset):
                     passed = by_source.get(source, {}).get(number)
                     if passed is not None and not passed.is_answered(ends):
                         self._violation("committed_unanswered", f"{passed.position}, committed: {offset}")
                 checked[source] = max(offset, checked.get(source, 0))
+
+    def check_commit_order(self, commits: Iterable[tuple[Partition, int]]) -> None:
+        """No committed offset of a partition is below an earlier one. In the order in which they were committed."""
+        reached: dict[Partition, int] = {}
+        for source, offset in commits:
+            self.counts["commits"] += 1
+            if offset < reached.get(source, 0):
+                self._violation("committed_offset_went_back", f"{source}: {offset} after {reached[source]}")
+            reached[source] = offset
 
     def check_all_committed(self, committed: Mapping[Partition, int], ends: Mapping[Partition, int]) -> None:
         """At rest nothing is left behind."""

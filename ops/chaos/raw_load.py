@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 from confluent_kafka import KafkaException, Producer
 
+from penstock.ops.chaos.asked import MOST_UNPACKED_BYTES
 from penstock.ops.chaos.sequences import Sequences
 from penstock.producer.wire.topics import bulk_topic
 
@@ -17,7 +18,8 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _TICK_S = 0.05
 _CATCH_UP_S = 10.0  # at most this much of the rate is made up for after an outage
 _MALFORMED_SHARE, _UNADDRESSED_SHARE, _BULK_SHARE, _KEY_SHARE = 0.002, 0.002, 0.2, 0.1
-_BOMB_SHARE, _BOMB_BYTES = 0.0001, 6 << 20  # a few kilobytes on the wire, and larger than a request may be
+_BOMB_SHARE, _FIRST_BOMB = 0.0001, 20  # so many records before the first, for short runs
+_BOMB_BYTES = MOST_UNPACKED_BYTES + (1 << 20)  # some kilobytes on the wire
 _MOST_WAITING = 5000  # records without acknowledgement: then the producers wait
 _OPTIONS = {
     "acks": "all",
@@ -44,26 +46,31 @@ class RawLoad:
         self._sequences = Sequences(vocab_size, seed)
         self._random = self._sequences.random
         self._waiting = 0
+        self._num_sent = 0
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Send until `is_over`. Returns when every record is acknowledged or failed."""
-        producers = [Producer({"bootstrap.servers": self._servers, "compression.type": c, **_OPTIONS}) for c in CODECS]
+        producers = [self._producer(codec) for codec in CODECS]
+        bomber = self._producer("gzip", **{"batch.num.messages": 1})  # a bomb alone in its batch is all that is lost
         owed = 0.0
         while not is_over.is_set():
             owed = min(owed + self._rate * _TICK_S, _CATCH_UP_S * self._rate)
             while owed >= 1 and self._waiting < _MOST_WAITING:
                 owed -= 1
-                self._send_one(producers)
-            for producer in producers:
+                self._send_one(producers, bomber)
+            for producer in (*producers, bomber):
                 producer.poll(0)
             await asyncio.sleep(_TICK_S)
         while self._waiting:
-            for producer in producers:
+            for producer in (*producers, bomber):
                 producer.poll(0)
             await asyncio.sleep(_TICK_S)
 
-    def _send_one(self, producers: list[Any]) -> None:
-        """Send one record by any producer; a bomb by one that compresses."""
+    def _producer(self, codec: str, **more: int) -> Any:
+        return Producer({"bootstrap.servers": self._servers, "compression.type": codec, **_OPTIONS, **more})
+
+    def _send_one(self, producers: list[Any], bomber: Any) -> None:
+        """Send one record by any producer, or a bomb by its own."""
         number, producer = self._random.random(), self._random.choice(producers)
         correlation_id = uuid.UUID(int=self._random.getrandbits(128)).bytes
         headers = [("kafka_correlationId", correlation_id)]
@@ -74,8 +81,9 @@ class RawLoad:
         body = msgpack.packb({"v": 1, "model": self._model, "task": "embed", "ids": ids, "lens": lens})
         if number > 1 - _MALFORMED_SHARE:
             body = self._random.randbytes(len(body))
-        if abs(number - 0.5) < _BOMB_SHARE / 2:
-            producer, body = producers[CODECS.index("gzip")], bytes(_BOMB_BYTES)
+        if self._num_sent == _FIRST_BOMB or abs(number - 0.5) < _BOMB_SHARE / 2:
+            producer, body = bomber, bytes(_BOMB_BYTES)
+        self._num_sent += 1
         topic = self._topics[self._random.random() < _BULK_SHARE]
         key = self._random.randbytes(8) if self._random.random() < _KEY_SHARE else None
         self._waiting += 1

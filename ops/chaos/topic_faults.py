@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 
 from penstock.ops.chaos.access import Privilege, allow, revoke
 from penstock.ops.chaos.calls import REPLIES
+from penstock.ops.chaos.not_injected import NotInjectedError
 from penstock.ops.chaos.raw_load import RAW_REPLIES
 from penstock.producer.wire.topics import dead_letter_topic
 
@@ -33,6 +34,7 @@ class TopicFaults:
 
     async def rebalance_storm(self, rng: random.Random) -> None:
         """A stranger joins the group, takes partitions, answers nothing and leaves, several times."""
+        num_joined = 0
         for _ in range(_STORM_JOINS):
             stranger = AIOKafkaConsumer(
                 *self._topics,
@@ -44,11 +46,14 @@ class TopicFaults:
             try:
                 async with asyncio.timeout(30):
                     await stranger.start()
+                    num_joined += 1
                     await asyncio.sleep(rng.uniform(0.2, 1.5))
             except TimeoutError:
                 pass
             finally:
                 await stranger.stop()
+        if not num_joined:
+            raise NotInjectedError("No stranger could join.")
 
     async def partitions_added(self, rng: random.Random) -> None:
         """A request topic gets one more partition."""
@@ -89,6 +94,8 @@ class TopicFaults:
                 consumer.seek(source, max(0, end - _NUM_COPIES // len(sources)))
             batches = await consumer.getmany(timeout_ms=2000, max_records=_NUM_COPIES)
             records = [record for batch in batches.values() for record in batch]
+            if not records:
+                raise NotInjectedError("There was no reply to copy.")
             rng.shuffle(records)
             for record in records:
                 headers = [*record.headers, (COPIED, b"1")]

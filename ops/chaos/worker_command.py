@@ -70,16 +70,24 @@ class WorkerCommand:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def limit_files(self, num_bytes: int) -> None:
-        """Let members write no file beyond this size, as on a full disk. -1: any size."""
+    def limit_files(self, num_bytes: int) -> int:
+        """Let members write no file beyond this size, as on a full disk. -1: any size. Returns how many it limits."""
+        num_limited = 0
         for pid in self.members:
             with contextlib.suppress(ProcessLookupError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, most))
+                num_limited += 1
+        return num_limited
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events called so that were logged so far."""
         return [event for event in self.all_events(f'"event": "{name}"') if event["event"] == name]
+
+    def num_killed(self) -> int:
+        """How many members SIGKILL has ended, by the log of their supervisors."""
+        killed = signal.SIGKILL.name
+        return sum(killed in str(event.get("signal")) for event in self.events("member_exited"))
 
     def all_events(self, part: str = "") -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""

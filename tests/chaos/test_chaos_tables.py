@@ -19,6 +19,8 @@ def kept(root: Path, day: int, delivery: str, **violations: int) -> None:
             {"kind": "rolled", "recovery_s": 1.0},
             {"kind": "member_killed", "recovery_s": 4.25},
             {"kind": "member_killed", "beside": ["rolled"]},
+            {"kind": "member_killed", "error": "No member ran."},
+            {"kind": "no_leader", "recovery_s": 7.9, "recovered": False},
         ],
         "slowest_recovery_after_kill_s": 4.25,
         "slowest_p99_of_a_roll_s": None,
@@ -49,6 +51,8 @@ def test_the_newest_run_of_each_mode_is_shown_with_what_it_broke(tmp_path: Path)
 def test_faults_have_their_number_and_the_slowest_recovery_of_those_alone(tmp_path: Path) -> None:
     kept(tmp_path, 1, "exactly_once")
     assert cells(faults(tmp_path), "`member_killed`") == ["2, 4.2 s"]
+    assert cells(faults(tmp_path), "`no_leader`") == ["1, at least 7.9 s"]
+    assert cells(outcomes(tmp_path), "faults injected") == ["4"]
 
 
 def test_without_a_kept_run_there_is_no_table(tmp_path: Path) -> None:

@@ -52,14 +52,34 @@ def error(to: Record, offset: int, code: str) -> Record:
     return record(REPLIES, offset, value, key_of(to), ADDRESS[:1])
 
 
-def letter(of: Record, offset: int, code: str, message: str = "") -> Record:
+def letter(of: Record, offset: int, code: str, message: str = "why") -> Record:
     source = f"{of.topic}-0-{of.offset}".encode()
+    position = [("topic", of.topic.encode()), ("partition", b"0"), ("offset", b"%d" % of.offset)]
     reason = [
         ("penstock-error-code", code.encode()),
         ("penstock-error-message", message.encode()),
+        ("penstock-error-type", b"builtins.ValueError"),
+        ("penstock-error-attempts", b"1"),
+        ("penstock-error-worker", b"penstock-0"),
         ("penstock-source", source),
+        ("penstock-source-timestamp-ms", b"%d" % of.timestamp),
+        *[(f"__dlq.errors.{name}", value) for name, value in position],
+        ("__dlq.errors.group", b"penstock.m"),
+        ("__dlq.errors.delivery.count", b"1"),
+        ("__dlq.errors.message", message.encode()),
     ]
     return record(LETTERS, offset, of.value or b"", b"made", [*of.headers, *reason])
+
+
+def other(one: Record, header: str, value: bytes = b"other") -> Record:
+    return one._replace(headers=[(name, value if name == header else was) for name, was in one.headers])
+
+
+def shortened(of: Record) -> Record:
+    """A letter of a lost request without the value."""
+    digest = hashlib.sha256(of.value or b"").hexdigest().encode()
+    whole = letter(of, 1, "invalid_request")
+    return whole._replace(value=b"", headers=[*whole.headers, ("penstock-value-left-out-sha256", digest)])
 
 
 def without(one: Record, header: str) -> Record:
@@ -73,6 +93,11 @@ REQUESTED = (GOOD, BAD, LOST)
 REPLIED = (reply(GOOD, 0, 2, 11), error(BAD, 1, "backend"))
 KEPT = (letter(BAD, 0, "backend"), letter(LOST, 1, "invalid_request"))
 UNDELIVERED = letter(GOOD, 2, "backend", "The reply could not be delivered: refused")
+HEADERS_OF_A_LETTER = [name for name, _ in KEPT[0].headers if name not in dict(BAD.headers)]
+BOMB = LOST._replace(value=bytes((16 << 20) + 1), headers=ADDRESS)
+BATCH = struct.pack(">q", BOMB.offset) + b"as stored"
+BOMB_LETTER = letter(BOMB._replace(value=BATCH, headers=[("penstock-unreadable-batch", b"why")]), 1, "invalid_request")
+LARGE = LOST._replace(value=bytes(8 << 20))
 REFUSAL = Refusal(REPLIES, 0, 1000)
 # Three looks: offsets committed, ends of replies, ends of letters.
 LOOKS = ((1, 1, 0), (2, 2, 1), (3, 2, 2))
@@ -87,6 +112,7 @@ def judged(
     result: float = 11.0,
     may_repeat: bool = True,
     refusals: Sequence[Refusal] = (),
+    commits: Sequence[int] = (1, 2, 3),
 ) -> Judge:
     judge = Judge(POISON, direct, refusals, CLOCK_ERROR_MS)
     judge.requests(requests)
@@ -100,6 +126,7 @@ def judged(
     judge.check_commits(
         ({(REQUESTS, 0): offset}, {(REPLIES, 0): answered, (LETTERS, 0): kept}) for offset, answered, kept in looks
     )
+    judge.check_commit_order(((REQUESTS, 0), offset) for offset in commits)
     judge.check_all_committed({(REQUESTS, 0): looks[-1][0]}, {(REQUESTS, 0): len(requests)})
     return judge
 
@@ -122,6 +149,15 @@ def test_a_letter_is_an_answer_while_the_reply_topic_takes_none(may_repeat: bool
     looks = ((1, 0, 1), (2, 0, 2), (3, 0, 3))
     judge = judged(replies=(), letters=letters, looks=looks, refusals=[REFUSAL], may_repeat=may_repeat)
     assert (judge.violations, judge.counts["outcome_letter"]) == ({}, 3)
+
+
+def test_a_bomb_is_owed_one_letter_that_has_its_batch() -> None:
+    judge = judged(requests=(GOOD, BAD, BOMB), letters=(KEPT[0], BOMB_LETTER))
+    assert (judge.violations, judge.counts["bombs"], judge.counts["outcome_letter"]) == ({}, 1, 1)
+
+
+def test_a_letter_may_leave_out_a_value_above_the_bound() -> None:
+    assert judged(requests=(GOOD, BAD, LARGE), letters=(KEPT[0], shortened(LARGE))).violations == {}
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
@@ -158,7 +194,24 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("reply_in_another_topic", {"replies": (*REPLIED, REPLIED[0]._replace(topic="elsewhere"))}),
     ("letter_incomplete", {"letters": (KEPT[0]._replace(value=b""), KEPT[1])}),
     ("letter_incomplete", {"letters": (without(KEPT[0], "kafka_replyTopic"), KEPT[1])}),
-    ("letter_incomplete", {"letters": (without(KEPT[0], "penstock-error-code"), KEPT[1])}),
+    ("letter_incomplete", {"letters": (KEPT[0], shortened(LOST))}),
+    ("letter_incomplete", {"letters": (KEPT[0]._replace(key=None), KEPT[1])}),
+    ("letter_incomplete", {"letters": (other(KEPT[0], "penstock-error-type", b""), KEPT[1])}),
+    ("letter_incomplete", {"letters": (other(KEPT[0], "penstock-source-timestamp-ms"), KEPT[1])}),
+    ("letter_incomplete", {"letters": (other(KEPT[0], "__dlq.errors.offset"), KEPT[1])}),
+    ("letter_incomplete", {"letters": (other(KEPT[0], "__dlq.errors.message"), KEPT[1])}),
+    ("letter_incomplete", {"requests": (GOOD, BAD, BOMB), "letters": (KEPT[0], letter(BOMB, 1, "invalid_request"))}),
+    ("letter_incomplete", {"requests": (GOOD, BAD, BOMB), "letters": (KEPT[0], BOMB_LETTER._replace(value=b"made"))}),
+    ("unanswered", {"requests": (GOOD, BAD, BOMB), "letters": KEPT[:1]}),
+    (
+        "reply_in_another_topic",
+        {
+            "requests": (GOOD, BAD, BOMB),
+            "letters": (KEPT[0], BOMB_LETTER),
+            "replies": (*REPLIED, error(BOMB, 2, "invalid_request")),
+        },
+    ),
+    ("committed_offset_went_back", {"commits": (1, 3, 2, 3)}),
     ("letter_incomplete", {"requests": (GOOD, BAD._replace(key=b"k"), LOST)}),
     ("letter_with_another_code", {"letters": (letter(BAD, 0, "too_long"), KEPT[1])}),
     ("letter_of_nothing", {"letters": (*KEPT, letter(request(9, 5), 2, "backend"))}),
@@ -176,6 +229,12 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "change"), BROKEN)
 def test_a_broken_promise_is_a_violation(kind: str, change: dict[str, Any]) -> None:
     assert judged(**change).violations[kind] == 1
+
+
+@pytest.mark.parametrize("header", HEADERS_OF_A_LETTER)
+def test_every_header_of_a_letter_is_missed(header: str) -> None:
+    violations = judged(letters=(without(KEPT[0], header), KEPT[1])).violations
+    assert violations["letter_of_nothing" if header == "penstock-source" else "letter_incomplete"] == 1
 
 
 def test_every_violation_of_the_judge_is_among_the_broken_promises_and_on_the_page() -> None:

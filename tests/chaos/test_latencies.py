@@ -16,8 +16,8 @@ def asked(topic: str, sent_s: int, *answered_after_s: float) -> Asked:
 def test_recovery_is_the_last_slow_request_after_a_fault() -> None:
     slow = (1, 4, 8)
     latencies = Latencies([asked(REQUESTS, second, 3.0 if second in slow else 0.01) for second in range(10)], REQUESTS)
-    assert latencies.recovery_s(2.0, 9.0) == 2.0
-    assert latencies.recovery_s(5.0, 9.0) == 0.0  # the next fault delayed the request at 8 s
+    assert latencies.recovery(2.0, 9.0) == (2.0, True)
+    assert latencies.recovery(5.0, 9.0) == (0.0, True)  # the next fault delayed the request at 8 s
 
 
 def test_percentiles_count_the_first_answers_of_one_topic() -> None:
