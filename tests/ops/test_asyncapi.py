@@ -47,14 +47,15 @@ def accepts(schema: dict[str, Any], value: Any) -> bool:
     if kind and (not isinstance(value, _JSON_TYPES[kind]) or (kind != "boolean" and isinstance(value, bool))):
         return False
     size = len(value) if isinstance(value, list | str) else value
-    low = next((schema[name] for name in ("minItems", "minLength", "minimum") if name in schema), size)
-    high = next((schema[name] for name in ("maxItems", "maximum") if name in schema), size)
+    low = [schema[name] for name in ("minItems", "minLength", "minimum") if name in schema]
+    high = [schema[name] for name in ("maxItems", "maximum") if name in schema]
     parts = [(schema.get("properties", {}).get(name), item) for name, item in value.items()] if kind == "object" else []
     if kind == "array" and "items" in schema:
         items = schema["items"]
         parts = list(zip(items if isinstance(items, list) else [items] * len(value), value, strict=True))
     return (
-        low <= size <= high
+        all(bound <= size for bound in low)
+        and all(size <= bound for bound in high)
         and ("const" not in schema or schema["const"] == value)
         and ("enum" not in schema or value in schema["enum"])
         and all(name in value for name in schema.get("required", ()))
