@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -35,6 +36,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def worker(**given: Any) -> WorkerSettings:
+    return WorkerSettings(**given)
+
+
 def output(*args: str, env: dict[str, str] | None = None) -> str:
     result = CliRunner().invoke(app, ["config", *args], prog_name="penstock", env=env)
     assert result.exit_code == 0, result.output
@@ -54,12 +59,12 @@ def test_each_value_has_its_origin(file: Path) -> None:
 
 
 def test_the_output_is_a_file_of_the_same_settings(file: Path, tmp_path: Path) -> None:
-    before = WorkerSettings(config=file, lanes=2, cache_path=tmp_path / 'a "quoted" name')
+    before = worker(config=file, lanes=2, cache_path=tmp_path / 'a "quoted" name')
     printed = output("worker", "--config", str(file), "--lanes", "2", "--cache-path", str(before.cache_path))
     again = tmp_path / "again.toml"
     again.write_text(printed)
     assert tomllib.loads(printed)["worker"]["lanes"] == 2
-    after = WorkerSettings(config=again, sasl_password="of the file")
+    after = worker(config=again, sasl_password="of the file")
     assert dict(after) == {**dict(before), "config": again}
 
 

@@ -86,7 +86,7 @@ def test_the_defaults_of_the_chart_are_settings_of_a_worker(tmp_path: Path) -> N
         numbers = {key: float(value) if isinstance(value, int) else value for key, value in values.items()}
         lines += [f"{key} = {json.dumps(value)}" for key, value in numbers.items()]
     file.write_text("\n".join(lines))
-    settings = WorkerSettings(config=file)
+    settings = WorkerSettings.model_validate({"config": file})
     assert tomllib.loads(file.read_text())["worker"]["partitions"] == settings.partitions == 48
     assert settings.drain_s == config["worker"]["drain_s"]
 

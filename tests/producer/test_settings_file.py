@@ -1,6 +1,7 @@
 """The configuration file: below environment and arguments, and never half understood."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -23,6 +24,14 @@ batch_calls = false
 """
 
 
+def client(**given: Any) -> ClientSettings:
+    return ClientSettings(**given)
+
+
+def kafka(**given: Any) -> KafkaSettings:
+    return KafkaSettings(**given)
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "penstock.toml"
@@ -34,7 +43,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_is_below_the_environment_and_that_below_arguments(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TIMEOUT_S", "6")
     monkeypatch.setenv("PENSTOCK_MODEL", "other")
-    settings = ClientSettings(model="given")
+    settings = client(model="given")
     assert (settings.model, settings.timeout_s, settings.batch_calls) == ("given", 6.0, False)
     assert settings.origins == {
         "bootstrap_servers": f"file {file}",
@@ -49,15 +58,15 @@ def test_a_file_is_below_the_environment_and_that_below_arguments(file: Path, mo
 def test_a_file_that_is_given_has_precedence_over_that_of_the_environment(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('[client]\nmodel = "of the other"\n')
-    settings = ClientSettings(config=other)
+    settings = client(config=other)
     assert (settings.model, settings.timeout_s) == ("of the other", 30.0)
-    assert ClientSettings(config=None, model="m").timeout_s == 30.0
+    assert client(config=None, model="m").timeout_s == 30.0
 
 
 def test_a_class_reads_its_own_tables(file: Path) -> None:
-    assert KafkaSettings().fetch_max_wait_ms == 9
+    assert kafka().fetch_max_wait_ms == 9
     file.write_text("[kafka]\nfetch_max_wait_ms = 9\n[client]\nfetch_max_wait_ms = 8\nmodel = 'm'\n[worker]\nx = 1\n")
-    assert (KafkaSettings().fetch_max_wait_ms, ClientSettings().fetch_max_wait_ms) == (9, 8)
+    assert (kafka().fetch_max_wait_ms, client().fetch_max_wait_ms) == (9, 8)
 
 
 @pytest.mark.parametrize(
@@ -84,26 +93,26 @@ def test_a_class_reads_its_own_tables(file: Path) -> None:
 def test_what_is_no_setting_is_an_error_with_its_place(file: Path, text: str, fault: str) -> None:
     file.write_text(text)
     with pytest.raises(SettingsFileError) as caught:
-        ClientSettings(model="m")
+        client(model="m")
     assert str(caught.value) == f"{file}{fault}"
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsFileError, match=r"missing\.toml: No such file or directory\."):
-        ClientSettings(config=tmp_path / "missing.toml", model="m")
+        client(config=tmp_path / "missing.toml", model="m")
     latin = tmp_path / "latin.toml"
     latin.write_bytes("# é\n".encode("latin-1"))
     with pytest.raises(SettingsFileError, match=r"latin\.toml: is not UTF-8, at byte 2\."):
-        ClientSettings(config=latin, model="m")
+        client(config=latin, model="m")
     marked = tmp_path / "marked.toml"
     marked.write_text("[client]\ntimeout_s = 5\n", encoding="utf-8-sig")
-    assert ClientSettings(config=marked, model="m").timeout_s == 5
+    assert client(config=marked, model="m").timeout_s == 5
 
 
 def test_a_value_of_another_type_is_an_error_and_is_not_replaced(file: Path) -> None:
     file.write_text("[client]\nmodel = 'm'\ntimeout_s = 'soon'\n")
     with pytest.raises(ValidationError, match="timeout_s"):
-        ClientSettings()
+        client()
     assert ClientSettings.place_of("timeout_s", {}) == f"{file}, line 3: [client] timeout_s"
     assert ClientSettings.place_of("timeout_s", {"timeout_s": "soon"}) == ""
 

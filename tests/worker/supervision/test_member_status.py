@@ -11,7 +11,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision.member_status import members_status
 from penstock.worker.telemetry.status_server import Status, serve_status
 
-SETTINGS = WorkerSettings(model="m", metrics_port=9100, metrics_host="0.0.0.0")
+SETTINGS = WorkerSettings.model_validate({"model": "m", "metrics_port": 9100, "metrics_host": "0.0.0.0"})
 
 
 @asynccontextmanager

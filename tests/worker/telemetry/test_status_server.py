@@ -96,7 +96,9 @@ async def test_the_settings_in_force_are_served_once_they_are_decided() -> None:
     settings: dict[str, Any] = {}
     async with serving(config=lambda: settings) as (_, port):
         assert (await asyncio.to_thread(get, port, "/config"))[0] == 503
-        made = resolve(WorkerSettings(model="m", sasl_password="hidden", **SASL), NullEngine(name="m").info)
+        made = resolve(
+            WorkerSettings.model_validate({"model": "m", "sasl_password": "hidden", **SASL}), NullEngine(name="m").info
+        )
         settings.update(made.model_dump(mode="json"))
         status, body = await asyncio.to_thread(get, port, "/config")
         assert (status, json.loads(body)["sasl_password"]) == (200, "**********")
