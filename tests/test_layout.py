@@ -131,7 +131,9 @@ def test_every_library_that_the_wheel_imports_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = {
-        distribution(line) for lines in (project["dependencies"], extras["demo"], extras["bench"]) for line in lines
+        distribution(line)
+        for lines in (project["dependencies"], extras["demo"], extras["bench"], extras["logs"])
+        for line in lines
     }
     libraries = packages_distributions()
     undeclared = {

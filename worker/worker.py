@@ -214,7 +214,7 @@ class Worker:
         now = time.monotonic()
         completed = [sequence.request for sequence, result in results if sequence.settle(result)]
         self._ledger.answer([request.record for request in completed])
-        self._monitor.answered(completed, now)
+        self._monitor.answered(completed, stats, now)
         self._delivery.reply(completed, encode_replies(completed, self._info, stats, now))
         self._num_answered += len(completed)
 
@@ -246,4 +246,5 @@ class Worker:
         await asyncio.gather(self.consumer.stop(left_s), self._outbox.stop(left_s - _DISCONNECT_S))
         if self._cache is not None:
             await self._cache.close()
+        self._monitor.log_rest(time.monotonic())
         log.info("stopped", answered=self._num_answered)

@@ -106,7 +106,7 @@ async def marks(broker: KafkaBroker, group: str) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def pipeline(broker: KafkaBroker, unique: Unique, name: str) -> AsyncIterator[Pipeline]:
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True) as producer:
         made = Pipeline(broker, producer, unique(name), unique("penstock.replies."))
         await producer.partitions_for(made.reply_topic)  # creates it
         yield made

@@ -18,6 +18,7 @@ from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.telemetry.request_samples import correlation_text
 
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
 
@@ -151,9 +152,10 @@ class Delivery:
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
+        first = answers[0].origin.original
+        named = {"partition": first.partition, "offset": first.offset}
+        log.warning("reply_undeliverable", records=len(answers), **named, error=repr(error))
         for answer in answers:
-            original = answer.origin.original
-            log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
             self._keep(answer.origin, Fault.of(undelivered))
@@ -183,6 +185,7 @@ def _log(rejections: Sequence[Rejection]) -> None:
         topic=record.original.topic,
         partition=record.original.partition,
         offset=record.original.offset,
+        correlation_id=None if address is None else correlation_text(address.correlation_id),
         answered=address is not None,
     )
 

@@ -5,6 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
@@ -14,6 +15,7 @@ from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.deadline_errors import cause_of
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics
+from penstock.worker.telemetry.request_samples import RequestSamples
 
 _TICK_S = 1.0
 _LOG_EVERY_S = 10.0
@@ -35,13 +37,21 @@ class LoadMonitor:
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
         self._batches_to_log = _BATCHES_A_TICK
+        self._samples = RequestSamples()
+        self._totals_logged: Counter[str] = Counter()
+        self._latencies_logged: Counter[str] = Counter()
 
-    def answered(self, requests: Sequence[PendingRequest], now: float) -> None:
-        """Count requests that are answered with their results."""
+    def answered(self, requests: Sequence[PendingRequest], stats: BatchStats | None, now: float) -> None:
+        """Count requests that are answered with their results. `stats`: None where the cache had the last of them."""
+        if not requests:
+            return
         self._answered_ok.inc(len(requests))
+        self._since_logged["answered"] += len(requests)
         latencies = Counter([(now - request.times.arrived, request.bulk) for request in requests])
         for (seconds, bulk), count in latencies.items():  # requests of one slice arrived together
             self._metrics.latency.observe(seconds, count, bulk=bulk)
+        slowest_online_s = max([seconds for seconds, bulk in latencies if not bulk], default=-1.0)
+        self._samples.offer(requests, slowest_online_s, stats, now)
         late = [request for request in requests if request.deadline is not None and now > request.deadline]
         if not late:
             return
@@ -53,6 +63,7 @@ class LoadMonitor:
         """Count records that are answered with an error. Mostly there are none."""
         if not errors:
             return
+        self._since_logged["rejected"] += len(errors)
         for (code, cause), count in Counter([(error.code, cause_of(error)) for error in errors]).items():
             self._metrics.requests.labels(code).inc(count)
             if cause is Cause.OVERLOADED:
@@ -78,25 +89,49 @@ class LoadMonitor:
     def tick(self, now: float) -> None:
         """Show the load, and log it if there was work and the last log is old enough."""
         self._batches_to_log = _BATCHES_A_TICK
+        self._samples.log(now)
         scheduler = self._driver.scheduler
         backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
         p50, p95 = self._cost.errors()
         self._metrics.show_load(backlog_s, p50, p95)
         is_working = scheduler.num_queued or self._since_logged
-        if not is_working or now - self._logged_at < _LOG_EVERY_S:
-            return
+        if is_working and now - self._logged_at >= _LOG_EVERY_S:
+            self._log_load(now)
+
+    def log_rest(self, now: float) -> None:
+        """Log what has been counted since the last log, when the worker ends."""
+        self._samples.log(now)
+        if self._since_logged:
+            self._log_load(now)
+
+    def _log_load(self, now: float) -> None:
+        scheduler, (p50, p95) = self._driver.scheduler, self._cost.errors()
         since, self._since_logged, self._logged_at = self._since_logged, Counter(), now
         log.info(
             "worker_load",
             queued_sequences=scheduler.num_queued,
             queued_tokens=scheduler.queued_tokens,
-            backlog_s=round(backlog_s, 4),
+            backlog_s=round(self._driver.busy_s(now) + scheduler.backlog_s, 4),
             prediction_error_p50=_rounded(p50),
             prediction_error_p95=_rounded(p95),
             batches=since["batches"],
+            **self._counted(),
             overloaded=since[Cause.OVERLOADED],
             missed={str(cause): since[cause] for cause in _MISSES},
         )
+
+    def _counted(self) -> dict[str, Any]:
+        """Counts since the last log, and the number of online requests by the bound of their latency in seconds."""
+        totals, latencies = Counter(self._metrics.totals()), Counter(self._metrics.latency.counts())
+        counted, latency = totals - self._totals_logged, latencies - self._latencies_logged
+        self._totals_logged, self._latencies_logged = totals, latencies
+        return {
+            "answered": int(counted.pop("ok", 0)),
+            **{name: int(counted.pop(name, 0)) for name in ("sequences", "cached", "tokens", "slots")},
+            "device_s": round(counted.pop("device_s", 0.0), 6),
+            "rejected": {code: int(count) for code, count in counted.items()},
+            "latency_le_s": dict(latency),
+        }
 
     def _missed(self, cause: str, count: int) -> None:
         self._since_logged[cause] += count

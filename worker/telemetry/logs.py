@@ -31,6 +31,7 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),  # `filter_by_level` decides
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -8,6 +8,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
@@ -16,6 +17,7 @@ from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.requests.ledger import RecordLedger
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BOUNDS = [*[str(float(bound)) for bound in _SECONDS], "+Inf"]
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -32,12 +34,15 @@ class SliceHistogram(Collector):
         self._counts[bulk][bisect_left(_SECONDS, seconds)] += num_requests
         self._sums[bulk] += seconds * num_requests
 
+    def counts(self) -> dict[str, int]:
+        """Online requests so far, by the upper bound of their bucket."""
+        return dict(zip(_BOUNDS, self._counts[False], strict=True))
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Called at each scrape, from another thread."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=["class"])
-        bounds = [*[str(float(bound)) for bound in _SECONDS], "+Inf"]
         for bulk, counts in self._counts.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            buckets = list(zip(_BOUNDS, accumulate(counts), strict=True))
             family.add_metric(["bulk" if bulk else "online"], buckets, self._sums[bulk])
         yield family
 
@@ -124,8 +129,25 @@ class Metrics:
         self._prediction_error.labels("0.5").set(error_p50)
         self._prediction_error.labels("0.95").set(error_p95)
 
+    def totals(self) -> dict[str, float]:
+        """Counts so far, for the log. Outcomes of requests have their codes as names."""
+        counted = {
+            "sequences": self._from_engine,
+            "cached": self.from_cache,
+            "tokens": self._tokens,
+            "slots": self._padded_tokens,
+            "device_s": self._device_seconds,
+        }
+        totals = {name: _samples(counter)[0].value for name, counter in counted.items()}
+        outcomes = [one for one in _samples(self.requests) if one.name.endswith("_total")]
+        return totals | {one.labels["outcome"]: one.value for one in outcomes}
+
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         return Gauge(name, meaning, labels, registry=self.registry)
+
+
+def _samples(counter: Counter) -> list[Sample]:
+    return [sample for family in counter.collect() for sample in family.samples]

@@ -89,7 +89,7 @@ def test_the_log_tells_the_queue_the_prediction_error_and_the_missed_deadlines(
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.OVERLOADED, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered([late], 0.0)
+    bench.monitor.answered([late], None, 0.0)
     [event] = bench.logged(0.0)
     assert (event["queued_sequences"], event["queued_tokens"], event["batches"]) == (2, 40, 1)
     assert event["backlog_s"] == pytest.approx(2.0 + bench.scheduler.backlog_s, abs=1e-3)
@@ -110,7 +110,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     bench.work()
     reject(bench, Cause.OVERLOADED, Cause.ARRIVED_LATE, Cause.QUEUED)
     late.job_ids.append(1)
-    bench.monitor.answered([late, late], 0.0)
+    bench.monitor.answered([late, late], None, 0.0)
     bench.monitor.tick(0.0)
     assert bench.value("penstock_overload_refusals_total") == 1
     assert bench.value("penstock_deadline_misses_total", cause="arrived_late") == 1
@@ -127,8 +127,8 @@ def test_latencies_are_counted_a_slice_at_a_time_by_class(
 ) -> None:
     online = [make_sequences([n])[0].request for n in range(3)]
     bulk = make_sequences([1], bulk=True)[0].request
-    bench.monitor.answered([*online, bulk], 0.01)
-    bench.monitor.answered(online, 100.0)
+    bench.monitor.answered([*online, bulk], None, 0.01)
+    bench.monitor.answered(online, None, 100.0)
     assert bench.value("penstock_request_seconds_count", **{"class": "online"}) == 6
     assert bench.value("penstock_request_seconds_sum", **{"class": "online"}) == pytest.approx(300.03)
     buckets = [bench.value("penstock_request_seconds_bucket", le=le, **{"class": "online"}) for le in LATENCIES]
@@ -137,7 +137,7 @@ def test_latencies_are_counted_a_slice_at_a_time_by_class(
 
 
 def test_a_late_answer_without_a_job_was_not_predicted_wrong(bench: Bench, late: PendingRequest) -> None:
-    bench.monitor.answered([late], 0.0)  # from the cache, or from another request's computation
+    bench.monitor.answered([late], None, 0.0)  # from the cache, or from another request's computation
     assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
 
 
@@ -174,3 +174,31 @@ def test_of_many_batches_a_second_some_are_logged_and_all_are_counted(bench: Ben
 def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
     bench.ledger.num_skipped = 3
     assert bench.value("penstock_skipped_records_total") == 3
+
+
+def test_the_log_has_what_was_counted_since_the_last(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    requests = [make_sequences([n])[0].request for n in range(3)]
+    bench.monitor.answered(requests, None, 0.004)
+    bench.metrics.from_cache.inc(2)
+    bench.work()
+    reject(bench, Cause.OVERLOADED)
+    [event] = bench.logged(0.0)
+    assert (event["answered"], event["sequences"], event["cached"]) == (3, 1, 2)
+    assert (event["tokens"], event["slots"], event["device_s"]) == (10, 10, 12.5)
+    assert (event["rejected"], event["latency_le_s"]) == ({"overloaded": 1}, {"0.005": 3})
+    bench.monitor.answered(requests[:1], None, 0.02)
+    [event] = bench.logged(10.0)
+    assert (event["answered"], event["tokens"], event["latency_le_s"]) == (1, 0, {"0.025": 1})
+
+
+def test_what_was_counted_last_is_logged_at_the_end(
+    bench: Bench, make_sequences: Callable[..., list[PendingSequence]]
+) -> None:
+    bench.monitor.tick(0.0)
+    with capture_logs() as logs:
+        bench.monitor.log_rest(1.0)
+        bench.monitor.answered([make_sequences([1])[0].request], None, 1.0)
+        bench.monitor.log_rest(2.0)
+    assert [(one["event"], one.get("answered")) for one in logs] == [("request_done", None), ("worker_load", 1)]

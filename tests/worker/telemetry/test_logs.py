@@ -79,6 +79,7 @@ def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_level_is_for_this_projects_events_and_libraries_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as the CLI's commands do
     configure_logs("json", "debug")
     structlog.get_logger("penstock.test").debug("shown")
     logging.getLogger("aiokafka").info("not shown")

@@ -1,0 +1,131 @@
+"""`batch_done` lines as columns.
+
+Nearly all lines of a busy worker are `batch_done`, and a worker writes the fields of an event in one order. The first
+such line of a log gives this order, by which a compiled scanner takes the values out of the others. Lines that are laid
+out otherwise are left to the caller.
+"""
+
+import json
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ops.logs.event import number, parse_time
+from penstock.ops.logs.libraries import polars
+
+MIN_SCANNED_BYTES = 4 << 20  # smaller blocks are parsed as JSON in less time than the scanner needs to load
+_MARK = b'"event": "batch_done"'
+_TEXTS = ("trigger", "partition")
+_INTEGERS = ("worker", "sequences", "tokens", "max_seqlen")
+_FLOATS = ("dp_gain", "predicted_s", "device_s")
+_NEEDED = (*_TEXTS, *_INTEGERS[1:], *_FLOATS, "timestamp")
+_MIN_LINE_BYTES = 160  # of a line with all these keys
+BATCH_COLUMNS = ("second", *_TEXTS, *_INTEGERS, *_FLOATS)
+
+
+class Cut(NamedTuple):
+    """A block's batches, and its other lines."""
+
+    batches: Any  # a polars frame with BATCH_COLUMNS
+    others: list[bytes]  # that are not empty
+
+
+class BatchColumns:
+    """Cuts the blocks of one source, in order."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []  # of batch_done, in order
+
+    def cut(self, block: bytes) -> Cut:
+        """Whole lines. Never raises for what they hold."""
+        if not self._keys and len(block) >= MIN_SCANNED_BYTES:
+            self._keys = _keys_of_first(block)
+        if self._keys and (kernel := _load_kernel()) is not None:
+            return _scanned(kernel, block, self._keys)
+        return Cut(empty_batches(), [line for line in block.split(b"\n") if line.strip()])
+
+
+def _keys_of_first(block: bytes) -> list[str]:
+    """The order of keys in the first line that has all; empty without one."""
+    place = block.find(_MARK)
+    if place < 0:
+        return []
+    start, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
+    try:
+        fields = json.loads(block[start : end if end >= 0 else len(block)])
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(fields, dict) or not set(_NEEDED) <= fields.keys():
+        return []
+    return [] if any(isinstance(value, dict | list) for value in fields.values()) else list(fields)
+
+
+def _scanned(kernel: ModuleType, block: bytes, keys: list[str]) -> Cut:
+    pl = polars()
+    data = np.frombuffer(block, np.uint8)
+    rows = np.empty((len(block) // _MIN_LINE_BYTES + 2, len(keys)))
+    texts, others = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.empty((len(block) // 2 + 2, 2), np.int64)
+    num_rows, num_texts, num_others = kernel.scan(data, *_layout(kernel, keys), rows, texts, others)
+    values = dict(zip(keys, rows[:num_rows].T, strict=True))
+    found = [block[start:end].decode("utf-8", "replace") for start, end in texts[:num_texts].tolist()]
+    names = pl.Series(found, dtype=pl.String)
+    columns = {"second": pl.Series(values["timestamp"].astype(np.int64))}
+    columns |= {key: names.gather(values[key].astype(np.int64)) for key in _TEXTS}
+    missing = pl.Series([None] * num_rows, dtype=pl.Int64) if "worker" not in values else None
+    columns |= {key: pl.Series(values[key].astype(np.int64)) if key in values else missing for key in _INTEGERS}
+    columns |= {key: pl.Series(np.ascontiguousarray(values[key])) for key in _FLOATS}
+    lines = [block[start:end] for start, end in others[:num_others].tolist()]
+    return Cut(pl.DataFrame(columns).select(BATCH_COLUMNS), [line for line in lines if line.strip()])
+
+
+def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
+    """The bytes before each value, their ends, and the kinds of the values."""
+    kinds = {
+        **dict.fromkeys((*_INTEGERS, *_FLOATS), kernel.NUMBER),
+        **dict.fromkeys(_TEXTS, kernel.TEXT),
+        "timestamp": kernel.TIME,
+        "event": kernel.NOTHING,
+    }
+    starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(keys)]
+    starts = [start + '"batch_done"' if key == "event" else start for key, start in zip(keys, starts, strict=True)]
+    encoded = [start.encode() for start in starts]
+    ends = np.cumsum([len(one) for one in encoded])
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    return data, ends, np.array([kinds.get(key, kernel.SKIP) for key in keys], np.int64)
+
+
+@cache
+def _load_kernel() -> ModuleType | None:
+    """The compiled scanner: at once where an earlier process left it, else within seconds. None: there is none."""
+    try:
+        from penstock.ops.logs import batch_kernel
+
+        nothing, places = np.zeros(1, np.uint8), np.zeros((1, 2), np.int64)
+        batch_kernel.scan(nothing, nothing, places[0, :1], places[0, :1], np.zeros((1, 1)), places, places)
+    except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
+        return None
+    return batch_kernel
+
+
+def batches_of(rows: list[dict[str, Any]]) -> Any:
+    """Batches that were parsed as JSON. A value of another type becomes null."""
+    pl = polars()
+    made = []
+    for fields in rows:
+        time_s = parse_time(fields.get("timestamp"))
+        row: dict[str, Any] = {key: str(fields.get(key)) for key in _TEXTS}
+        row["second"] = None if time_s is None else int(time_s // 1)
+        for key in (*_INTEGERS, *_FLOATS):
+            value = number(fields.get(key))
+            row[key] = None if value is None or abs(value) > 2**62 else value if key in _FLOATS else int(value)
+        made.append({key: row[key] for key in BATCH_COLUMNS})
+    return pl.DataFrame(made, schema=empty_batches().schema)
+
+
+def empty_batches() -> Any:
+    """A frame with BATCH_COLUMNS and no row."""
+    pl = polars()
+    integers, floats = dict.fromkeys(_INTEGERS, pl.Int64), dict.fromkeys(_FLOATS, pl.Float64)
+    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **integers, **floats})

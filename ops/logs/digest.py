@@ -1,0 +1,91 @@
+"""Everything that logs say, added up in one pass: the summary, the tables, `diff` and the report read it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.ops.logs.batch_totals import BatchTotals
+from penstock.ops.logs.block_parser import LineCounts
+from penstock.ops.logs.event import Event, number
+from penstock.ops.logs.lifecycle import Gaps, Lifecycle
+from penstock.ops.logs.reader import LogReader, Part
+from penstock.ops.logs.request_totals import RequestTotals
+from penstock.ops.logs.series import COUNTED, MISSES, Series, latency_column
+from penstock.ops.logs.source import Source
+
+_LOAD_EVERY_S = 10.0  # of worker_load: its counts are of so many seconds at most, under steady work
+
+
+class Digest:
+    """The sums of a pass over logs."""
+
+    def __init__(self, reader: LogReader) -> None:
+        """Read all of them. Raises NoEvents."""
+        self.sources: list[Source] = list(reader.sources)
+        self.series = Series()
+        self.batches = BatchTotals()
+        self.requests = RequestTotals()
+        self.lifecycle = Lifecycle()
+        self.gaps = Gaps()
+        self.settings: dict[str, Any] = {}  # of the last settings_resolved
+        self.models: set[str] = set()
+        self._reader = reader
+        self._last_load: dict[tuple[str, Any], float] = {}
+        for part in reader.parts():
+            self._add(part)
+        self.batches.settle(self.series)
+
+    @property
+    def lines(self) -> LineCounts:
+        return self._reader.counts
+
+    @property
+    def num_kept(self) -> int:
+        """Batches and events that passed the filters."""
+        return self._reader.num_kept
+
+    def _add(self, part: Part) -> None:
+        self.batches.add(part.source, part.batches, self.series)
+        for event in part.events:
+            self._add_event(event)
+        seconds = part.batches["second"].drop_nulls().unique().to_list()
+        self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
+
+    def _add_event(self, event: Event) -> None:
+        self.requests.add(event)
+        self.lifecycle.add(event)
+        if event.name == "settings_resolved":
+            self.settings = event.fields
+        elif event.name == "worker_ready" and (model := event.text("model")):
+            self.models.add(model)
+        if event.time_s is None:
+            return
+        if event.name == "worker_load":
+            self._add_load(event, event.time_s)
+        elif event.name == "request_done":
+            times = {"kafka_s": event.number("kafka_ms"), "slowest_s": event.number("total_ms")}
+            self.series.add(event.time_s, {name: ms / 1e3 for name, ms in times.items() if ms is not None})
+        elif event.name == "request_refused":
+            self.series.add(event.time_s, {"refused": event.number("records") or 1.0})
+        elif event.level in ("error", "critical"):
+            self.series.add(event.time_s, {"errors": 1})
+        elif event.level == "warning":
+            self.series.add(event.time_s, {"warnings": 1})
+
+    def _add_load(self, event: Event, time_s: float) -> None:
+        """Counts since the worker's last load. They are spread over the seconds in between."""
+        worker = self._reader.origin(event.source), event.fields.get("worker")
+        since_s = min(max(time_s - self._last_load.get(worker, time_s - 1.0), 1.0), _LOAD_EVERY_S)
+        self._last_load[worker] = time_s
+        missed, latencies = _mapping(event.fields.get("missed")), _mapping(event.fields.get("latency_le_s"))
+        values = {name: event.number(name) or 0.0 for name in (*COUNTED, "overloaded")}
+        values |= {name: number(missed.get(name)) or 0.0 for name in MISSES[1:]}
+        for bound, requests in latencies.items():
+            column = latency_column(bound)
+            values[column] = values.get(column, 0.0) + (number(requests) or 0.0)
+        self.series.add(time_s, values, spread_s=round(since_s))
+        gauges = {name: event.number(name) or 0.0 for name in ("backlog_s", "queued_sequences")}
+        self.series.add(time_s, gauges)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

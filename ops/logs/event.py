@@ -1,0 +1,94 @@
+"""One event of a log, and its times and names as text."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class Event(NamedTuple):
+    """A line that is an event of penstock, or of a library that logs through it."""
+
+    source: int  # index of the file
+    time_s: float | None  # Unix time; None where the line has none that can be read
+    fields: dict[str, Any]  # the whole line
+
+    @property
+    def name(self) -> str:
+        """The fixed name, such as batch_done; or a library's sentence."""
+        name: str = self.fields["event"]  # the parser has looked
+        return name
+
+    @property
+    def level(self) -> str:
+        """One of LEVELS; an unknown one counts as info."""
+        level = self.fields.get("level")
+        return level if level in LEVELS else "info"
+
+    def number(self, key: str) -> float | None:
+        """A field's value if it is a finite number."""
+        return number(self.fields.get(key))
+
+    def text(self, key: str) -> str | None:
+        """A field's value as text; None where there is none."""
+        value = self.fields.get(key)
+        return None if value is None else str(value)
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of more than 300 digits
+        return None
+
+
+def parse_time(text: object) -> float | None:
+    """Unix time of an ISO 8601 timestamp; one without a zone is UTC. None for anything else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def clock(time_s: float | None, *, ms: bool = False) -> str:
+    """UTC time of day."""
+    if time_s is None:
+        return "?"
+    text = datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S.%f")
+    return text[:12] if ms else text[:8]
+
+
+def date_and_clock(time_s: float | None) -> str:
+    """UTC date and time of day."""
+    return "?" if time_s is None else datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """`0.0123` -> `12.3 ms`; `75` -> `1 min 15 s`."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def printable(text: str) -> str:
+    """Text of a log for a terminal: anybody may have written it, so nothing of it controls the screen."""
+    return "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text])

@@ -1,0 +1,28 @@
+"""The optional packages of `penstock logs`, imported when a command needs them."""
+
+from types import ModuleType
+
+from penstock.ops.logs.errors import MissingLibrary
+
+_INSTALL = "pip install 'penstock[logs]'"
+
+
+def polars() -> ModuleType:
+    """Polars. Raises MissingLibrary."""
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingLibrary(f"Reading logs needs polars, which is not installed: {_INSTALL}") from error
+    return polars
+
+
+def pyplot() -> ModuleType:
+    """Matplotlib, drawing without a display. Raises MissingLibrary."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingLibrary(f"A report needs matplotlib, which is not installed: {_INSTALL}") from error
+    return pyplot

@@ -1,0 +1,108 @@
+"""What happened over time: sums and greatest values by second, in bounded memory."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+# The buckets of a worker's latencies, as `worker_load` names them: penstock_request_seconds has the same.
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, float("inf"))
+LATENCIES = tuple([f"le_{bound:g}" for bound in LATENCY_BOUNDS_S])
+TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "other")
+MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")
+COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "slots", "device_s")  # by worker_load: all of them
+LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "slots", "device_s")])  # by batch_done
+SUMS = (*COUNTED, *LOGGED, *MISSES, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
+GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
+_COLUMN = {name: index for index, name in enumerate((*SUMS, *GREATEST))}
+_MAX_SPANS = 50_000
+
+
+class Series:
+    """One row a span of `width_s` seconds. The width doubles when there are too many rows."""
+
+    def __init__(self, width_s: int = 1) -> None:
+        self.width_s = width_s
+        self._rows: dict[int, FloatArray] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
+        """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
+        last = int(time_s)
+        for second in range(last - spread_s + 1, last + 1):
+            row = self._row(second)
+            for name, value in values.items():
+                column = _COLUMN[name]
+                row[column] = max(row[column], value) if name in GREATEST else row[column] + value / spread_s
+        self._bound()
+
+    def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
+        """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""
+        width_s = max(width_s, self.width_s)
+        keys = {second * self.width_s // width_s for second in self._rows}
+        starts = np.arange(min(keys), max(keys) + 1)
+        table = np.zeros((len(starts), len(_COLUMN)))
+        for second, row in self._rows.items():
+            _merge(table[second * self.width_s // width_s - starts[0]], row)
+        return starts * width_s, {name: table[:, index] for name, index in _COLUMN.items()}
+
+    def totals(self) -> dict[str, float]:
+        """Sums and greatest values of the whole time."""
+        total = np.zeros(len(_COLUMN))
+        for row in self._rows.values():
+            _merge(total, row)
+        return {name: float(total[index]) for name, index in _COLUMN.items()}
+
+    @property
+    def span_s(self) -> int:
+        """From the first second to the last."""
+        return (max(self._rows) - min(self._rows) + 1) * self.width_s if self._rows else 0
+
+    def _row(self, second: int) -> FloatArray:
+        key = second // self.width_s
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = np.zeros(len(_COLUMN))
+        return row
+
+    def _bound(self) -> None:
+        while len(self._rows) > _MAX_SPANS:
+            halves, self._rows = self._rows, {}
+            self.width_s *= 2
+            for key, row in halves.items():
+                _merge(self._rows.setdefault(key // 2, np.zeros(len(_COLUMN))), row)
+
+
+def _merge(into: FloatArray, row: FloatArray) -> None:
+    sums = len(SUMS)
+    into[:sums] += row[:sums]
+    np.maximum(into[sums:], row[sums:], out=into[sums:])
+
+
+def latency_column(bound: str) -> str:
+    """The column for a bucket that a worker names. One of another version goes to the next that is known."""
+    try:
+        value = float(bound)
+    except ValueError:
+        value = float("inf")
+    return next(name for name, known in zip(LATENCIES, LATENCY_BOUNDS_S, strict=True) if value <= known)
+
+
+def latency_percentile_s(counts: Mapping[str, float] | Mapping[str, FloatArray], percent: float) -> float:
+    """A percentile of counts by LATENCIES, straight within a bucket. NaN without counts; at most 30 s."""
+    numbers = np.array([float(np.sum(counts[name])) for name in LATENCIES])
+    if not numbers.sum():
+        return float("nan")
+    wanted = numbers.sum() * percent / 100
+    edges = [0.0, *LATENCY_BOUNDS_S]
+    below = 0.0
+    for (low, high), count in zip(pairwise(edges), numbers, strict=True):
+        if count and below + count >= wanted:
+            return low if np.isinf(high) else low + (high - low) * (wanted - below) / count
+        below += count
+    return edges[-2]

@@ -1,0 +1,131 @@
+"""Filters: one small language, and errors that say what is expected."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from penstock.ops.logs.errors import BadFilter
+from penstock.ops.logs.event import Event, parse_time
+from penstock.ops.logs.filters import parse_filters, split_arguments
+from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, digest, lines
+
+NOW_S = datetime(2026, 11, 22, 3, 30, tzinfo=UTC).timestamp()
+
+
+def accepts(*texts: str, time: str = "2026-11-22T03:00:00Z", model: str | None = None, **fields: Any) -> bool:
+    event = Event(0, parse_time(time), {"event": "request_done", "level": "info"} | fields)
+    return parse_filters(texts, NOW_S).accepts(event, model)
+
+
+def test_terms_of_one_line_all_have_to_hold() -> None:
+    assert accepts("code=too_long", "worker=2", code="too_long", worker=2)
+    assert not accepts("code=too_long", "worker=2", code="too_long", worker=1)
+    assert accepts()
+
+
+def test_values_are_alternatives_by_commas_and_patterns() -> None:
+    assert accepts("event=batch_done,request_*")
+    assert not accepts("event=batch_*")
+    assert accepts("code!=expired", code="overloaded")
+    assert accepts("code!=expired")
+    assert not accepts("code!=expired", code="expired")
+
+
+def test_p_is_the_time_of_a_request_or_a_batch() -> None:
+    assert accepts("p>50ms", total_ms=51.0)
+    assert not accepts("p>50ms", total_ms=50.0)
+    assert accepts("p>=0.05s", event="batch_done", device_s=0.05)
+    assert not accepts("p>1ms", event="worker_load", device_s=0.05)  # of many batches
+    assert not accepts("p>50ms")
+
+
+def test_a_time_is_compared_in_the_unit_of_its_field() -> None:
+    assert accepts("kafka_ms>2s", kafka_ms=2001)
+    assert accepts("backlog_s<=100ms", backlog_s=0.1)
+    assert accepts("tokens>=64", tokens=64)
+    assert not accepts("tokens>=64", tokens="many")
+
+
+def test_a_level_means_this_and_worse() -> None:
+    assert accepts("level=warning", level="error")
+    assert not accepts("level=warning", level="info")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_in"),
+    [
+        ("since=45m", True),
+        ("since=15m", False),
+        ("since=02:59", True),
+        ("since=03:01", False),
+        ("since=04:00", True),  # of yesterday
+        ("since=2026-11-22T03:00", True),
+        ("since=2026-11-22T04:00+01:00", True),
+        ("until=03:00", False),
+        ("until=03:01", True),
+    ],
+)
+def test_times_are_ago_of_the_day_or_whole(text: str, is_in: bool) -> None:
+    assert accepts(text) == is_in
+
+
+def test_a_line_without_a_time_passes_unless_time_is_asked_for() -> None:
+    assert accepts(time="", code="x")
+    assert not accepts("since=1h", time="")
+
+
+def test_the_model_is_the_lines_own_or_its_workers() -> None:
+    assert accepts("model=intents", model="intents")
+    assert not accepts("model=intents")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fast", "KEY=VALUE"),
+        ("p=50ms", "compare it"),
+        ("p>50", "p needs a unit: p>50ms"),
+        ("tokens>5s", "tokens is no time"),
+        ("tokens>many", "a number or a time"),
+        ("level=loud", "debug, info, warning"),
+        ("since=yesterday", "a time ago (10m)"),
+        ("since>10m", "a time ago (10m)"),
+        ("since=25:00", "a time ago (10m)"),
+    ],
+)
+def test_a_malformed_filter_says_what_is_expected(text: str, expected: str) -> None:
+    with pytest.raises(BadFilter) as raised:
+        parse_filters([text], NOW_S)
+    assert expected in str(raised.value)
+    assert text.partition("=")[2] in str(raised.value) or text in str(raised.value)
+
+
+def test_files_and_filters_come_in_any_order() -> None:
+    assert split_arguments(["a.log", "worker=2", "-", "p>5ms"]) == (["a.log", "-"], ["worker=2", "p>5ms"])
+    assert split_arguments(["./a=b.log"]) == (["./a=b.log"], [])
+
+
+@pytest.mark.parametrize(
+    ("filters", "keep"),
+    [
+        (("worker=1",), lambda one: one.get("worker") == 1),
+        (("p>30ms",), lambda one: one["device_s"] > 0.03),
+        (("trigger=max_*",), lambda one: one["trigger"] == "max_batch"),
+        (("trigger!=timeout", "tokens<300"), lambda one: one["trigger"] != "timeout" and one["tokens"] < 300),
+        (("since=2026-11-22T19:16:00",), lambda one: one["timestamp"] >= "2026-11-22T19:16:00"),
+        (("event=request_done",), lambda one: False),
+        (("level=warning",), lambda one: False),
+        (("model=all-minilm-l6-v2",), lambda one: True),
+        (("model=other",), lambda one: False),
+    ],
+)
+def test_batches_in_columns_are_filtered_as_lines_are(filters: tuple[str, ...], keep: Any) -> None:
+    expected = [one for one in lines(FLEET) if one["event"] == "batch_done" and keep(one)]
+    assert digest(FLEET, filters=filters).batches.all.batches == len(expected)
+
+
+def test_a_worker_without_a_number_has_a_model_too() -> None:
+    both = digest(HOST_A, HOST_B)
+    assert both.models == {"echo"}
+    assert digest(HOST_A, HOST_B, filters=("model=echo",)).batches.all.batches == both.batches.all.batches > 100

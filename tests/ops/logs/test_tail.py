@@ -1,0 +1,123 @@
+"""The end of logs, and what is added to them."""
+
+import gzip
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.logs.filters import Filters, parse_filters
+from penstock.ops.logs.tail import Tail
+from tests.ops.logs.helpers import HOST_A, HOST_B, NOW_S, batch, line, lines
+
+NO_FILTERS = Filters()
+MakeTail = Callable[..., Tail]
+
+
+@pytest.fixture
+def make_tail() -> Iterator[MakeTail]:
+    """Tails that end with the test."""
+    with ExitStack() as stack:
+        yield lambda *paths, filters=NO_FILTERS: stack.enter_context(
+            closing(Tail([str(one) for one in paths], filters))
+        )
+
+
+class Ended(Exception):
+    """The test is over: what Ctrl-C is in a terminal."""
+
+
+def followed(tail: Tail, *steps: Callable[[], object]) -> list[str]:
+    """The events that are found when each step is done before one look."""
+    left = list(steps)
+
+    def wait() -> None:
+        if not left:
+            raise Ended
+        left.pop(0)()
+
+    found: list[str] = []
+    tail.last(0)
+    with suppress(Ended):
+        for events in tail.follow(wait):
+            found += [event.name for event in events]
+    return found
+
+
+def append(path: Path, text: str) -> Callable[[], object]:
+    def write() -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    return write
+
+
+def test_the_last_lines_of_several_logs_by_time(make_tail: MakeTail) -> None:
+    expected = sorted([*lines(HOST_A), *lines(HOST_B)], key=lambda one: one["timestamp"])[-15:]
+    found = make_tail(HOST_A, HOST_B).last(15)
+    assert [event.fields["timestamp"] for event in found] == [one["timestamp"] for one in expected]
+
+
+def test_filters_hold_for_the_last_lines_and_the_new_ones(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text("".join(batch(second) + line("stopped") for second in range(30)))
+    tail = make_tail(path, filters=parse_filters(["event=stopped"], NOW_S))
+    assert [event.name for event in tail.last(3)] == ["stopped"] * 3
+    assert followed(tail, append(path, batch(31) + line("stopped"))) == ["stopped"]
+
+
+def test_a_line_is_shown_when_it_is_whole(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text(line("first"))
+    whole = line("second")
+    tail = make_tail(path)
+    assert followed(tail, append(path, whole[:30]), append(path, whole[30:]), append(path, "no event\n")) == ["second"]
+
+
+def test_rotation_by_renaming_loses_no_line(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text(line("a"))
+
+    def rotate() -> None:
+        append(path, line("b"))()  # written between the last look and the rotation
+        path.rename(tmp_path / "worker.log.1")
+
+    def begin() -> None:
+        path.write_text(line("c"))
+
+    assert followed(make_tail(path), rotate, begin, append(path, line("d"))) == ["b", "c", "d"]
+
+
+def test_rotation_by_truncation(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text(line("a") * 5)
+
+    def truncate() -> None:
+        os.truncate(path, 0)
+        append(path, line("b"))()
+
+    assert followed(make_tail(path), truncate, append(path, line("c"))) == ["b", "c"]
+
+
+def test_a_new_log_of_a_directory_is_followed(make_tail: MakeTail, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(line("a"))
+    new = tmp_path / "b.log"
+    steps = append(new, line("b")), append(new, line("c"))
+    assert followed(make_tail(tmp_path), *steps) == ["b", "c"]
+
+
+def test_the_end_of_a_compressed_log(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log.1.gz"
+    path.write_bytes(gzip.compress(HOST_A.read_bytes()))
+    assert make_tail(path).last(1)[0].name == "stopped"
+
+
+def test_the_end_of_a_long_log_is_read_from_its_end(make_tail: MakeTail, tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text(line("first") + batch(0) * 8000 + line("last"))
+    tail = make_tail(path, filters=parse_filters(["event=first,last"], NOW_S))
+    assert [event.name for event in tail.last(5)] == ["last"]
+    since = make_tail(path, filters=parse_filters(["event=first,last", "since=2026-11-22"], NOW_S))
+    assert [event.name for event in since.last(5)] == ["first", "last"]
