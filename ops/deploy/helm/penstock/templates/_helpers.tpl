@@ -1,5 +1,6 @@
 {{- define "penstock.name" -}}
-{{- if contains "penstock" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-penstock{{ end | trunc 63 | trimSuffix "-" }}
+{{- $name := contains "penstock" .Release.Name | ternary .Release.Name (printf "%s-penstock" .Release.Name) -}}
+{{ $name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "penstock.selector" -}}
