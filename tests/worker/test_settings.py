@@ -198,7 +198,7 @@ def test_a_member_has_the_settings_and_origins_of_its_supervisor(
     assert member.sasl_password is not None
     assert member.sasl_password.get_secret_value() == "hidden"
     assert {name: member.origins[name] for name in settings.origins} == dict(settings.origins)
-    assert settings.origins["once"] == f"file {file}"
+    assert (member.origins["once"], member.origins["metrics_host"]) == (f"file {file}", "supervisor")
     assert "hidden" not in str(member.model_dump(mode="json")) + repr(member)
 
 
