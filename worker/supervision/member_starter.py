@@ -94,7 +94,7 @@ def member_settings(settings: WorkerSettings) -> dict[str, Any]:
     # `model_dump` hides secrets, as logs should.
     secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
     values = settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
-    return {"values": values, "origins": dict.fromkeys(own, "supervisor") | settings.origins}
+    return {"values": values, "origins": {**dict.fromkeys(own, "supervisor"), **settings.origins}}
 
 
 def growth_bytes(placement: Placement) -> int:
