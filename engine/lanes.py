@@ -50,6 +50,8 @@ class EngineLanes:
             run_lane = partial(_pipeline_batches, engine)
         self._queue: _Queue = SimpleQueue()
         self._closed = False
+        self._num_unfinished = 0
+        self._idle_since = time.monotonic()
         # The threads hold the queue and the engine but not this object, so that it can be collected.
         self._threads = [
             threading.Thread(target=run_lane, args=(self._queue,), name=f"engine-lane-{i}", daemon=True)
@@ -62,6 +64,11 @@ class EngineLanes:
     def num_lanes(self) -> int:
         return len(self._threads)
 
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since the last batch ended; None while one is queued or runs. Read on the event loop."""
+        return None if self._num_unfinished else time.monotonic() - self._idle_since
+
     def submit(self, batch: PackedBatch) -> asyncio.Future[BatchOutput]:
         """Queue a batch. Called on the event loop. The queue is unbounded: the caller limits what it submits.
 
@@ -70,8 +77,14 @@ class EngineLanes:
         if self._closed:
             raise LanesClosed("the engine lanes are closed; the batch was not computed.")
         future: asyncio.Future[BatchOutput] = asyncio.get_running_loop().create_future()
+        self._num_unfinished += 1
+        future.add_done_callback(self._note_end)
         self._queue.put(_Work(batch, future))
         return future
+
+    def _note_end(self, _: asyncio.Future[BatchOutput]) -> None:
+        self._num_unfinished -= 1
+        self._idle_since = time.monotonic()
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Fail queued batches with LanesClosed, and wait for those that already run. Idempotent.

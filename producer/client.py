@@ -19,6 +19,7 @@ from penstock.producer.answer_stream import answer_stream
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.row_source import row_batches
 from penstock.producer.settings import ClientSettings
+from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Attempts, Exchange
@@ -299,6 +300,8 @@ def _checked(settings: dict[str, Any]) -> ClientSettings:
     except ValidationError as error:
         faults = [f"`{'.'.join(map(str, fault['loc']))}`: {fault['msg']}" for fault in error.errors()]
         raise InvalidRequest("; ".join(faults).replace("Value error, ", "") + ".") from error
+    except SettingsFileError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _on_bulk_topic(settings: ClientSettings) -> ClientSettings:

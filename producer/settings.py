@@ -5,12 +5,12 @@ import shlex
 import ssl
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from penstock.producer.settings_sources import FileSettings
 from penstock.producer.transport.tls import tls_context
 from penstock.producer.wire.topics import (
     REPLY_TOPIC,
@@ -57,20 +57,10 @@ def _check_command(command: str | None) -> str | None:
     return command
 
 
-class Settings(BaseSettings):
-    """Base of all settings. Each field is also an environment variable: PENSTOCK_ and its name in capitals."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_",
-        env_ignore_empty=True,
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,  # it may hold a password
-    )
-
-
-class KafkaSettings(Settings):
+class KafkaSettings(FileSettings):
     """Connection settings. Those of security have librdkafka's names."""
+
+    table: ClassVar[str] = "kafka"
 
     bootstrap_servers: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "localhost:9092", description="Kafka brokers, host:port, separated by commas."
@@ -186,6 +176,8 @@ class KafkaSettings(Settings):
 
 class ClientSettings(KafkaSettings):
     """Settings of a client."""
+
+    table: ClassVar[str] = "client"
 
     model: Annotated[str, AfterValidator(served_name_of), AfterValidator(check_served_name)] = Field(
         description="The model's served name, or its checkpoint's path or id, whose last part is the name."

@@ -20,11 +20,12 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
+from penstock.worker.engine_probe import EngineProbe
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs, label_logs
-from penstock.worker.telemetry.status_server import serve_status
+from penstock.worker.telemetry.status_server import Status, serve_status
 from penstock.worker.worker import LEAVE_S, Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
@@ -151,9 +152,14 @@ async def _run_worker(
         worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
         port = None
         if settings.metrics_port is not None:
-            server = serve_status(
-                settings.metrics_host, settings.metrics_port, worker.metrics.registry, lambda: _not_ready(worker)
+            probe = EngineProbe(lanes, min(engine.info.tasks))
+            status = Status(
+                worker.metrics.registry,
+                lambda: _not_ready(worker),
+                probe.fault,
+                lambda: settings.model_dump(mode="json"),
             )
+            server = serve_status(settings.metrics_host, settings.metrics_port, status)
             stack.callback(server.shutdown)
             port = server.server_port
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ class ResolvedSettings(WorkerSettings):
     topic: str
     group_id: str
 
-    reasons: Mapping[str, list[str]]  # "given", "default", "default for cuda", … -> the settings decided by it
+    reasons: Mapping[str, list[str]]  # "given", "environment", "default for cuda", … -> the settings decided by it
 
 
 def resolve(settings: WorkerSettings, info: ModelInfo, processes: int = 1) -> ResolvedSettings:
@@ -43,11 +44,18 @@ def resolve(settings: WorkerSettings, info: ModelInfo, processes: int = 1) -> Re
         values |= decided
         reasons[reason] = sorted(decided)
     derived = {name for names in reasons.values() for name in names}
-    reasons["given"] = sorted(settings.model_fields_set - derived)
+    for name in sorted(settings.model_fields_set - derived):
+        reasons.setdefault(settings.origins[name], []).append(name)
     reasons["default"] = sorted(values.keys() - settings.model_fields_set - derived)
     return ResolvedSettings.model_construct(
         **values, reasons={reason: names for reason, names in reasons.items() if names}
     )
+
+
+def open_settings(settings: WorkerSettings) -> set[str]:
+    """Settings that `resolve` decides."""
+    decided = _CHOSEN_HERE | (get_annotations(ResolvedSettings).keys() & WorkerSettings.model_fields.keys())
+    return {name for name in decided if _is_open(name, getattr(settings, name))}
 
 
 def _is_open(name: str, value: object) -> bool:

@@ -1,12 +1,14 @@
 """The settings of a worker. Each field is a command-line option and an environment variable."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from penstock.producer.settings import KafkaSettings, RequestTopic, Settings
+from penstock.producer.settings import KafkaSettings, RequestTopic
+from penstock.producer.settings_sources import FileSettings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN, check_served_name
 
 NULL_MODEL = "null"  # the engine that does no work
@@ -36,8 +38,10 @@ def _check_gpus(gpus: str) -> str:
     return gpus
 
 
-class ModelSettings(Settings):
+class ModelSettings(FileSettings):
     """Which model to run, how, and in batches of what size. Batch times depend on these settings and on no others."""
+
+    table: ClassVar[str] = "worker"
 
     model: str = Field(
         min_length=1,
@@ -79,8 +83,10 @@ class ModelSettings(Settings):
     )
 
 
-class RequestSettings(Settings):
+class RequestSettings(FileSettings):
     """Which requests are rejected, beside those that the model cannot answer."""
+
+    table: ClassVar[str] = "worker"
 
     reply_topics: Annotated[str, AfterValidator(_check_pattern)] = Field(
         REPLY_TOPIC_PATTERN,
@@ -97,6 +103,8 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
 
     `resolved_settings.resolve` decides the open values when the engine is known.
     """
+
+    table: ClassVar[str] = "worker"
 
     processes: Annotated[int | None, BeforeValidator(_open_if_auto)] = Field(
         None,
@@ -229,10 +237,21 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port that serves Prometheus metrics, /ready and /live. Default: none."
+        None,
+        ge=0,
+        le=65535,
+        description="Port that serves /metrics for Prometheus, /readyz, /livez and /config. Default: none.",
     )
     metrics_host: str = Field(
         "127.0.0.1",
         min_length=1,
         description="Address that serves the metrics. 0.0.0.0: all of this machine's; the metrics have no password.",
     )
+
+    @classmethod
+    def handed_over(cls, values: Mapping[str, Any], origins: Mapping[str, str]) -> Self:
+        """Settings that another process of this machine has read. The configuration file is not read again."""
+        unread = {"config": None} if "config" in values else {}
+        settings = cls(**{**values, **unread})
+        settings._origins |= origins
+        return settings

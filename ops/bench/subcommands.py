@@ -10,7 +10,8 @@ from penstock.ops.bench.common.runs import RESULTS
 from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
 from penstock.ops.cli.options import takes
-from penstock.producer.settings import KafkaSettings, Settings
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.settings_sources import Settings
 
 _PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
 _SWEEP_PARTS = "load,fleet,cache,loss"

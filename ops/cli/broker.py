@@ -7,7 +7,7 @@ from pydantic import Field
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import say
 from penstock.ops.kafka import BrokerKind, open_broker
-from penstock.producer.settings import Settings
+from penstock.producer.settings_sources import Settings
 
 MOCK_FETCH_MAX_WAIT_MS = 5  # the mock holds each fetch for this time, even if there are records
 ABOUT = {

@@ -16,6 +16,7 @@ EPILOG = "Each setting is also an environment variable: --max-wait-ms is PENSTOC
 COMMANDS = {
     "demo": "Start here: run a broker, a worker and a client on this machine on real texts.",
     "check": "Find problems of a set-up.",
+    "config": "Print the settings of a worker or a client with their origins, or explain one.",
     "parity": "Compare a checkpoint's outputs with those of transformers.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
     "worker": "Answer the requests of a model's topic until stopped.",
@@ -25,6 +26,7 @@ COMMANDS = {
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
     "dlq": "List, show, replay and answer dead letters.",
     "replay": "Send a range of records of a topic again.",
+    "asyncapi": "Print an AsyncAPI document of a model's topics, headers and values.",
     "broker": "Run a Kafka broker for development on this machine.",
     "bench": "Measure workers behind Kafka or batching policies, or simulate a fleet. Needs a checkout.",
 }

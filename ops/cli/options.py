@@ -3,19 +3,20 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 from rich.markup import escape
 
 from penstock.ops.cli.screen import EXIT_USAGE, exit_code_of, fail
+from penstock.producer.settings_file import SettingsFileError
+from penstock.producer.settings_sources import FileSettings, Settings, env_name
 
-S = TypeVar("S", bound=BaseSettings)
+S = TypeVar("S", bound=Settings)
 
 _KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr: "TEXT"}
 
@@ -23,8 +24,9 @@ _KINDS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH", SecretStr:
 def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Decorate `body(settings, **own) -> exit code` into a typer command with one option for each settings field.
 
-    The settings class receives only the options that were given, as text. It reads environment variables, fills in
-    defaults, converts and validates. The body's own parameters (typer arguments and options) stay as they are.
+    The settings class receives only the options that were given, as text. It reads environment variables and the
+    configuration file, fills in defaults, converts and validates. The body's own parameters (typer arguments and
+    options) stay as they are.
     """
 
     def decorate(body: Callable[..., int]) -> Callable[..., None]:
@@ -33,11 +35,12 @@ def takes(settings: type[S]) -> Callable[[Callable[..., int]], Callable[..., Non
 
         @functools.wraps(body)
         def command(**given: Any) -> None:
-            values = {name: given.pop(name) for name in settings.model_fields}
+            options = {name: given.pop(name) for name in settings.model_fields}
+            options = {name: value for name, value in options.items() if value is not None}
             try:
-                made = settings(**{name: value for name, value in values.items() if value is not None})
-            except ValidationError as error:
-                for sentence in _sentences(error):
+                made = settings(**options)
+            except (ValidationError, SettingsFileError) as error:
+                for sentence in _sentences(settings, options, error):
                     fail(sentence)
                 raise typer.Exit(EXIT_USAGE) from error
             raise typer.Exit(exit_code_of(lambda: body(made, **given)))
@@ -55,19 +58,14 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def env_name(field: str) -> str:
-    """`max_wait_ms` -> `PENSTOCK_MAX_WAIT_MS`."""
-    return "PENSTOCK_" + field.upper()
-
-
-def _parameters(settings: type[BaseSettings]) -> Iterator[inspect.Parameter]:
+def _parameters(settings: type[Settings]) -> Iterator[inspect.Parameter]:
     for name, field in settings.model_fields.items():
         is_flag = field.annotation is bool
         option = typer.Option(
             None,
-            option_name(name) + (f"/--no-{option_name(name)[2:]}" if field.default is True else ""),
+            option_name(name) + (f"/--no-{option_name(name)[2:]}" if is_flag else ""),
             help=_help(name, field),
-            metavar=None if is_flag else _metavar(field),
+            metavar=None if is_flag else metavar(field),
         )
         annotation = (bool | None) if is_flag else (str | None)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
@@ -89,7 +87,7 @@ def _default(field: FieldInfo) -> str:
     return f" [default: {field.default:g}]" if isinstance(field.default, float) else f" [default: {field.default}]"
 
 
-def _metavar(field: FieldInfo) -> str:
+def metavar(field: FieldInfo) -> str:
     """The field's own, or its kind."""
     own = field.json_schema_extra
     return str(own["metavar"]) if isinstance(own, dict) and "metavar" in own else _kind(field.annotation)
@@ -111,14 +109,27 @@ def _choices(annotation: Any) -> str:
     return f" ({', '.join(get_args(annotation))})" if get_origin(annotation) is Literal else ""
 
 
-def _sentences(error: ValidationError) -> Iterator[str]:
+def _sentences(
+    settings: type[Settings], given: Mapping[str, Any], error: ValidationError | SettingsFileError
+) -> Iterator[str]:
+    """Each fault of settings that were made from `given`, with the option, the variable or the line at fault."""
+    if isinstance(error, SettingsFileError):
+        yield str(error)
+        return
     for detail in error.errors():
         field = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "missing":
             yield f"Missing option '{option_name(field)}' (env var: '{env_name(field)}')"
             continue
         fault = detail["msg"].removeprefix("Value error, ")
-        if field:
-            yield f"{option_name(field)} (or {env_name(field)}): {fault}. Given: {detail['input']!r}"
-        else:  # of several options: its input would be all of them, with the passwords
+        if not field:  # of several options: its input would be all of them, with the passwords
             yield f"{fault}."
+            continue
+        place = settings.place_of(field, given) if issubclass(settings, FileSettings) else ""
+        shown = "a secret" if is_secret(settings.model_fields[field]) else repr(detail["input"])
+        yield f"{place or f'{option_name(field)} (or {env_name(field)})'}: {fault}. Given: {shown}"
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the value must not be shown."""
+    return SecretStr in (field.annotation, *get_args(field.annotation))

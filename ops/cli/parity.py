@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say, stderr
-from penstock.producer.settings import Settings
+from penstock.producer.settings_sources import Settings
 
 if TYPE_CHECKING:
     from penstock.ops.parity.compare import Agreement, Check

@@ -115,11 +115,11 @@ def scrape(port: int) -> str:
 
 
 async def not_ready(port: int) -> str:
-    """The reason that `/ready` gives; empty for a worker that is ready."""
+    """The reason that `/readyz` gives; empty for a worker that is ready."""
 
     def ask() -> str:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10).close()
         except urllib.error.HTTPError as answer:
             return str(json.load(answer)["reason"])
         return ""

@@ -71,7 +71,7 @@ async def test_a_worker_is_ready_from_its_join_to_its_drain(
 
     def ready() -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", served["port"], timeout=10)
-        connection.request("GET", "/ready")
+        connection.request("GET", "/readyz")
         answer = connection.getresponse()
         return answer.status, json.load(answer)
 

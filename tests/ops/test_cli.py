@@ -24,10 +24,11 @@ from penstock.ops.cli.broker import BrokerSettings
 from penstock.ops.cli.classify import ClassifySettings
 from penstock.ops.cli.embed import EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
-from penstock.ops.cli.options import env_name, option_name
+from penstock.ops.cli.options import option_name
 from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
+from penstock.producer.settings_sources import env_name
 from penstock.producer.transport import connection as kafka
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.messages import Options

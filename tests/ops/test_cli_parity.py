@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.ops.cli.options import env_name, option_name
+from penstock.ops.cli.options import option_name
 from penstock.ops.cli.parity import ParitySettings
 from penstock.ops.parity.compare import Agreement, Check
+from penstock.producer.settings_sources import env_name
 from tests.engine.helpers import save_classifier, save_encoder, save_tagger, write_json
 from tests.ops.test_cli import no_settings_from_outside, penstock
 

@@ -87,7 +87,8 @@ def test_the_log_says_each_value_in_force_and_its_reason() -> None:
     assert (settings["lanes"], settings["max_wait_ms"], settings["once"]) == (3, 7.0, True)  # an option has precedence
     assert (settings["engine"], settings["topic"]) == ("padded", "penstock.requests.null")
     reasons = settings["reasons"]
-    assert reasons["given"] == ["bootstrap_servers", "lanes", "log_format", "max_wait_ms", "model", "once"]
+    assert reasons["given"] == ["bootstrap_servers", "lanes", "log_format", "model", "once"]
+    assert reasons["environment"] == ["max_wait_ms"]
     assert reasons["default for cuda"] == ["max_batch_sequences", "max_batch_tokens"]
     assert "partition" in reasons["default"]
     assert set(WorkerSettings.model_fields) <= settings.keys()

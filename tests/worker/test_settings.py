@@ -1,9 +1,11 @@
 """The worker's settings: given, from the environment, or resolved for an engine; never ignored or replaced."""
 
+import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +17,7 @@ from penstock.engine.types import Running
 from penstock.producer.settings import KafkaSettings
 from penstock.worker import WorkerSettings, process
 from penstock.worker.resolved_settings import resolve, scheduler_settings
+from penstock.worker.supervision.member_starter import member_settings
 
 CPU = NullEngine(name="tiny").info
 GPU = replace(CPU, device="NVIDIA H200", dtype="float16")
@@ -163,9 +166,45 @@ def test_every_resolved_setting_has_one_reason() -> None:
     assert "trigger" in reasons["default"]
 
 
+def test_the_reason_of_a_setting_that_is_no_default_is_its_origin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text('[kafka]\nfetch_max_wait_ms = 7\n[worker]\nmodel = "of the file"\nlanes = 3\norder = "arrival"\n')
+    monkeypatch.setenv("PENSTOCK_LANES", "2")
+    settings = resolve(make(model="m", config=file), CPU)
+    assert (settings.model, settings.lanes, settings.order, settings.fetch_max_wait_ms) == ("m", 2, "arrival", 7)
+    assert settings.reasons["given"] == ["config", "model"]
+    assert settings.reasons["environment"] == ["lanes"]
+    assert settings.reasons[f"file {file}"] == ["fetch_max_wait_ms", "order"]
+
+
+def test_a_member_has_the_settings_and_origins_of_its_supervisor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one that starts after the file was changed."""
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_username = "u"\n'
+        'sasl_password = "hidden"\n[worker]\nmodel = "m"\nonce = true\nmetrics_port = 9100\n'
+    )
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(file))
+    settings = make(lanes=2)
+    handed = json.loads(json.dumps(member_settings(settings)))
+    file.write_text("[worker]\nlanes = 9\nmax_wait_ms = 1\n")
+    member = WorkerSettings.handed_over(**handed)
+    own = {"config": None, "metrics_port": 0}
+    assert dict(member) == {**dict(settings), **own}
+    assert member.sasl_password is not None
+    assert member.sasl_password.get_secret_value() == "hidden"
+    assert {name: member.origins[name] for name in settings.origins} == dict(settings.origins)
+    assert (member.origins["once"], member.origins["metrics_host"]) == (f"file {file}", "supervisor")
+    assert "hidden" not in str(member.model_dump(mode="json")) + repr(member)
+
+
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
-    may_be_open = {"head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition"}
+    may_be_open = {"config", "head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition"}
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
     assert open_settings <= may_be_open | security

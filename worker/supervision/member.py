@@ -30,7 +30,7 @@ def _serve(link: SupervisorLink) -> int:
     from penstock.worker.process import serve
     from penstock.worker.settings import WorkerSettings
 
-    settings = WorkerSettings(**link.settings)
+    settings = WorkerSettings.handed_over(**link.settings)
     sys.excepthook = _log_uncaught
     try:
         return serve(settings, link)

@@ -89,11 +89,12 @@ class MemberStarter:
 
 
 def member_settings(settings: WorkerSettings) -> dict[str, Any]:
-    """The settings that were given, for one member. Its metrics are served on a free port of the loopback interface."""
+    """What `WorkerSettings.handed_over` takes, for one member. Its metrics are served on a free loopback port."""
     own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
     # `model_dump` hides secrets, as logs should.
     secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
-    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
+    values = settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
+    return {"values": values, "origins": {**dict.fromkeys(own, "supervisor"), **settings.origins}}
 
 
 def growth_bytes(placement: Placement) -> int:

@@ -20,6 +20,7 @@ from penstock.worker.supervision.control import EXIT_CANNOT_START
 from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
+from penstock.worker.supervision.member_status import members_status
 from penstock.worker.supervision.mps import enter_mps
 from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
@@ -86,7 +87,10 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             port = self._settings.metrics_port
             if port is not None:
-                server = serve_status(self._settings.metrics_host, port, self._metrics.registry, self._not_ready)
+                status = members_status(
+                    self._settings, self._metrics.registry, self._not_ready, lambda: ports(self._all_slots())
+                )
+                server = serve_status(self._settings.metrics_host, port, status)
                 stack.callback(server.shutdown)
             devices = Counter(placement.device for placement in placements)
             self._starter.processes = max(devices.values())

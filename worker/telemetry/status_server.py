@@ -1,10 +1,11 @@
-"""The HTTP port of a worker: `/metrics` for Prometheus, `/ready` and `/live` for probes such as those of Kubernetes."""
+"""The HTTP port of a worker: `/metrics` for Prometheus, `/readyz` and `/livez` for probes, `/config` for operators."""
 
 import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -12,31 +13,46 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-_LIVE_S = 1.0  # an event loop that takes longer to answer is not live
+_LOOP_S = 1.0  # an event loop that takes longer to answer is not live
 
 log = structlog.get_logger("penstock.serve")
 
-NotReady = Callable[[], str]  # why the worker is not ready; empty if it is
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the port tells. All of it is called from the server's threads, which may wait."""
+
+    registry: CollectorRegistry
+    not_ready: Callable[[], str]  # why the worker does not serve; empty if it does
+    not_live: Callable[[], str]  # why a restart would help, beside the event loop; empty if it would not
+    config: Callable[[], Mapping[str, Any]]  # settings in force, as JSON data without secrets; empty: not decided yet
 
 
-def serve_status(host: str, port: int, registry: CollectorRegistry, not_ready: NotReady) -> WSGIServer:
+def serve_status(host: str, port: int, status: Status) -> WSGIServer:
     """Serve on a thread, until `shutdown`. Called on the event loop that both probes ask for a sign of life.
 
-    `not_ready` is called from other threads. Raises OSError that names the options if the port is taken or the host is
-    not an address of this machine.
+    Raises OSError that names the options if the port is taken or the host is not an address of this machine.
     """
     loop = asyncio.get_running_loop()
-    metrics = make_wsgi_app(registry)
+    metrics = make_wsgi_app(status.registry)
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        if path not in ("/ready", "/live"):
-            found: Iterable[bytes] = metrics(environ, start_response)
-            return found
-        reason = (path == "/ready" and not_ready()) or _not_live(loop)
-        status = "503 Service Unavailable" if reason else "200 OK"
-        start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
-        return [json.dumps({path[1:]: not reason, **({"reason": reason} if reason else {})}).encode()]
+        match environ["PATH_INFO"]:
+            case "/readyz":
+                fault = status.not_ready() or _loop_fault(loop)
+                body: Mapping[str, Any] = {"ready": not fault}
+            case "/livez":
+                fault = _loop_fault(loop) or status.not_live()
+                body = {"live": not fault}
+            case "/config":
+                body = status.config()
+                fault = "" if body else "the settings are decided when a model is loaded"
+            case _:
+                found: Iterable[bytes] = metrics(environ, start_response)
+                return found
+        code = "503 Service Unavailable" if fault else "200 OK"
+        start_response(code, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+        return [json.dumps({**body, **({"reason": fault} if fault else {})}).encode()]
 
     try:
         family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -60,10 +76,10 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _not_live(loop: asyncio.AbstractEventLoop) -> str:
+def _loop_fault(loop: asyncio.AbstractEventLoop) -> str:
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
-    return "" if answered.wait(_LIVE_S) else f"the event loop has not answered for {_LIVE_S:g} s"
+    return "" if answered.wait(_LOOP_S) else f"the event loop has not answered for {_LOOP_S:g} s"
 
 
 class _Server(ThreadingMixIn, WSGIServer):

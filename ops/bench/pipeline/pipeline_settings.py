@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
-from penstock.producer.settings import Settings
+from penstock.producer.settings_sources import Settings
 
 
 class PipelineSettings(Settings):

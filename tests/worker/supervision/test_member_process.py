@@ -13,7 +13,8 @@ from penstock.worker.supervision.control import control_sockets, setup_packet
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.placement import Placement
 
-SETTINGS = {"model": "null", "bootstrap_servers": "127.0.0.1:1"}
+VALUES = {"model": "null", "bootstrap_servers": "127.0.0.1:1"}
+SETTINGS = {"values": VALUES, "origins": dict.fromkeys(VALUES, "given")}
 
 
 async def start(placement: Placement) -> MemberProcess:
@@ -59,7 +60,7 @@ sys.exit(main())
 def test_an_error_that_ends_a_member_is_one_event_with_its_number() -> None:
     ours, theirs = control_sockets()
     with ours, theirs:
-        ours.send(setup_packet(3, {**SETTINGS, "log_format": "json"}, 1.0, 4))
+        ours.send(setup_packet(3, {**SETTINGS, "values": {**VALUES, "log_format": "json"}}, 1.0, 4))
         cpus = ",".join(map(str, os.sched_getaffinity(0)))
         command = [sys.executable, "-c", BROKEN, str(theirs.fileno()), cpus]
         done = subprocess.run(command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=60)

@@ -4,24 +4,35 @@ import asyncio
 import http.client
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from penstock.engine import NullEngine
+from penstock.worker.resolved_settings import resolve
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.stop_signal import StopSignal
 from penstock.worker.telemetry import status_server
-from penstock.worker.telemetry.status_server import NotReady, serve_status
+from penstock.worker.telemetry.status_server import Status, serve_status
+
+SASL: dict[str, Any] = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
+NOTHING = Status(CollectorRegistry(), str, str, dict)
 
 
 @asynccontextmanager
-async def serving(not_ready: NotReady = str, host: str = "127.0.0.1") -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    not_ready: Callable[[], str] = str,
+    host: str = "127.0.0.1",
+    not_live: Callable[[], str] = str,
+    config: Callable[[], Mapping[str, Any]] = dict,
+) -> AsyncIterator[tuple[str, int]]:
     registry = CollectorRegistry()
     Counter("penstock_things", "Things.", registry=registry).inc()
-    server = serve_status(host, 0, registry, not_ready)
+    server = serve_status(host, 0, Status(registry, not_ready, not_live, config))
     try:
         yield str(server.server_address[0]), server.server_port
     finally:
@@ -49,10 +60,10 @@ async def test_it_is_served_on_this_machine_unless_told_otherwise(given: str | N
 async def test_readiness_has_a_status_and_a_reason() -> None:
     reason = "worker 1 is starting"
     async with serving(lambda: reason) as (_, port):
-        status, body = await asyncio.to_thread(get, port, "/ready")
+        status, body = await asyncio.to_thread(get, port, "/readyz")
         assert (status, json.loads(body)) == (503, {"ready": False, "reason": "worker 1 is starting"})
         reason = ""
-        status, body = await asyncio.to_thread(get, port, "/ready")
+        status, body = await asyncio.to_thread(get, port, "/readyz")
         assert (status, json.loads(body)) == (200, {"ready": True})
 
 
@@ -64,21 +75,42 @@ async def test_metrics_are_served_beside_the_probes() -> None:
 
 
 async def test_a_worker_is_live_while_its_event_loop_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "_LIVE_S", 0.05)
+    monkeypatch.setattr(status_server, "_LOOP_S", 0.05)
     async with serving() as (_, port):
-        status, body = await asyncio.to_thread(get, port, "/live")
+        status, body = await asyncio.to_thread(get, port, "/livez")
         assert (status, json.loads(body)) == (200, {"live": True})
-        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/live")
+        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/livez")
         time.sleep(0.2)  # the event loop stands still  # noqa: ASYNC251
         status, body = await asking
         assert (status, json.loads(body)["live"]) == (503, False)
 
 
+async def test_an_engine_that_hangs_is_not_live_and_stays_ready() -> None:
+    async with serving(not_live=lambda: "the engine hangs") as (_, port):
+        status, body = await asyncio.to_thread(get, port, "/livez")
+        assert (status, json.loads(body)) == (503, {"live": False, "reason": "the engine hangs"})
+        assert (await asyncio.to_thread(get, port, "/readyz"))[0] == 200
+
+
+async def test_the_settings_in_force_are_served_once_they_are_decided() -> None:
+    settings: dict[str, Any] = {}
+    async with serving(config=lambda: settings) as (_, port):
+        assert (await asyncio.to_thread(get, port, "/config"))[0] == 503
+        made = resolve(
+            WorkerSettings.model_validate({"model": "m", "sasl_password": "hidden", **SASL}), NullEngine(name="m").info
+        )
+        settings.update(made.model_dump(mode="json"))
+        status, body = await asyncio.to_thread(get, port, "/config")
+        assert (status, json.loads(body)["sasl_password"]) == (200, "**********")
+        assert json.loads(body)["reasons"]["given"] == ["model", *sorted(["sasl_password", *SASL])]
+        assert "hidden" not in body
+
+
 async def test_a_worker_whose_event_loop_stands_still_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its readiness is what it was before."""
-    monkeypatch.setattr(status_server, "_LIVE_S", 0.05)
+    monkeypatch.setattr(status_server, "_LOOP_S", 0.05)
     async with serving() as (_, port):
-        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/ready")
+        asking = asyncio.get_running_loop().run_in_executor(None, get, port, "/readyz")
         time.sleep(0.2)  # noqa: ASYNC251
         status, body = await asking
         assert (status, json.loads(body)["ready"]) == (503, False)
@@ -92,7 +124,7 @@ async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPat
         raise OSError("no more files")
 
     monkeypatch.setattr(WSGIServer, "serve_forever", die)
-    server = serve_status("127.0.0.1", 0, CollectorRegistry(), str)
+    server = serve_status("127.0.0.1", 0, NOTHING)
     async with asyncio.timeout(10):
         while not signal.is_set():  # noqa: ASYNC110 — a thread sets it
             await asyncio.sleep(0.01)
@@ -103,4 +135,4 @@ async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPat
 async def test_a_port_that_is_taken_is_named() -> None:
     async with serving() as (_, port):
         with pytest.raises(OSError, match=f"--metrics-host 127.0.0.1 --metrics-port {port}"):
-            serve_status("127.0.0.1", port, CollectorRegistry(), str)
+            serve_status("127.0.0.1", port, NOTHING)

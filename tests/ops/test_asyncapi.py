@@ -1,0 +1,178 @@
+"""The AsyncAPI document is of the wire format as the codec writes it, and its own tool accepts it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.ops.cli.asyncapi import document
+from penstock.ops.cli.main import app
+from penstock.producer.errors import ERRORS_BY_CODE
+from penstock.producer.wire import headers
+from penstock.producer.wire.messages import TASKS, Options
+from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+
+GOLDEN = Path(__file__).parent.parent / "producer" / "golden" / "vectors.json"
+VECTORS = {vector["name"]: vector for vector in json.loads(GOLDEN.read_text(encoding="utf-8"))}
+MESSAGES: dict[str, Any] = document()["components"]["messages"]
+PARSE = """
+const { Parser } = require('@asyncapi/parser');
+const text = require('fs').readFileSync(0, 'utf8');
+new Parser().parse(text).then(({ document, diagnostics }) => {
+  console.log(JSON.stringify(diagnostics.filter((found) => found.severity < 2)));
+  process.exit(document ? 0 : 1);
+});
+"""
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+}
+
+
+def accepts(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a JSON schema accepts a value, for the keywords that the document uses; others are an error."""
+    known = {"type", "const", "enum", "required", "properties", "items", "oneOf", "not", "additionalProperties"}
+    bounds = {"minItems", "maxItems", "minLength", "minimum", "maximum"}
+    assert schema.keys() <= known | bounds | {"description", "default", "examples", "format"}
+    kind = schema.get("type")
+    if kind and (not isinstance(value, _JSON_TYPES[kind]) or (kind != "boolean" and isinstance(value, bool))):
+        return False
+    size = len(value) if isinstance(value, list | str) else value
+    low = [schema[name] for name in ("minItems", "minLength", "minimum") if name in schema]
+    high = [schema[name] for name in ("maxItems", "maximum") if name in schema]
+    parts = [(schema.get("properties", {}).get(name), item) for name, item in value.items()] if kind == "object" else []
+    if kind == "array" and "items" in schema:
+        items = schema["items"]
+        parts = list(zip(items if isinstance(items, list) else [items] * len(value), value, strict=True))
+    return (
+        all(bound <= size for bound in low)
+        and all(size <= bound for bound in high)
+        and ("const" not in schema or schema["const"] == value)
+        and ("enum" not in schema or value in schema["enum"])
+        and all(name in value for name in schema.get("required", ()))
+        and all(accepts(part or schema.get("additionalProperties", {}), item) for part, item in parts)
+        and ("oneOf" not in schema or sum(accepts(option, value) for option in schema["oneOf"]) == 1)
+        and ("not" not in schema or not accepts(schema["not"], value))
+    )
+
+
+def acceptors(value: Any) -> list[str]:
+    """The messages whose payload may be this value."""
+    return [name for name, message in MESSAGES.items() if "payload" in message and accepts(message["payload"], value)]
+
+
+EXPECTED = {
+    "reply-float32": "embedReply",
+    "reply-float16": "embedReply",
+    "reply-classes": "classifyReply",
+    "reply-scores": "rerankReply",
+    "reply-tokens": "tokenClassifyReply",
+    "reply-tokens-of-ids": "tokenClassifyReply",
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_each_golden_record_is_one_message_of_the_document(name: str) -> None:
+    kind = {"request": "request", "error": "errorReply"}.get(VECTORS[name]["kind"]) or EXPECTED[name]
+    value = VECTORS[name]["value"]
+    assert acceptors(value) == [kind]
+    described = MESSAGES[kind]["payload"]["properties"]
+    assert value.keys() <= described.keys()
+    assert value.get("opts", {}).keys() <= described.get("opts", {}).get("properties", {}).keys()
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_golden_record_without_a_required_field_is_no_message(name: str) -> None:
+    (kind,) = acceptors(VECTORS[name]["value"])
+    for field in MESSAGES[kind]["payload"]["required"]:
+        cut = {key: item for key, item in VECTORS[name]["value"].items() if key != field}
+        assert kind not in acceptors(cut), field
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"v": 2},
+        {"task": "generate"},
+        {"text": []},
+        {"text": [["a", "b", "c"]]},
+        {"text": None},
+        {"ids": "hex:00", "lens": "hex:00"},
+        {"opts": {"pooling": "best"}},
+        {"opts": {"top_k": "3"}},
+        {"opts": {"truncate": 1}},
+    ],
+)
+def test_what_the_codec_refuses_is_no_request(wrong: dict[str, Any]) -> None:
+    assert acceptors({**VECTORS["request-text"]["value"], **wrong}) == []
+
+
+def test_it_has_every_task_option_and_error_code() -> None:
+    request = MESSAGES["request"]["payload"]["properties"]
+    assert request["task"]["enum"] == list(TASKS)
+    assert set(request["opts"]["properties"]) == set(Options._fields)
+    assert all(schema["description"] for schema in request["opts"]["properties"].values())
+    assert MESSAGES["errorReply"]["payload"]["properties"]["error"]["properties"]["code"]["examples"] == list(
+        ERRORS_BY_CODE
+    )
+    replies = {re.sub("([A-Z])", r"_\1", name.removesuffix("Reply")).lower() for name in MESSAGES if "Reply" in name}
+    assert replies == {*TASKS, "error"}
+
+
+def test_it_has_every_header_of_the_code() -> None:
+    constants = {value for name, value in vars(headers).items() if name.isupper() and isinstance(value, str)}
+    documented = {name for message in MESSAGES.values() for name in message["headers"]["properties"]}
+    assert constants <= documented
+    for names in (headers.request_headers(b"", "r", 0, 1), headers.ReplyAddress("r", 0, b"c", b"t").headers()):
+        assert {name for name, _ in names} <= documented
+
+
+def test_the_addresses_are_those_of_the_model() -> None:
+    topic = request_topic("intents")
+    channels = document("intents")["channels"]
+    assert {name: channel["address"] for name, channel in channels.items()} == {
+        "requests": topic,
+        "bulkRequests": bulk_topic(topic),
+        "replies": None,  # each request names it
+        "deadLetters": dead_letter_topic(topic),
+        "bulkDeadLetters": dead_letter_topic(bulk_topic(topic)),
+    }
+    assert not any("parameters" in channel for channel in channels.values())
+    general = document()["channels"]["requests"]
+    assert (general["address"], list(general["parameters"])) == ("penstock.requests.{model}", ["model"])
+
+
+def test_every_reference_leads_somewhere() -> None:
+    whole = document()
+    found = re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(whole))
+    assert found
+    for reference in found:
+        target: Any = whole
+        for part in reference.split("/"):
+            target = target[part]
+
+
+def test_the_command_prints_it() -> None:
+    result = CliRunner().invoke(app, ["asyncapi", "--model", "./checkpoints/intents"], prog_name="penstock")
+    assert result.exit_code == 0
+    assert json.loads(result.output) == document("intents")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [None, "intents"])
+def test_the_parser_of_asyncapi_finds_no_fault(model: str | None) -> None:
+    """Node finds the package by NODE_PATH, as after `npm install --global @asyncapi/parser`."""
+    node = shutil.which("node")
+    if node is None or subprocess.run([node, "-e", "require('@asyncapi/parser')"], capture_output=True).returncode:
+        pytest.skip("needs Node.js and its package @asyncapi/parser")
+    done = subprocess.run([node, "-e", PARSE], input=json.dumps(document(model)), capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

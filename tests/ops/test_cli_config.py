@@ -1,0 +1,137 @@
+"""`penstock config`: what is in force and why; its output is a configuration file."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.ops.cli.main import app
+from penstock.producer.settings import ClientSettings
+from penstock.worker.settings import WorkerSettings
+from tests.ops.test_cli import no_settings_from_outside, penstock
+
+__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
+
+FILE = """\
+[kafka]
+security_protocol = "SASL_SSL"
+sasl_mechanism = "PLAIN"
+sasl_username = "u"
+sasl_password = "of the file"
+
+[worker]
+model = "checkpoints/intents"
+max_wait_ms = 3
+once = true
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "penstock.toml"
+    path.write_text(FILE)
+    return path
+
+
+def worker(**given: Any) -> WorkerSettings:
+    return WorkerSettings(**given)
+
+
+def output(*args: str, env: dict[str, str] | None = None) -> str:
+    result = CliRunner().invoke(app, ["config", *args], prog_name="penstock", env=env)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_each_value_has_its_origin(file: Path) -> None:
+    printed = output("worker", "--config", str(file), "--max-wait-ms", "7", env={"PENSTOCK_ORDER": "arrival"})
+    lines = printed.splitlines()
+    assert "max_wait_ms = 7.0  # given" in lines
+    assert 'order = "arrival"  # environment' in lines
+    assert f"once = true  # file {file}" in lines
+    assert 'trigger = "lazy"  # default' in lines
+    assert "# lanes is not set (decided when the model is loaded)" in lines
+    assert f"# sasl_password is a secret (file {file})" in lines
+    assert "of the file" not in printed
+
+
+def test_the_output_is_a_file_of_the_same_settings(file: Path, tmp_path: Path) -> None:
+    before = worker(config=file, lanes=2, cache_path=tmp_path / 'a "quoted" name')
+    printed = output("worker", "--config", str(file), "--lanes", "2", "--cache-path", str(before.cache_path))
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    assert tomllib.loads(printed)["worker"]["lanes"] == 2
+    after = worker(config=again, sasl_password="of the file")
+    assert dict(after) == {**dict(before), "config": again}
+
+
+def test_programs_get_json_without_secrets(file: Path) -> None:
+    printed = output("worker", "--config", str(file), "--format", "json")
+    tables = json.loads(printed)
+    assert tables["worker"]["max_wait_ms"] == {"value": 3.0, "origin": f"file {file}"}
+    assert tables["kafka"]["sasl_password"]["value"] == "**********"
+    assert "of the file" not in printed
+    names = {name for table in tables.values() for name in table}
+    assert names == WorkerSettings.model_fields.keys() - {"config"}
+
+
+def test_a_client_has_its_own_settings() -> None:
+    tables = json.loads(output("client", "--model", "m", "--format", "json"))
+    assert {name for table in tables.values() for name in table} == ClientSettings.model_fields.keys() - {"config"}
+    assert tables["client"]["model"] == {"value": "m", "origin": "given"}
+
+
+@pytest.mark.parametrize("key", ["max_wait_ms", "PENSTOCK_MAX_WAIT_MS", "--max-wait-ms"])
+def test_a_setting_is_explained_by_any_of_its_names(key: str) -> None:
+    lines = output(f"--explain={key}").splitlines()
+    assert lines[0] == "max_wait_ms"
+    assert lines[1].strip() == WorkerSettings.model_fields["max_wait_ms"].description
+    assert [line.split(maxsplit=1) for line in lines[3:]] == [
+        ["type", "number, at least 0"],
+        ["default", "decided when the model is loaded"],
+        ["option", "--max-wait-ms"],
+        ["variable", "PENSTOCK_MAX_WAIT_MS"],
+        ["file", "max_wait_ms in [worker]"],
+        ["decided", "by the option, else the variable, else the file, else the default"],
+    ]
+
+
+def test_a_setting_that_differs_between_worker_and_client_is_explained_for_both() -> None:
+    printed = output("--explain", "max_in_flight")
+    assert "max_in_flight of a worker" in printed
+    assert "max_in_flight of a client" in printed
+    assert output("--explain", "bootstrap_servers").count("type") == 1
+
+
+@pytest.mark.parametrize("settings", [WorkerSettings, ClientSettings])
+def test_every_setting_can_be_explained(settings: type[WorkerSettings | ClientSettings]) -> None:
+    for name in settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in output("--explain", name)
+
+
+def test_an_unknown_setting_has_a_nearest_one() -> None:
+    assert penstock("config", "--explain", "max_wait") == (
+        2,
+        "Error: max_wait is no setting. Did you mean max_wait_ms?",
+    )
+
+
+def test_a_fault_of_the_file_names_its_line(file: Path) -> None:
+    file.write_text('[worker]\nmodel = "m"\nlanes = 0\n')
+    code, text = penstock("config", "worker", "--config", str(file))
+    assert code == 2
+    assert f"{file}, line 3: [worker] lanes: Input should be greater than or equal to 1. Given: 0" in text
+    file.write_text('[worker]\nmodel = "m"\nlane = 1\n')
+    code, text = penstock("worker", "--config", str(file))
+    assert (code, text) == (2, f"Error: {file}, line 3: lane is no setting of [worker]. Did you mean lanes?")
+
+
+def test_a_secret_of_the_wrong_type_is_not_shown(file: Path) -> None:
+    file.write_text(FILE.replace('"of the file"', "12345"))
+    code, text = penstock("config", "worker", "--config", str(file))
+    assert code == 2
+    assert "[kafka] sasl_password: Input should be a valid string. Given: a secret" in text
+    assert "12345" not in text
