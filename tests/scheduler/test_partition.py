@@ -43,7 +43,7 @@ all_caps = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
 def test_every_policy_keeps_sequences_caps_and_predictions(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
@@ -66,7 +66,7 @@ def test_every_policy_keeps_sequences_caps_and_predictions(
         assert len(batch) == 1 or seconds <= caps.max_seconds * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(lengths_lists, costs, all_caps)
 def test_the_dp_is_never_worse_than_fifo_or_sorted(lengths: list[int], cost: CostFunction, caps: Caps) -> None:
     """Under its own cost: packed or padded, law or table, whatever the caps."""
@@ -201,7 +201,6 @@ def test_an_unknown_policy_is_rejected_with_the_known_ones() -> None:
     all_caps,
     st.integers(2, 8),
 )
-@settings(deadline=None)
 def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, num_lanes: int
 ) -> None:

@@ -470,7 +470,7 @@ class Interleavings(RuleBasedStateMachine):
             assert self.scheduler.backlog_s >= 0
 
 
-Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
 TestInterleavings = Interleavings.TestCase
 
 
