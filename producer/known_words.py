@@ -14,7 +14,8 @@ _MAX_WORDS = 1 << 16  # some 15 MB
 _MAX_WORD_CHARS = 32
 _MAX_TEXT_CHARS = 1 << 15  # a look-up holds the interpreter lock, which the library does not
 # Alone, a word takes the library more than twice the time that it takes in a text. So a text of more than a quarter new
-# words is encoded whole, and teaches an eighth of its words. Where no word comes twice, that costs a third more time.
+# words is encoded whole, and as many new words as an eighth of its words are stored. Where no word comes twice, this
+# costs a third more time.
 _WORDS_PER_NEW = 4
 _WORDS_PER_LESSON = 8
 

@@ -129,8 +129,8 @@ class LaneDriver:
         self._submitted.append(batch)
 
     def _has_room(self) -> bool:
-        may_prepare = len(self._submitted) == self.num_lanes and (self._prepared or self.scheduler.is_full)
-        return not self.is_busy or bool(may_prepare)
+        excess = len(self._submitted) - self.num_lanes
+        return excess < 0 or (excess == 0 and (bool(self._prepared) or self.scheduler.is_full))
 
     def _try_one(
         self, jobs: Sequence[Job], rejected: list[RejectedJob], now: float, *, together: bool

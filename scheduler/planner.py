@@ -21,10 +21,10 @@ class Planner:
     """Makes plans of the jobs at the front of the queues, and leaves the queues as they are."""
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
-        max_sequences = 1 if settings.partition == "none" else settings.max_batch_sequences
         self._cost = cost
-        self._caps = Caps(max_sequences, settings.max_batch_tokens)  # of every batch
         self._partition = PartitionPolicy(settings.partition)
+        max_sequences = min(settings.max_batch_sequences, self._partition.max_sequences)
+        self._caps = Caps(max_sequences, settings.max_batch_tokens)  # of every batch
         self._in_order = PartitionPolicy("fifo")
         self._rank = ORDERS[settings.order].rank
         self._keeps_deadlines = settings.admission == "deadline"
@@ -74,16 +74,13 @@ class Planner:
         max_s = min(max_s, self.estimator.longest_batch_s(tightest_slo_s))
         if policy.reorders:
             jobs = jobs[: max(1, bisect_right(list(accumulate([job.work_s for job in jobs])), max_s))]
-        elif policy.name != "naive":
+        elif policy.caps_tokens:
             tokens = list(accumulate([job.num_tokens for job in jobs]))
             jobs = jobs[: bisect_right(tokens, lanes * self._caps.max_tokens) + 1]
         return jobs, self._caps._replace(max_seconds=max_s)
 
     def _in_time(self, drafts: list[Draft], now: float, lanes: int) -> tuple[list[Draft], tuple[RejectedJob, ...]]:
-        """The batches before the first that would make a job late; where that is the first of all, its late jobs.
-
-        Jobs that are left out stay queued, and are due first in the next plan.
-        """
+        """The batches before the first that would make a job late; where that is the first of all, its late jobs."""
         ends = self._ends(drafts, now, lanes) if self._keeps_deadlines else [now] * len(drafts)
         for place, (draft, end) in enumerate(zip(drafts, ends, strict=True)):
             earliest = min([job.deadline for job in draft.jobs])
@@ -117,8 +114,7 @@ class Planner:
         """The batch with as many of the first bulk jobs as make it at most `growth_s` longer, and no job late."""
         max_seconds = draft.seconds + min(growth_s, min([job.deadline for job in draft.jobs]) - end)
         # Enough candidates even if the batch itself took no time: a short batch has room that costs nothing.
-        room_s = max_seconds
-        jobs = list(draft.jobs)
+        room_s, jobs = max_seconds, list(draft.jobs)
         for job in islice(queued, self._caps.max_sequences):
             room_s -= job.work_s
             if job.deadline >= end + growth_s:

@@ -49,10 +49,7 @@ class Batch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Batches to run now, in this order.
-
-    Every id was queued and appears once, in a batch or in `rejected`; all leave the queue.
-    """
+    """Batches to run now, in this order. Every id, of a batch or rejected, was queued, appears once, and leaves."""
 
     batches: tuple[Batch, ...]
     trigger: Trigger

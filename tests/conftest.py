@@ -14,7 +14,9 @@ from penstock.ops.kafka.jars import fetch_jars
 from tests.log_events import listed_fields, unlisted
 from tests.skip_summary import skip_lines
 
-settings.register_profile("quick", max_examples=20)  # of `make quick`
+# No deadline an example: the first may load or compile something, and the processor may be shared.
+settings.register_profile("default", deadline=None)
+settings.register_profile("quick", max_examples=20, deadline=None)  # of `make quick`
 
 _NO_KAFKA = pytest.StashKey[str]()
 _LISTED_EVENTS = listed_fields()

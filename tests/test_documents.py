@@ -10,7 +10,9 @@ from tests.log_events import ROOMS, common_fields, listed_fields, unlisted_in
 
 ROOT = Path(__file__).parent.parent
 MANUAL = ROOT / "ops" / "docs"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *MANUAL.rglob("*.md")])
+# Not those in ops/bench/results, which stay as they were made.
+_NOTES = [path for path in ROOT.glob("ops/bench/**/*.md") if "results" not in path.parts]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *MANUAL.rglob("*.md"), *_NOTES, *ROOT.glob("scheduler/*.md")])
 _NAMED = re.compile(r"`((?:producer|worker|engine|scheduler|cache|ops|tests)/[\w./-]+)`")
 _NAMED_TEST = re.compile(r"`(tests/[\w./-]+\.py)::(\w+)`")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

@@ -2,11 +2,11 @@
 
 from penstock.worker.settings import WorkerSettings
 
-__all__ = ["WorkerSettings", "serve"]
+__all__ = ["WorkerSettings", "run_members"]
 
 
-def serve(settings: WorkerSettings) -> int:
+def run_members(settings: WorkerSettings) -> int:
     """Run a worker, as one process or several; see `penstock.worker.command`. Imported on call: it imports torch."""
-    from penstock.worker.command import serve as run
+    from penstock.worker import command
 
-    return run(settings)
+    return command.run_members(settings)

@@ -10,20 +10,20 @@ from penstock.worker.supervision.placement import CannotPlace, Machine, Placemen
 from penstock.worker.telemetry.logs import configure_logs
 
 
-def serve(settings: WorkerSettings) -> int:
+def run_members(settings: WorkerSettings) -> int:
     """Run the members that the settings ask for on this machine. Blocks; returns the exit code.
 
-    Raises CannotPlace, and what `process.serve` and `supervisor.supervise` raise.
+    Raises CannotPlace, and what `process.run_worker` and `supervisor.supervise` raise.
     """
     configure_logs(settings.log_format, settings.log_level)  # `this_machine` may warn
     machine = this_machine()
     placements = placements_for(settings, machine)
     if len(placements) == 1:
-        from penstock.worker.process import serve as run
+        from penstock.worker.process import run_worker
 
         if placements[0].uuid is not None and len(machine.gpus) > 1:
             os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].uuid
-        return run(settings)
+        return run_worker(settings)
     from penstock.worker.supervision.supervisor import supervise
 
     return supervise(settings, machine, placements)

@@ -40,7 +40,7 @@ _RESIZE_SIGNALS = (signal.SIGTTIN, signal.SIGTTOU)  # of a supervisor
 log = structlog.get_logger("penstock.serve")
 
 
-def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) -> int:
+def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = None) -> int:
     """Run one worker until SIGTERM, SIGINT or, with `once`, the end of the topics. Blocks; returns the exit code.
 
     A second SIGTERM or SIGINT ends the process at once. `supervisor`: of a member that is one of several here. A worker

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from penstock.engine.memory import Arena, Plan, Planner
+from penstock.engine.memory import Arena, MemoryPlan, MemoryPlanner
 from penstock.engine.model.program import Program
 
 
@@ -26,7 +26,7 @@ class Workspace:
         self._program = program
         self._dtype = dtype
         self._device = device
-        self._planner = Planner(program.lifetimes)
+        self._planner = MemoryPlanner(program.lifetimes)
         self.arena: Arena[Tensor] = Arena(self._allocate, lambda chunk: None)  # torch frees it with the last reference
         self._views = lru_cache(maxsize=256)(self._make_views)
         self._most_rows = 0  # of the batches since the last `trim`
@@ -60,7 +60,7 @@ class Workspace:
         widths = dict(zip(plan.slot_of, self._program.widths, strict=True))
         return [self._view(plan, slot, rows, widths[slot]) for slot in range(len(plan.slot_bytes))]
 
-    def _view(self, plan: Plan, slot: int, rows: int, width: int) -> Tensor:
+    def _view(self, plan: MemoryPlan, slot: int, rows: int, width: int) -> Tensor:
         start = plan.slot_offset[slot]
         chunk = self.arena.buffers[plan.slot_chunk[slot]]
         return chunk[start : start + rows * width * self._dtype.itemsize].view(self._dtype).view(rows, width)

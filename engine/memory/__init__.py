@@ -1,11 +1,11 @@
 """Sequence-length-aware memory planning: TurboTransformers (PPoPP '21), section 4.2 and Algorithm 1. No torch here.
 
-`Tape` records the lifetimes of buffers in one dry run; `Planner` turns a batch's tokens and sequences into a `Plan`;
-`Arena` holds the device's chunks and turns the plan into addresses.
+`Tape` records the lifetimes of buffers in one dry run; `MemoryPlanner` turns tokens and sequences of a batch into a
+`MemoryPlan`; `Arena` holds the device's chunks and turns the plan into addresses.
 """
 
 from penstock.engine.memory.arena import Arena
 from penstock.engine.memory.lifetimes import BufferId, Lifetime, Tape
-from penstock.engine.memory.plan import Plan, Planner
+from penstock.engine.memory.plan import MemoryPlan, MemoryPlanner
 
-__all__ = ["Arena", "BufferId", "Lifetime", "Plan", "Planner", "Tape"]
+__all__ = ["Arena", "BufferId", "Lifetime", "MemoryPlan", "MemoryPlanner", "Tape"]

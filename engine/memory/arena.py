@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from penstock.engine.memory.lifetimes import ALIGNMENT
-from penstock.engine.memory.plan import CHUNK_BYTES, Plan
+from penstock.engine.memory.plan import CHUNK_BYTES, MemoryPlan
 
 _SLACK = 1.5  # above K_SCALE, so that a chunk just added is not freed
 
@@ -35,7 +35,7 @@ class Arena(Generic[B]):
         self._free = free
         self._buffers: list[B] = []
         self._most_bytes = 0  # that a plan used since the last `trim`
-        self.chunk_bytes: tuple[int, ...] = ()  # hand it to Planner.plan
+        self.chunk_bytes: tuple[int, ...] = ()  # hand it to MemoryPlanner.plan
         self.num_allocations = 0
         self.num_frees = 0
 
@@ -46,10 +46,10 @@ class Arena(Generic[B]):
 
     @property
     def buffers(self) -> tuple[B, ...]:
-        """The chunks, in the order of `Plan.slot_chunk`."""
+        """The chunks, in the order of `MemoryPlan.slot_chunk`."""
         return tuple(self._buffers)
 
-    def place(self, plan: Plan) -> list[int]:
+    def place(self, plan: MemoryPlan) -> list[int]:
         """Address of each slot of the plan; buffer i is at `addresses[plan.slot_of[i]]`. Allocates what is missing.
 
         The plan was made for the present `chunk_bytes`. The addresses hold until `trim` returns True.

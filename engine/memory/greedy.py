@@ -9,7 +9,7 @@ Taken = list[tuple[int, int, int]]  # offset, end, item; by rising offset
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BufferPlacement:
     """The place of each item. Items that conflict are disjoint."""
 
     chunk: Sequence[int]  # index into the chunks; len(chunks) is the open one
@@ -17,7 +17,7 @@ class Placement:
     extents: Sequence[int]  # bytes taken of each chunk, the open one last
 
 
-def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: Sequence[int]) -> Placement:
+def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: Sequence[int]) -> BufferPlacement:
     """Place items of `sizes` bytes, largest first, into chunks of the given bytes or else into one open-ended chunk.
 
     `conflicts[i]`: the items that must not overlap item i. Offsets are sums of sizes, so aligned sizes give aligned
@@ -44,7 +44,7 @@ def place_greedily(sizes: Sequence[int], conflicts: Sequence[Set[int]], chunks: 
         chunk[item], offset[item] = index, start
         if end > extents[index]:
             extents[index] = end
-    return Placement(chunk, offset, extents)
+    return BufferPlacement(chunk, offset, extents)
 
 
 def find_gap(size: int, enemies: Set[int], taken: Taken, limit: int) -> int:

@@ -17,7 +17,7 @@ _Formula = tuple[int, int, int]  # bytes per token, bytes per sequence, bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """One batch's memory. Slot s is `slot_bytes[s]` bytes at `slot_offset[s]` of chunk `slot_chunk[s]`."""
 
     tokens: int
@@ -36,7 +36,7 @@ class Plan:
         return tuple((self.slot_chunk[slot], self.slot_offset[slot]) for slot in self.slot_of)
 
 
-class Planner:
+class MemoryPlanner:
     """Plans for one model. Called from one thread.
 
     Algorithm 1 is quadratic in the number of buffers, so it runs once over all of them, at a typical size. Buffers with
@@ -51,7 +51,7 @@ class Planner:
         self._problem = _Problem(lifetimes, _shared_slots(lifetimes))
         self._cached_solve = lru_cache(maxsize=cached_plans)(self._problem.solve)
 
-    def plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
+    def plan(self, tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> MemoryPlan:
         """The plan for `sequences` sequences with `tokens` tokens in all, into chunks of the given bytes.
 
         Called once a batch, with the arena's `chunk_bytes`; the arena accepts the plan as long as these still hold.
@@ -59,7 +59,9 @@ class Planner:
         return self._cached_solve(tokens, sequences, chunks)
 
 
-def plan_each_buffer(lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()) -> Plan:
+def plan_each_buffer(
+    lifetimes: Sequence[Lifetime], tokens: int, sequences: int, chunks: tuple[int, ...] = ()
+) -> MemoryPlan:
     """Algorithm 1 over single buffers, in milliseconds a batch: the origin of slots, and a reference for tests."""
     return _Problem(lifetimes, tuple(range(len(lifetimes)))).solve(tokens, sequences, chunks)
 
@@ -76,13 +78,13 @@ class _Problem:
         self._conflicts = _slot_conflicts(lifetimes, slot_of)
         self._peaks = _peaks(lifetimes, self._formulas)
 
-    def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> Plan:
+    def solve(self, tokens: int, sequences: int, chunks: tuple[int, ...]) -> MemoryPlan:
         if not 1 <= sequences <= tokens:
             raise ValueError(f"A batch of {sequences} sequences with {tokens} tokens. This is a bug.")
         formula_bytes = [aligned(a * tokens + b * sequences + c) for a, b, c in self._formulas]
         slot_bytes = [formula_bytes[formula] for formula in self._formula_of_slot]
         placement = place_greedily(slot_bytes, self._conflicts, chunks)
-        plan = Plan(
+        plan = MemoryPlan(
             tokens=tokens,
             sequences=sequences,
             slot_of=self._slot_of,
@@ -128,7 +130,7 @@ def _slot_conflicts(lifetimes: Sequence[Lifetime], slot_of: Sequence[int]) -> tu
     return tuple(conflicts)
 
 
-def check_slots(plan: Plan, conflicts: Sequence[Set[int]]) -> None:
+def check_slots(plan: MemoryPlan, conflicts: Sequence[Set[int]]) -> None:
     """RuntimeError if two slots that conflict overlap. Takes some 5 µs; runs on every new plan."""
     chunk, offset = plan.slot_chunk, plan.slot_offset
     ends = [start + num_bytes for start, num_bytes in zip(offset, plan.slot_bytes, strict=True)]

@@ -19,16 +19,6 @@ def run_directly(engine: Engine, directory: Path, task: str, texts: Sequence[str
     rows: list[Float32Array] = []
     for start in range(0, len(texts), _BATCH_SEQUENCES):
         encoded = tokenizer.encode_batch(list(texts[start : start + _BATCH_SEQUENCES]))
-        rows += engine.run(_pack([encoding.ids for encoding in encoded], task)).rows
+        ids = [np.array(encoding.ids, np.int32) for encoding in encoded]
+        rows += engine.run(PackedBatch.of(ids, [TaskOptions(task)] * len(ids))).rows
     return np.stack(rows)
-
-
-def _pack(sequences: Sequence[Sequence[int]], task: str) -> PackedBatch:
-    lengths = [len(sequence) for sequence in sequences]
-    return PackedBatch(
-        token_ids=np.concatenate([np.asarray(sequence, dtype=np.int32) for sequence in sequences]),
-        cu_seqlens=np.cumsum([0, *lengths], dtype=np.int32),
-        max_seqlen=max(lengths),
-        token_type_ids=None,
-        options=(TaskOptions(task),) * len(sequences),
-    )

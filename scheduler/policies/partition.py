@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, count, pairwise, takewhile
 from math import inf
 from operator import mul
+from sys import maxsize
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,13 @@ class Partition(NamedTuple):
         return sum(self.seconds)
 
 
-# See `PartitionPolicy.partition`. The last argument is `most`.
-_Policy = Callable[[Sequence[int], CostFunction, Caps, int], Partition]
+class Policy(NamedTuple):
+    """A function and what the planner must know of it. The function has the contract of `PartitionPolicy.partition`."""
+
+    divide: Callable[[Sequence[int], CostFunction, Caps, int], Partition]  # the last argument is `most`
+    reorders: bool = False  # it covers all that it is given and ignores `most`; else it covers a prefix
+    caps_tokens: bool = True  # it keeps `max_tokens` and `max_seconds`
+    max_sequences: int = maxsize  # of a batch, beside the cap
 
 
 def fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
@@ -71,11 +77,19 @@ def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) ->
     return _priced([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
 
 
-_POLICIES: Mapping[str, _Policy] = {
-    "fifo": fifo,
-    "sorted": _sorted,
-    "naive": _naive,
-    "none": lambda lengths, cost, caps, most: _naive(lengths, cost, caps._replace(max_sequences=1), most),
+def _dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
+    in_order = fifo(lengths, cost, caps, len(lengths))
+    return _by_dp(lengths, cost, caps, in_order.total_s, 0.0) or in_order
+
+
+_DP = Policy(_dp, reorders=True)
+POLICIES: Mapping[str, Policy] = {
+    "auto": _DP,
+    "dp": _DP,
+    "fifo": Policy(fifo),
+    "sorted": Policy(_sorted, reorders=True),
+    "naive": Policy(_naive, caps_tokens=False),
+    "none": Policy(_naive, max_sequences=1),
 }
 
 
@@ -86,28 +100,27 @@ class PartitionPolicy:
     order. Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the
     problem is bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
 
-    `auto` takes Eq. 2's where it is predicted to save more than `MIN_DP_GAIN` of FIFO's seconds: on engines that pad
-    and on uneven cost tables. While it gains nothing it is asked ever more seldom, so that plans cost what FIFO's do.
+    `auto` takes Eq. 2's where it saves more than `MIN_DP_GAIN` of FIFO's predicted seconds. It asks ever more seldom
+    while that gains nothing.
     """
 
     def __init__(self, name: str) -> None:
+        if name not in POLICIES:
+            raise ValueError(f"partition must be one of {', '.join(POLICIES)}. Given: {name!r}")
         self.name = name
-        self._is_dp = name in ("auto", "dp")
-        self._rest = self._next_rest = 0  # plans by FIFO, until the DP is asked again
-        if self._is_dp:
+        self._divide, self._reorders, self.caps_tokens, self.max_sequences = POLICIES[name]
+        self._rest = self._next_rest = 0  # plans of `auto` by FIFO, until the DP is asked again
+        if POLICIES[name] is _DP:
             load_kernel()  # now, before any request waits for a plan
-        elif name not in _POLICIES:
-            raise ValueError(f"partition must be one of auto, dp, {', '.join(_POLICIES)}. Given: {name!r}")
 
     @property
     def reorders(self) -> bool:
         """Whether the next partition may reorder: it then covers all it is given, and is given a whole window."""
-        return self.name == "sorted" or (self._is_dp and self._rest == 0)
+        return self._reorders and self._rest == 0
 
     def name_of(self, partition: Partition) -> str:
         """The policy that made it."""
-        by_auto = "dp" if partition.dp_gain > 0 else "fifo"
-        return by_auto if self.name == "auto" else self.name
+        return self.name if self.name != "auto" else "dp" if partition.dp_gain > 0 else "fifo"
 
     def partition(self, lengths: Sequence[int], cost: CostFunction, caps: Caps, *, most: int) -> Partition:
         """Batches within `caps` of sequences with these lengths (>= 1), given in the order in which they are due.
@@ -115,14 +128,13 @@ class PartitionPolicy:
         `most` (>= 1) is how many batches the caller will run now. A policy that keeps the order stops there, and then
         covers a prefix of `lengths`. No index comes twice.
         """
-        if not self._is_dp:
-            return _POLICIES[self.name](lengths, cost, caps, most)
+        if self.name != "auto":
+            caps = caps._replace(max_sequences=min(caps.max_sequences, self.max_sequences))
+            return self._divide(lengths, cost, caps, most)
         if self._rest > 0:
             self._rest -= 1
             return fifo(lengths, cost, caps, most)
         in_order = fifo(lengths, cost, caps, len(lengths))
-        if self.name == "dp":
-            return _by_dp(lengths, cost, caps, in_order.total_s, 0.0) or in_order
         found = _by_dp(lengths, cost, caps, _pace(in_order, lengths), MIN_DP_GAIN)
         self._rest = self._next_rest = 0 if found else min(_MAX_REST, 2 * self._next_rest + 1)
         return found or Partition(in_order.batches[:most], in_order.seconds[:most])
@@ -168,8 +180,7 @@ def _pace(in_order: Partition, lengths: Sequence[int]) -> float:
 
 def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
     """How many of the first sequences still run within `max_seconds`, where one more would not; at least one."""
-    in_time = bisect_right(range(1, len(lengths)), max_seconds, key=lambda num: _price(lengths[:num], cost))
-    return max(1, in_time)
+    return max(1, bisect_right(range(1, len(lengths)), max_seconds, key=lambda num: _price(lengths[:num], cost)))
 
 
 def _price(batch: Sequence[int], cost: CostFunction) -> float:

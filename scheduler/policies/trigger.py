@@ -22,10 +22,7 @@ TriggerPolicy = Callable[[Outlook, float, float], Trigger | float]
 
 
 def lazy(outlook: Outlook, now: float, max_wait_s: float) -> Trigger | float:
-    """Run a full batch at once, and an underfull one after `max_wait_s` or when an SLO allows no longer wait.
-
-    Half-SLO: a batch starts when a job's age plus the predicted run reach half of its SLO.
-    """
+    """Run a full batch at once; else after `max_wait_s`, or when a job's age plus the run reach half of its SLO."""
     if outlook.is_full:
         return Trigger.MAX_BATCH
     # Compared as moments, not as ages: the rule must fire at the very number given out as the wake time.

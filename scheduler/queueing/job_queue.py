@@ -43,13 +43,10 @@ class Bounds(NamedTuple):
 
 
 class JobQueue:
-    """Jobs by id, and in due order. The sums are to be read, not written.
-
-    Adding at the end and taking from the front cost little however many jobs wait.
-    """
+    """Jobs by id and in due order. Adding at the end and taking from the front cost little however many jobs wait."""
 
     def __init__(self) -> None:
-        self.tokens = self.squares = 0  # sums of lengths, and of squared lengths
+        self.tokens = self.squares = 0  # sums of lengths, and of squared lengths; the caller only reads them
         self.work_s = 0.0
         # If the lanes begin with this queue by this moment, every job is in time. It may err on the early side.
         self._safe_begin = math.inf

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -116,7 +116,6 @@ async def test_a_damaged_row_is_a_warning_until_it_is_put_again(tmp_path: Path, 
     assert [log["event"] for log in logs] == ["cost_tables_unusable"]
 
 
-@settings(deadline=None)  # it waits for the disk
 @given(data=st.data())
 async def test_bytes_changed_anywhere_give_a_table_or_none_and_never_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -155,7 +155,7 @@ async def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
         assert await cache.get_many([key(number) for number in range(6)]) == values(1, 2, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.sampled_from([4, 100, 400, 2000])), max_size=40
@@ -506,7 +506,7 @@ async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path)
         assert logs == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_log_that_a_crash_has_cut_or_garbled_gives_no_wrong_answer(data: st.DataObject) -> None:
     """The log of a process that was killed, as a machine that lost power may leave it."""
@@ -603,7 +603,7 @@ async def test_a_full_disk_stops_writes_until_there_is_room(tmp_path: Path) -> N
         assert await cache.get_many(map(key, range(5000))) == values(1, 2, 3, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_file_never_gives_a_wrong_answer(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:

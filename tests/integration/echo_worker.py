@@ -86,4 +86,4 @@ if __name__ == "__main__":
     reply_destinations.STALL_S = reply_destinations.STALL_S if STALL_S is None else float(STALL_S)
     process._cost = measure_then_break  # type: ignore[assignment]  # called with an EchoEngine only
     process.NullEngine = EchoEngine  # type: ignore[attr-defined,assignment]  # the whole worker, but for its arithmetic
-    sys.exit(process.serve(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults
+    sys.exit(process.run_worker(WorkerSettings(model="null")))  # type: ignore[call-arg]  # the others have defaults

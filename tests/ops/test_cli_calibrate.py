@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_timings_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert code == 130
     assert not engine.went_on
     with pytest.raises(KeyboardInterrupt):
-        process.serve(WorkerSettings.model_validate({"model": "any", "cost_path": path}))
+        process.run_worker(WorkerSettings.model_validate({"model": "any", "cost_path": path}))
     assert not engine.went_on
 
 

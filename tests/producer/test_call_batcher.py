@@ -184,7 +184,7 @@ CALL = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(CALL, max_size=8), max_size=3), st.integers(1, 12))
 def test_every_caller_gets_what_it_would_get_alone(turns: list[Turn], sequences_per_record: int) -> None:
     async def alone() -> list[list[object]]:

@@ -132,7 +132,7 @@ class Script:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEP, max_size=40), st.integers(1, 64), st.booleans())
 def test_any_answers_cause_a_bounded_number_of_records(steps: list[Step], num_sequences: int, is_shared: bool) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -58,7 +58,7 @@ def json_rows(path: Path) -> list[Any]:
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8))
 def test_csv_comes_back_cell_by_cell(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("csv")
@@ -136,7 +136,7 @@ def test_a_row_whose_quotes_are_broken_swallows_no_other(tmp_path: Path, kind: s
 starting_plainly = st.text('ab,"\r\n', max_size=6).map("a".__add__)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.lists(st.tuples(starting_plainly, starting_plainly), min_size=1, max_size=8),
     places=st.sets(st.integers(0, 8), min_size=1),

@@ -133,7 +133,7 @@ def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
     assert sum(1.2 < end <= 1.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
     st.integers(1, 3),

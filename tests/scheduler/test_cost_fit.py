@@ -86,7 +86,7 @@ def test_few_timings_still_give_a_cost() -> None:
     assert 0.002 <= seconds_of(falling, [100]) <= 0.004
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.booleans(),
     st.lists(

@@ -178,7 +178,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) 
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, LONGEST), min_size=1, max_size=7).map(sorted),
     st.tuples(*[st.integers(0, 20).map(float)] * 4),
@@ -253,7 +253,7 @@ def test_a_law_without_a_table_is_compiled_too() -> None:
         assert sum(seconds) == pytest.approx(instance.least_s(), rel=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=40).map(sorted),
     st.sampled_from((PackedCost, PaddedCost)),

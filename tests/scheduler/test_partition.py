@@ -3,15 +3,17 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import CostFunction, CostTable, PackedCost, PaddedCost
-from penstock.scheduler.policies.partition import MIN_DP_GAIN, Caps, Partition, PartitionPolicy, share_out
+from penstock.scheduler.policies.partition import MIN_DP_GAIN, POLICIES, Caps, Partition, PartitionPolicy, share_out
+from penstock.scheduler.settings import PartitionName
 
-NAMES = ["auto", "dp", "fifo", "sorted", "naive", "none"]
+NAMES = get_args(PartitionName)
 NO_CAP = 10**9
 WIDE = Caps(NO_CAP, NO_CAP)
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
@@ -43,7 +45,7 @@ all_caps = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
 def test_every_policy_keeps_sequences_caps_and_predictions(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
@@ -52,13 +54,13 @@ def test_every_policy_keeps_sequences_caps_and_predictions(
     partition = divide(name, lengths, cost, caps, most)
     covered = sorted(itertools.chain.from_iterable(partition.batches))
     assert covered == list(range(len(covered)))
-    if name in ("dp", "sorted") or len(partition.batches) < most:
+    if (POLICIES[name].reorders and name != "auto") or len(partition.batches) < most:
         assert len(covered) == len(lengths)
     batches = [[lengths[index] for index in batch] for batch in partition.batches]
     assert list(partition.seconds) == pytest.approx([seconds_of(batch, cost) for batch in batches], rel=1e-9, abs=1e-9)
     assert partition.total_s == pytest.approx(sum(partition.seconds))
-    if name == "naive":
-        assert all(len(batch) <= caps.max_sequences for batch in batches)
+    assert all(len(batch) <= min(caps.max_sequences, POLICIES[name].max_sequences) for batch in batches)
+    if not POLICIES[name].caps_tokens:
         return
     for batch, seconds in zip(batches, partition.seconds, strict=True):
         used = max(batch) * len(batch) if cost.padded else sum(batch)
@@ -66,7 +68,7 @@ def test_every_policy_keeps_sequences_caps_and_predictions(
         assert len(batch) == 1 or seconds <= caps.max_seconds * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(lengths_lists, costs, all_caps)
 def test_the_dp_is_never_worse_than_fifo_or_sorted(lengths: list[int], cost: CostFunction, caps: Caps) -> None:
     """Under its own cost: packed or padded, law or table, whatever the caps."""
@@ -104,10 +106,11 @@ def test_none_runs_every_sequence_alone() -> None:
     assert divide("none", [5, 2, 7], PackedCost(3.0, 0.0, 1.0, 0.0)) == Partition(((0,), (1,), (2,)), (5.0, 3.0, 7.0))
 
 
-@pytest.mark.parametrize(("name", "num"), [("fifo", 4), ("naive", 4), ("none", 2), ("dp", 9), ("sorted", 9)])
-def test_policies_that_keep_the_order_stop_after_the_batches_that_will_run(name: str, num: int) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "auto"])
+def test_policies_that_keep_the_order_stop_after_the_batches_that_will_run(name: str) -> None:
     """Otherwise every plan would look at every job of a long queue."""
     partition = divide(name, [1] * 9, PaddedCost(1.0, 0.0, 0.0, 0.0), Caps(2, 99), most=2)
+    num = 9 if POLICIES[name].reorders else 2 * min(2, POLICIES[name].max_sequences)
     assert sum(map(len, partition.batches)) == num
 
 
@@ -185,12 +188,14 @@ def test_the_papers_example_three_batches_beat_one_by_35_percent() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_policy_knows_its_name(name: str) -> None:
-    assert PartitionPolicy(name).name == name
+def test_a_policy_knows_its_name_and_what_the_planner_asks(name: str) -> None:
+    policy = PartitionPolicy(name)
+    assert (policy.name, policy.reorders) == (name, POLICIES[name].reorders)
+    assert tuple(POLICIES) == NAMES
 
 
 def test_an_unknown_policy_is_rejected_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"auto, dp, fifo, sorted, naive, none\. Given: 'best'"):
+    with pytest.raises(ValueError, match=rf"{', '.join(NAMES)}\. Given: 'best'"):
         PartitionPolicy("best")
 
 
@@ -201,7 +206,6 @@ def test_an_unknown_policy_is_rejected_with_the_known_ones() -> None:
     all_caps,
     st.integers(2, 8),
 )
-@settings(deadline=None)
 def test_sharing_out_keeps_every_sequence_and_the_caps_and_never_ends_later(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, num_lanes: int
 ) -> None:

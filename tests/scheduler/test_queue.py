@@ -91,5 +91,5 @@ class Queues(RuleBasedStateMachine):
             assert bounds.oldest_arrival == min(job.arrival for job in self.jobs)
 
 
-Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
 TestQueues = Queues.TestCase

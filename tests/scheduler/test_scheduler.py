@@ -28,6 +28,7 @@ from penstock.scheduler import (
     Trigger,
     Wait,
 )
+from penstock.scheduler.policies.partition import POLICIES
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
@@ -264,7 +265,7 @@ def test_a_time_that_is_no_number_is_rejected(now: float) -> None:
         ({"bulk_slice_s": 0.0}, "bulk_slice_s must be"),
         ({"bulk_quiet_s": math.nan}, "bulk_quiet_s must be"),
         ({"trigger": "eager"}, "trigger must be one of lazy, hungry. Given: 'eager'"),
-        ({"partition": "lifo"}, "partition must be one of auto, dp, fifo, sorted, naive, none. Given: 'lifo'"),
+        ({"partition": "lifo"}, f"partition must be one of {', '.join(POLICIES)}. Given: 'lifo'"),
         ({"order": "fifo"}, "order must be one of edf, cost-first, arrival. Given: 'fifo'"),
         ({"admission": "all"}, "admission must be one of accept, deadline. Given: 'all'"),
     ],
@@ -443,7 +444,8 @@ class Interleavings(RuleBasedStateMachine):
             lengths = [job.num_tokens for job, _ in members]
             slots = max(lengths) * len(lengths) if self.cost.padded else sum(lengths)
             assert 1 <= len(lengths) <= self.settings.max_batch_sequences
-            assert len(lengths) == 1 or slots <= self.settings.max_batch_tokens or decision.partition == "naive"
+            keeps_tokens = POLICIES[decision.partition].caps_tokens
+            assert len(lengths) == 1 or slots <= self.settings.max_batch_tokens or not keeps_tokens
             squares = sum(length * length for length in lengths)
             seconds = self.cost.seconds(sum(lengths), squares, max(lengths), len(lengths))
             assert math.isclose(float(seconds), batch.predicted_s)
@@ -470,7 +472,7 @@ class Interleavings(RuleBasedStateMachine):
             assert self.scheduler.backlog_s >= 0
 
 
-Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
 TestInterleavings = Interleavings.TestCase
 
 

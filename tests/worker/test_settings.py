@@ -152,7 +152,7 @@ def test_more_lanes_than_an_engine_runs_are_an_error_that_names_the_option(monke
     monkeypatch.setattr(process, "configure_logs", lambda *_: None)
     monkeypatch.setattr("sys.setswitchinterval", lambda _: None)
     with pytest.raises(UnsupportedDevice, match=r"--lanes: .* runs one lane\. Given: 2"):
-        process.serve(make(model="null", lanes=2))
+        process.run_worker(make(model="null", lanes=2))
 
 
 def test_every_resolved_setting_has_one_reason() -> None:

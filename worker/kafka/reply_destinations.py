@@ -32,7 +32,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _UnacknowledgedAnswers:
     """The answers to one destination."""
 
     held: Held
@@ -51,7 +51,7 @@ class ReplyDestinations:
         self._bounds = bounds
         self._can_stall = can_stall
         self._clock = clock
-        self._waiting: dict[Destination, _Waiting] = {}
+        self._waiting: dict[Destination, _UnacknowledgedAnswers] = {}
         self._looked_at = self._acknowledged_at = clock()  # the latter: by any destination
         self._stalled: dict[bool, Held] = {}
 
@@ -59,7 +59,7 @@ class ReplyDestinations:
         """Answers go to the outbox."""
         waiting = self._waiting.get(destination)
         if waiting is None:
-            self._waiting[destination] = _Waiting(held, self._clock())
+            self._waiting[destination] = _UnacknowledgedAnswers(held, self._clock())
         else:
             waiting.held.add(held)
 

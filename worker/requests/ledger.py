@@ -17,7 +17,6 @@ from penstock.worker.requests.request import PendingRequest
 _IS_BULK = attrgetter("bulk_topic")
 _RECEIVED = (RecordState.RECEIVED,)
 _ADMITTED = (RecordState.ADMITTED,)
-_QUEUED = (RecordState.QUEUED,)
 _UNANSWERED = (RecordState.ADMITTED, RecordState.QUEUED)
 _ANSWERED = (RecordState.ANSWERED,)
 _ENDED = (RecordState.ANSWERED, RecordState.ACKNOWLEDGED, RecordState.RELEASED)

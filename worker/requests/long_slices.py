@@ -18,7 +18,7 @@ Slice = Sequence[PendingRecord]
 Process = Callable[[Slice], Coroutine[Any, Any, None]]
 
 
-class _Waiting(NamedTuple):
+class _QueuedSlice(NamedTuple):
     """A slice in the order in which slices are processed."""
 
     turn: int  # bytes that were processed when it came, and its own
@@ -43,7 +43,7 @@ class LongSlices:
         self._process = process
         self._reject_late = reject_late
         self._clock = clock
-        self._waiting: list[_Waiting] = []  # a heap
+        self._waiting: list[_QueuedSlice] = []  # a heap
         self._current: Slice = ()
         self._running: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
@@ -55,7 +55,7 @@ class LongSlices:
         if not records or records[0].bulk_topic or records[0].num_bytes <= _LONG_BYTES:
             await self._process(records)
             return
-        waiting = _Waiting(self._num_bytes + _num_bytes(records), next(self._numbers), records)
+        waiting = _QueuedSlice(self._num_bytes + _num_bytes(records), next(self._numbers), records)
         if self._reject_late(records, self._wait_s(waiting)):
             return
         heappush(self._waiting, waiting)
@@ -73,7 +73,7 @@ class LongSlices:
             self._current = ()
         return [record for records in slices for record in records if record.state in _UNANSWERED]
 
-    def _wait_s(self, own: _Waiting) -> float:
+    def _wait_s(self, own: _QueuedSlice) -> float:
         """Predicted seconds until a slice is processed."""
         ahead = [self._current, *[waiting.records for waiting in self._waiting if waiting < own]]
         return sum(map(_num_bytes, ahead)) * self._recent_s / max(self._recent_bytes, 1.0)

@@ -27,13 +27,13 @@ def _serve(link: SupervisorLink) -> int:
 
     from penstock.engine.errors import EngineError, UnsupportedDevice
     from penstock.producer.tokenization import TokenizerError
-    from penstock.worker.process import serve
+    from penstock.worker.process import run_worker
     from penstock.worker.settings import WorkerSettings
 
     settings = WorkerSettings.handed_over(**link.settings)
     sys.excepthook = _log_uncaught
     try:
-        return serve(settings, link)
+        return run_worker(settings, link)
     except (EngineError, TokenizerError, KafkaError) as error:
         if link.phase == "joined":
             raise

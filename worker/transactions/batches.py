@@ -29,7 +29,7 @@ class Carrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TransactionBatch:
     """Answers for one partition of a reply or dead-letter topic."""
 
     topic: str
@@ -53,9 +53,9 @@ class Batches:
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
         self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
-        self._last: list[Batch] = []
+        self._last: list[TransactionBatch] = []
 
-    async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[Batch]:
+    async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[TransactionBatch]:
         """Raises DestinationRefused, LeaderMissing, and KafkaError if no broker is there to be asked."""
         by_topic: dict[str, list[Outgoing]] = {}
         for one in outgoing:
@@ -98,21 +98,23 @@ class Batches:
                 raise DestinationRefused(answers, error) from error
         return spread
 
-    def _fill(self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]) -> list[Batch]:
+    def _fill(
+        self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]
+    ) -> list[TransactionBatch]:
         at_most = self._at_most.get((topic, partition), _BATCH_RECORDS)
         batches = []
         while answers:
             builder, taken = producer.create_batch(), list[Answer]()
             while answers and len(taken) < at_most and _append(builder, answers[0]):
                 taken.append(answers.popleft())
-            batches.append(Batch(topic, partition, builder, taken))
+            batches.append(TransactionBatch(topic, partition, builder, taken))
         return batches
 
     async def are_brokers_answering(self) -> bool:
         """Whether the cluster is there."""
         return await is_answering(self._carrier.producer.client)
 
-    def shrink(self, batch: Batch) -> bool:
+    def shrink(self, batch: TransactionBatch) -> bool:
         """The broker has refused a batch for its size. True if it holds one answer, which is then at fault."""
         self._at_most[batch.topic, batch.partition] = max(1, len(batch.answers) // 2)
         return len(batch.answers) == 1

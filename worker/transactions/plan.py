@@ -132,7 +132,7 @@ class TransactionPlan:
         return self._windows.setdefault(self._offsets.reading(self._source), Window())
 
     def _before(self) -> Content:
-        """What is committed before any answer that is held."""
+        """The content without any of the held answers."""
         return self._up_to(lambda offset: False)
 
     def _up_to(self, is_answered: Callable[[int], bool]) -> Content:

@@ -19,7 +19,7 @@ from aiokafka.producer.transaction_manager import TransactionState
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS
-from penstock.worker.transactions.batches import Batch
+from penstock.worker.transactions.batches import TransactionBatch
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _REQUEST_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ _ABORT_S = 2.0
 class BatchRefused(Exception):
     """The broker refused batches of a transaction, which cannot be committed any more."""
 
-    def __init__(self, refused: Sequence[tuple[Batch, BaseException]]) -> None:
+    def __init__(self, refused: Sequence[tuple[TransactionBatch, BaseException]]) -> None:
         super().__init__(repr(refused[0][1]))
         self.refused = refused
 
@@ -62,7 +62,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         await self._sender.start()
 
     async def commit(
-        self, batches: Sequence[Batch], source: TopicPartition, offset: int, metadata: str, group_id: str
+        self, batches: Sequence[TransactionBatch], source: TopicPartition, offset: int, metadata: str, group_id: str
     ) -> None:
         """Write the batches and commit the offset, or neither.
 
@@ -94,7 +94,7 @@ class TransactionalProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka
         cause: BaseException | None = waiter.exception() if waiter is not None and waiter.done() else None
         return cause
 
-    async def _send(self, batch: Batch) -> "asyncio.Future[object]":
+    async def _send(self, batch: TransactionBatch) -> "asyncio.Future[object]":
         future: asyncio.Future[object] = await self.send_batch(batch.builder, batch.topic, partition=batch.partition)
         future.add_done_callback(_retrieve)
         return future

@@ -77,8 +77,4 @@ def fifo_batches(encoded: Sequence[Encoded], settings: ResolvedSettings) -> list
 
 def pack(sequences: Sequence[Encoded]) -> PackedBatch:
     """A packed batch of tokenized texts."""
-    lengths = [len(sequence.ids) for sequence in sequences]
-    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    token_ids = np.concatenate([sequence.ids for sequence in sequences])
-    return PackedBatch(token_ids, cu_seqlens, max(lengths), None, [_OPTIONS] * len(lengths))
+    return PackedBatch.of([sequence.ids for sequence in sequences], [_OPTIONS] * len(sequences))

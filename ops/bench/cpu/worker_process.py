@@ -1,4 +1,4 @@
-"""A worker for a benchmark: `serve` with settings given as JSON, optionally sampled from SIGUSR1 on."""
+"""A worker for a benchmark: `run_members` with settings given as JSON, optionally sampled from SIGUSR1 on."""
 
 import json
 import signal
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from penstock.ops.bench.common.sampler import Sampler
-from penstock.worker import WorkerSettings, serve
+from penstock.worker import WorkerSettings, run_members
 
 
 def main(spec_json: str) -> int:
@@ -14,11 +14,11 @@ def main(spec_json: str) -> int:
     spec = json.loads(spec_json)
     settings = WorkerSettings(**spec["settings"])
     if spec["profile"] is None:
-        return serve(settings)
+        return run_members(settings)
     sampler = Sampler()
     signal.signal(signal.SIGUSR1, lambda _signal, _frame: sampler.start())
     try:
-        return serve(settings)
+        return run_members(settings)
     finally:
         sampler.stop()
         sampler.write(Path(spec["profile"]))

@@ -1,4 +1,4 @@
-"""What passed through the topics of one service, read after a load: requests, and every answer to each."""
+"""Requests of one service and every answer to each, read from its topics after a load."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What stands for a model where delivery is measured: work of a known time, and inputs that cannot be computed."""
+"""Stand-ins for a model where delivery is measured: work of a known time, and inputs that cannot be computed."""
 
 import time
 

@@ -21,10 +21,7 @@ def random_requests(lengths: Lengths, vocab_size: int, seed: int) -> list[Int32A
 
 def pack(requests: Sequence[Int32Array]) -> PackedBatch:
     """A packed batch of requests."""
-    lengths = [len(request) for request in requests]
-    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    return PackedBatch(np.concatenate(requests), cu_seqlens, max(lengths), None, [_OPTIONS] * len(lengths))
+    return PackedBatch.of(requests, [_OPTIONS] * len(requests))
 
 
 def by_budget(requests: Sequence[Int32Array], max_tokens: int) -> list[list[Int32Array]]:

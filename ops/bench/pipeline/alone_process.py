@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.engine import EngineLanes, PackedBatch, TaskOptions, load_engine, warm_up
 from penstock.ops.bench.common.lengths import uniform
 from penstock.ops.bench.pipeline.loads import special_tokens
@@ -86,15 +84,7 @@ def full_batches(rows: Sequence[Any], max_tokens: int, max_sequences: int) -> li
             groups.append([])
             tokens = len(row)
         groups[-1].append(row)
-    return [_pack(group) for group in groups]
-
-
-def _pack(group: Sequence[Any]) -> PackedBatch:
-    lengths = [len(row) for row in group]
-    cu_seqlens = np.zeros(len(group) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    ids = np.concatenate(group).astype(np.int32)
-    return PackedBatch(ids, cu_seqlens, max(lengths), None, [_OPTIONS] * len(group))
+    return [PackedBatch.of(group, [_OPTIONS] * len(group)) for group in groups]
 
 
 def _rates(requests: int, seconds: Sequence[float]) -> dict[str, Any]:
@@ -118,7 +108,7 @@ def _alternative(spec: Mapping[str, Any], device: str, dtype: str) -> dict[str, 
 
 
 def _best_of(encoder: Any, texts: Sequence[str], batches: Sequence[int]) -> dict[str, Any]:
-    """The fastest batch size on a quarter of the texts, and that one's rate over all of them."""
+    """The fastest batch size on a quarter of the texts, and its rate over all of them; both are warm when timed."""
     few = list(texts[: max(64, len(texts) // 4)])
 
     def encode(some: Sequence[str], batch: int) -> float:
@@ -126,9 +116,12 @@ def _best_of(encoder: Any, texts: Sequence[str], batches: Sequence[int]) -> dict
         encoder.encode(list(some), batch_size=batch, show_progress_bar=False)
         return time.perf_counter() - begun
 
-    encode(few, batches[0])
-    tried = {batch: len(few) / encode(few, batch) for batch in batches}
+    tried = {}
+    for batch in batches:
+        seconds = [encode(few, batch) for _ in range(_UNTIMED + 1)]
+        tried[batch] = len(few) / seconds[-1]
     best = max(tried, key=lambda batch: tried[batch])
+    encode(texts, best)
     rounds: list[float] = []
     while len(rounds) < _ROUNDS and sum(rounds) < _ENOUGH_S:
         rounds.append(encode(texts, best))

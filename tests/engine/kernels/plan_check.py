@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from penstock.engine.memory import Lifetime, Plan
+from penstock.engine.memory import Lifetime, MemoryPlan
 from penstock.engine.memory.lifetimes import ALIGNMENT
 
 
-def check_no_overlap(lifetimes: Sequence[Lifetime], plan: Plan) -> None:
+def check_no_overlap(lifetimes: Sequence[Lifetime], plan: MemoryPlan) -> None:
     """RuntimeError if the plan is unsound: an overlap at some step, or a buffer too small, unaligned or outside.
 
     Looks at every step on its own.
@@ -21,7 +21,7 @@ def check_no_overlap(lifetimes: Sequence[Lifetime], plan: Plan) -> None:
         _check_step(step, lifetimes, plan)
 
 
-def _check_step(step: int, lifetimes: Sequence[Lifetime], plan: Plan) -> None:
+def _check_step(step: int, lifetimes: Sequence[Lifetime], plan: MemoryPlan) -> None:
     places = plan.offsets
     alive = [index for index, lifetime in enumerate(lifetimes) if lifetime.first <= step <= lifetime.last]
     alive.sort(key=places.__getitem__)

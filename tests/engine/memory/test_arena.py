@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.engine.memory import Arena, Lifetime, Planner
+from penstock.engine.memory import Arena, Lifetime, MemoryPlanner
 from penstock.engine.memory.plan import CHUNK_BYTES
 from tests.engine.memory.encoder import encoder_lifetimes
 
@@ -46,12 +46,12 @@ def make_arena(device: Device) -> Arena[Block]:
     return Arena(device.allocate, device.free)
 
 
-def place(arena: Arena[Block], planner: Planner, tokens: int, sequences: int = 1) -> list[int]:
+def place(arena: Arena[Block], planner: MemoryPlanner, tokens: int, sequences: int = 1) -> list[int]:
     return arena.place(planner.plan(tokens, sequences, arena.chunk_bytes))
 
 
 def test_nothing_is_allocated_or_freed_after_warm_up_in_1000_random_batches() -> None:
-    device, planner, rng = Device(), Planner(BERT), random.Random(0)
+    device, planner, rng = Device(), MemoryPlanner(BERT), random.Random(0)
     arena = make_arena(device)
     place(arena, planner, 16384, 16384)
     held = arena.held_bytes
@@ -62,7 +62,7 @@ def test_nothing_is_allocated_or_freed_after_warm_up_in_1000_random_batches() ->
 
 
 def test_addresses_lie_in_the_chunks_and_every_slot_fits() -> None:
-    device, planner = Device(), Planner(BERT)
+    device, planner = Device(), MemoryPlanner(BERT)
     arena = make_arena(device)
     for tokens in (10, 3000, 200, 9000):
         plan = planner.plan(tokens, 1, arena.chunk_bytes)
@@ -76,7 +76,7 @@ def test_addresses_lie_in_the_chunks_and_every_slot_fits() -> None:
 
 
 def test_growth_keeps_what_is_there() -> None:
-    device, planner = Device(), Planner(LINE)
+    device, planner = Device(), MemoryPlanner(LINE)
     arena = make_arena(device)
     place(arena, planner, 2)
     before = arena.buffers
@@ -86,7 +86,7 @@ def test_growth_keeps_what_is_there() -> None:
 
 
 def test_trim_frees_what_the_plans_since_the_last_did_not_need() -> None:
-    device, planner = Device(), Planner(LINE)
+    device, planner = Device(), MemoryPlanner(LINE)
     arena = make_arena(device)
     place(arena, planner, 40)
     place(arena, planner, 4)
@@ -101,7 +101,7 @@ def test_trim_frees_what_the_plans_since_the_last_did_not_need() -> None:
 
 
 def test_a_burst_after_which_nothing_comes_is_freed_at_the_second_trim() -> None:
-    device, planner = Device(), Planner(LINE)
+    device, planner = Device(), MemoryPlanner(LINE)
     arena = make_arena(device)
     place(arena, planner, 400)
     assert [arena.trim() for _ in range(4)] == [False, True, False, False]
@@ -109,7 +109,7 @@ def test_a_burst_after_which_nothing_comes_is_freed_at_the_second_trim() -> None
 
 
 def test_trim_waits_for_a_real_gain() -> None:
-    device, planner = Device(), Planner(LINE)
+    device, planner = Device(), MemoryPlanner(LINE)
     arena = make_arena(device)
     for tokens in (40, 38, 30, 28):
         place(arena, planner, tokens)
@@ -118,7 +118,7 @@ def test_trim_waits_for_a_real_gain() -> None:
 
 
 def test_an_allocation_that_fails_changes_nothing() -> None:
-    device, planner = Device(capacity_bytes=10 << 20), Planner(LINE)
+    device, planner = Device(capacity_bytes=10 << 20), MemoryPlanner(LINE)
     arena = make_arena(device)
     before = place(arena, planner, 8)
     with pytest.raises(MemoryError):
@@ -128,7 +128,7 @@ def test_an_allocation_that_fails_changes_nothing() -> None:
 
 
 def test_a_plan_for_chunks_that_are_gone_is_a_bug() -> None:
-    device, planner = Device(), Planner(LINE)
+    device, planner = Device(), MemoryPlanner(LINE)
     arena = make_arena(device)
     place(arena, planner, 2)
     plan = planner.plan(2, 1, arena.chunk_bytes)
@@ -143,6 +143,6 @@ def test_an_unaligned_device_is_a_bug_and_leaks_nothing() -> None:
     device = Device(base=100)
     arena = make_arena(device)
     with pytest.raises(RuntimeError, match="multiple of 256"):
-        place(arena, Planner(LINE), 1)
+        place(arena, MemoryPlanner(LINE), 1)
     assert device.held == []
     assert arena.chunk_bytes == ()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.memory import Lifetime, Plan, Planner
+from penstock.engine.memory import Lifetime, MemoryPlan, MemoryPlanner
 from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
 from tests.engine.kernels.plan_check import check_no_overlap
@@ -53,12 +53,11 @@ def live_bytes(one: tuple[Lifetime, ...], tokens: int, sequences: int) -> int:
 
 
 @given(one=lifetimes(), batch=batches(), chunks=st.lists(st.integers(1, 8), max_size=3))
-@settings(deadline=None)
 def test_no_two_live_buffers_overlap_whatever_the_batch_and_the_chunks(
     one: tuple[Lifetime, ...], batch: tuple[int, int], chunks: list[int]
 ) -> None:
     held = tuple(size * CHUNK_BYTES for size in chunks)
-    for plan in (Planner(one).plan(*batch, held), plan_each_buffer(one, *batch, held)):
+    for plan in (MemoryPlanner(one).plan(*batch, held), plan_each_buffer(one, *batch, held)):
         check_no_overlap(one, plan)
         assert all(offset % ALIGNMENT == 0 for _, offset in plan.offsets)
         assert plan.lower_bound_bytes == live_bytes(one, *batch)
@@ -68,15 +67,14 @@ def test_no_two_live_buffers_overlap_whatever_the_batch_and_the_chunks(
 
 
 @given(one=lifetimes(), batch=batches())
-@settings(deadline=None)
 def test_waste_is_bounded(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> None:
     """Of 227,000 random instances the worst had 1.59 times the bound; the mean was 1.002."""
-    for plan in (Planner(one).plan(*batch), plan_each_buffer(one, *batch)):
+    for plan in (MemoryPlanner(one).plan(*batch), plan_each_buffer(one, *batch)):
         assert plan.used_bytes <= 2 * plan.lower_bound_bytes
 
 
 @given(one=lifetimes(max_buffers=6), batch=batches())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_greedy_is_near_the_optimum_of_tiny_instances(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> None:
     best = optimal_bytes(one, *batch)
     assert live_bytes(one, *batch) <= best <= plan_each_buffer(one, *batch).used_bytes <= 2 * best
@@ -97,7 +95,7 @@ def optimal_bytes(one: tuple[Lifetime, ...], tokens: int, sequences: int) -> int
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_reach_the_lower_bound_at_every_length(model: str) -> None:
-    planner = Planner(MODELS[model])
+    planner = MemoryPlanner(MODELS[model])
     lengths = [*range(1, 130), *range(131, 16384, 97), 16384]
     for tokens in lengths:
         for sequences in {1, -(-tokens // 20), tokens}:
@@ -109,7 +107,7 @@ def test_models_reach_the_lower_bound_at_every_length(model: str) -> None:
 @pytest.mark.parametrize("batch", [(1, 1), (129, 7), (4096, 64), (16384, 16384)])
 def test_slots_cost_no_byte_over_planning_each_buffer(model: str, batch: tuple[int, int]) -> None:
     one = MODELS[model]
-    plan = Planner(one).plan(*batch)
+    plan = MemoryPlanner(one).plan(*batch)
     check_no_overlap(one, plan)
     assert len(plan.slot_bytes) <= 10
     assert plan.used_bytes <= plan_each_buffer(one, *batch).used_bytes
@@ -117,7 +115,7 @@ def test_slots_cost_no_byte_over_planning_each_buffer(model: str, batch: tuple[i
 
 def test_a_longer_request_adds_one_chunk_and_moves_the_offsets() -> None:
     """Figure 6 of the paper: from 200 to 240 tokens, the chunks stay and one more is added."""
-    planner = Planner(MODELS["bert-base"])
+    planner = MemoryPlanner(MODELS["bert-base"])
     short = planner.plan(200, 1)
     long = planner.plan(400, 1, short.chunk_bytes)
     assert len(short.chunk_bytes) == 1
@@ -129,13 +127,13 @@ def test_a_longer_request_adds_one_chunk_and_moves_the_offsets() -> None:
 
 def test_chunks_are_whole_and_further_ones_have_room_to_grow() -> None:
     one = (Lifetime("only", 0, 0, bytes_per_row=1 << 20),)
-    assert Planner(one).plan(5, 1).chunk_bytes == (6 << 20,)
-    assert Planner(one).plan(50, 1, (6 << 20,)).chunk_bytes == (6 << 20, int(50 * K_SCALE) << 20)
-    assert Planner(one).plan(6, 1, (6 << 20,)).chunk_bytes == (6 << 20,)
+    assert MemoryPlanner(one).plan(5, 1).chunk_bytes == (6 << 20,)
+    assert MemoryPlanner(one).plan(50, 1, (6 << 20,)).chunk_bytes == (6 << 20, int(50 * K_SCALE) << 20)
+    assert MemoryPlanner(one).plan(6, 1, (6 << 20,)).chunk_bytes == (6 << 20,)
 
 
 def test_equal_batches_share_one_plan_and_the_cache_is_bounded() -> None:
-    planner = Planner(MODELS["minilm"], cached_plans=2)
+    planner = MemoryPlanner(MODELS["minilm"], cached_plans=2)
     first = planner.plan(10, 1)
     assert planner.plan(10, 1) is first
     planner.plan(11, 1)
@@ -146,12 +144,12 @@ def test_equal_batches_share_one_plan_and_the_cache_is_bounded() -> None:
 @pytest.mark.parametrize("batch", [(0, 0), (5, 0), (5, 6), (-1, 1)])
 def test_an_impossible_batch_is_a_bug(batch: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="This is a bug"):
-        Planner(MODELS["minilm"]).plan(*batch)
+        MemoryPlanner(MODELS["minilm"]).plan(*batch)
 
 
 def test_an_empty_tape_is_a_bug() -> None:
     with pytest.raises(ValueError, match="empty"):
-        Planner(())
+        MemoryPlanner(())
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_an_empty_tape_is_a_bug() -> None:
 )
 def test_the_checker_names_what_is_wrong(name: str, change: dict[str, list[int]]) -> None:
     one = (Lifetime("a", 0, 1, bytes_per_row=256), Lifetime("b", 1, 2, bytes_per_row=256))
-    plan: Plan = Planner(one).plan(1, 1)
+    plan: MemoryPlan = MemoryPlanner(one).plan(1, 1)
     check_no_overlap(one, plan)
     with pytest.raises(RuntimeError, match=name):
         check_no_overlap(one, replace(plan, **change))  # type: ignore[arg-type]  # lists of any field

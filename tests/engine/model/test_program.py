@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu
 from penstock.engine.families import family_of
-from penstock.engine.memory import Planner
+from penstock.engine.memory import MemoryPlanner
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.program import Program, record
@@ -72,7 +72,7 @@ def into_buffers(ops: CpuOps) -> Mapping[str, Callable[..., Tensor]]:
 
 def planned_buffers(program: Program, rows: int) -> list[Tensor]:
     """One tensor a buffer, all inside one chunk, poisoned with NaN."""
-    plan = Planner(program.lifetimes).plan(rows, 1)
+    plan = MemoryPlanner(program.lifetimes).plan(rows, 1)
     check_no_overlap(program.lifetimes, plan)
     memory = torch.full((plan.chunk_bytes[0] // FLOAT.itemsize,), float("nan"))
     return [

@@ -607,7 +607,7 @@ def test_the_probe_is_one_token(make_sequences: MakeSequences) -> None:
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=st.lists(
         st.tuples(

@@ -1,7 +1,7 @@
 """Finished offsets as the metadata of a commit: bounded text that another owner reads, or ignores."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.kafka.commit_metadata import decode, encode
@@ -10,14 +10,12 @@ MAX_BYTES = 4096  # offset.metadata.max.bytes of a broker, by default
 ROOM = 24_000  # offsets that fit at least
 
 
-@settings(deadline=None)  # the processor may be shared
 @given(st.integers(0, 2**62), st.sets(st.integers(0, ROOM - 1)))
 def test_finished_offsets_come_back(offset: int, ahead: set[int]) -> None:
     finished = {offset + one for one in ahead}
     assert decode(offset, encode(offset, finished)) == finished
 
 
-@settings(deadline=None)  # the processor may be shared
 @given(st.integers(0, 2**62), st.sets(st.integers(-100_000, 100_000), max_size=200))
 def test_metadata_is_bounded_and_tells_no_offset_that_is_not_finished(offset: int, ahead: set[int]) -> None:
     finished = {offset + one for one in ahead}
@@ -41,7 +39,6 @@ def test_metadata_of_another_program_is_refused(metadata: str) -> None:
         decode(7, metadata)
 
 
-@settings(deadline=None)  # the processor may be shared
 @given(st.text(max_size=100))
 def test_any_text_decodes_or_is_refused(text: str) -> None:
     for metadata in (text, f"penstock1:{text}"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.types import ModelInfo
@@ -139,7 +139,6 @@ def test_a_text_without_any_token_is_rejected() -> None:
     assert list(rejected.value.rows) == [1]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=16),
     truncate=st.booleans(),

@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaError, ProducerFenced
 
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import Progress, Source
-from penstock.worker.transactions.batches import Batch
+from penstock.worker.transactions.batches import TransactionBatch
 
 
 class Broker:
@@ -75,7 +75,9 @@ class Producer:
     def append(self, **_: object) -> bool:
         return True
 
-    async def commit(self, batches: Sequence[Batch], source: Any, offset: int, metadata: str, _: str) -> None:
+    async def commit(
+        self, batches: Sequence[TransactionBatch], source: Any, offset: int, metadata: str, _: str
+    ) -> None:
         happens, error = self._broker.outcomes.pop(0) if self._broker.outcomes else (True, None)
         if self._epoch != self._broker.epochs[self._id]:
             raise ProducerFenced

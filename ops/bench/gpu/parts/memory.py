@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.engine.memory import Planner
+from penstock.engine.memory import MemoryPlanner
 from penstock.engine.model.program import record
 from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.common.lengths import uniform
@@ -51,7 +51,7 @@ def run(bench: Bench) -> dict[str, Any]:
         "requests": REQUESTS,
         "warm_up": WARM_UP,
         "contestants": figures,
-        "planner": {"buffers": len(lifetimes), **_planning(Planner(lifetimes, cached_plans=0), batches)},
+        "planner": {"buffers": len(lifetimes), **_planning(MemoryPlanner(lifetimes, cached_plans=0), batches)},
     }
 
 
@@ -84,7 +84,7 @@ def _measure(work: Callable[[list[Int32Array]], object], requests: list[Int32Arr
     }
 
 
-def _planning(planner: Planner, batches: list[PackedBatch]) -> dict[str, Any]:
+def _planning(planner: MemoryPlanner, batches: list[PackedBatch]) -> dict[str, Any]:
     """Every batch planned anew, into the chunks that the batches before it have left."""
     microseconds, shares = [], []
     chunks: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from penstock.scheduler import SchedulerSettings
 CONSTANTS: Mapping[str, tuple[str, str]] = {
     "queueing.work_estimator.BATCH_SHARE": (
         "of the SLO",
-        "table: 1/2 loses bursts, 1/8 loses throughput on the CPU",
+        "table, CPU: 1/2 gains 2.0, drift and padded, loses bursts; 1/8 gains drift and padded, loses the rest",
     ),
     "queueing.work_estimator._NUM_RECENT": ("batches", "table: 16 breaks more promises"),
     "queueing.work_estimator._BLOCK": ("batches", "table: one window without blocks breaks twice as many promises"),
@@ -23,7 +23,10 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
         "of the margin, for each reply that took less",
         "guarantee: a slow reply is forgotten within 500 (test_lateness)",
     ),
-    "costs.table._NUM_RECENT": ("batches", "guarantee: seven outliers change nothing (test_learning); table: 45"),
+    "costs.table._NUM_RECENT": (
+        "batches",
+        "guarantee: seven outliers change nothing (test_learning); table: 45 gains in one run, loses in one",
+    ),
     "costs.table._NUM_ERRORS": ("batches", "reports only: p50 and p95 of the errors"),
     "costs.table._ABSURD": ("times", "guarantee: no impossible time is learned (test_learning)"),
     "costs.fit._MAX_SIZES": ("knots", "guarantee: a fit takes milliseconds (test_cost_fit)"),
