@@ -80,16 +80,20 @@ class CostTables:
 
     async def nearest(self, key: CostKey) -> CostKey | None:
         """The key of this model that differs in the fewest fields, which explains why there is no table."""
+        others = [other for other in await self.keys() if other.model == key.model]
+        return min(others, key=lambda other: len(key.differences(other)), default=None)
+
+    async def keys(self) -> list[CostKey]:
+        """The keys of all tables."""
         if not self._path.exists():
-            return None
+            return []
         try:
             async with self._open() as db:
-                rows = await db.execute_fetchall(f"SELECT {_COLUMNS} FROM cost_table WHERE model = ?", (key.model,))
-            others = [CostKey(*map(_text, row)) for row in rows]
+                rows = await db.execute_fetchall(f"SELECT {_COLUMNS} FROM cost_table")
+            return [CostKey(*map(_text, row)) for row in rows]
         except _FILE_ERRORS as error:
             self._warn(error)
-            return None
-        return min(others, key=lambda other: len(key.differences(other)), default=None)
+            return []
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[aiosqlite.Connection]:

@@ -5,7 +5,8 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from penstock.producer.answer_stream import answer_stream
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.row_source import row_batches
 from penstock.producer.settings import ClientSettings
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
@@ -47,13 +50,21 @@ class Client:
     it). After `close`, pending and later calls fail with `ShuttingDown`.
     """
 
-    def __init__(self, *, tokenizer: str | Path | None = None, bulk: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: str | Path | None = None,
+        bulk: bool = False,
+        on_reply: Callable[[Reply, int], object] = lambda reply, num_rows: None,
+        **settings: Any,
+    ) -> None:
         """Check the settings; `start` connects.
 
         Args:
             tokenizer: a checkpoint directory; the client then tokenizes texts, in threads, and not the worker.
             bulk: send to the bulk topic, whose requests use the capacity that online requests leave, and retry
                 `Overloaded` until the deadline. Give such calls a `timeout_s` of hours.
+            on_reply: called with each reply and its number of rows, before a call returns them.
             settings: fields of `ClientSettings` (model=…, bootstrap_servers=…); PENSTOCK_* variables give the others.
 
         Raises:
@@ -63,6 +74,7 @@ class Client:
         self._settings = _on_bulk_topic(checked) if bulk else checked
         self._default_timeout_s = check_timeout_s(self._settings.timeout_s)
         self._exchange = Exchange(self._settings, patient=bulk)
+        self._on_reply = on_reply
         self._batcher = CallBatcher(
             self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.batch_calls
         )
@@ -200,6 +212,34 @@ class Client:
         kind, sequences = check(texts, ids)
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
+    async def map_rows(
+        self,
+        task: str,
+        rows: Any,
+        *,
+        column: str | tuple[str, str] | None = None,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[tuple[Any, Row | PenstockError], None]:
+        """Each row with its result, or its own error, in order: `async for row, result in client.map_rows(…)`.
+
+        Any number of rows is answered in bounded memory: at most 4,096 are read ahead.
+
+        Args:
+            rows: an iterable or async iterable of texts, pairs or mappings; or a table: Arrow's, a frame of pandas or
+                polars, or a data set of Hugging Face. Of a table, the row that comes back is its text.
+            column: of mappings and tables, the text's key or column; of pairs, the two.
+
+        Raises:
+            InvalidRequest: `rows` is none of these, or a table has no such column.
+        """
+        columns = () if column is None else (column,) if isinstance(column, str) else column
+        answered = answer_stream(self, task, row_batches(rows, columns), options=options, timeout_s=timeout_s)
+        async with aclosing(answered):
+            async for batch, results in answered:
+                for row_and_result in zip(batch.rows, results, strict=True):
+                    yield row_and_result
+
     async def request(self, request: Request, *, timeout_s: float | None = None) -> Reply:
         """Send one record and await its reply.
 
@@ -249,6 +289,7 @@ class Client:
             options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, attempts)
+        self._on_reply(reply, len(sequences))
         return _with_spans(reply, encoded).rows(task)
 
 

@@ -43,7 +43,8 @@ class Prompts:
             return self.default
         if options.prompt_name not in self.by_name:
             known = ", ".join(sorted(self.by_name))
-            raise InvalidRequest(f"The model has no prompt {options.prompt_name[:40]!r}. Its prompts: {known}.")
+            given = repr(options.prompt_name[:40])
+            raise InvalidRequest(f"The model has no such prompt. Its prompts: {known}. Given: {given}")
         return self.by_name[options.prompt_name]
 
 

@@ -1,17 +1,23 @@
-"""Skips of tests that need a Kafka broker or a GPU. The summary names every skip; under CI a missing broker fails."""
+"""Skips of tests that need a Kafka broker or a GPU, and the check of log events.
+
+The summary names every skip; under CI a missing broker fails.
+"""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
+from tests.log_events import listed_fields, unlisted
 from tests.skip_summary import skip_lines
 
 settings.register_profile("quick", max_examples=20)  # of `make quick`
 
 _NO_KAFKA = pytest.StashKey[str]()
+_LISTED_EVENTS = listed_fields()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +51,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must run the integration tests, but {missing}.", pytrace=False)
         pytest.skip(missing)
+
+
+@pytest.fixture(autouse=True)
+def only_listed_events() -> Iterator[None]:
+    """Fail a test in whose process the project logs an event, or a field, that the manual does not list."""
+    with unlisted(_LISTED_EVENTS) as found:
+        yield
+    assert found == [], "ops/docs/log-events.md does not list these"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

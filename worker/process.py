@@ -23,7 +23,7 @@ from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
-from penstock.worker.telemetry.logs import configure_logs
+from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import serve_status
 from penstock.worker.worker import LEAVE_S, Worker
 
@@ -49,7 +49,7 @@ def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) ->
         EngineError: the model cannot be loaded, or not run in so many lanes.
         TokenizerError: the model's tokenizer is invalid.
     """
-    labels = {} if supervisor is None else {"worker": supervisor.worker, "pid": os.getpid()}
+    labels = {} if supervisor is None else {"worker": supervisor.worker}
     configure_logs(settings.log_format, settings.log_level, **labels)
     for number in _RESIZE_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # they would suspend the process
@@ -60,6 +60,7 @@ def serve(settings: WorkerSettings, supervisor: SupervisorLink | None = None) ->
     engine = load(settings)
     if isinstance(engine, PipelinedEngine) and (settings.lanes or 1) > 1:
         raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
+    label_logs({"model": engine.info.name})
     resolved = resolve(settings, engine.info, 1 if supervisor is None else supervisor.processes)
     if is_first:
         log.info("settings_resolved", **resolved.model_dump(mode="json"))

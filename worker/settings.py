@@ -224,8 +224,8 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
     once: bool = Field(
         False, description="Exit when both topics are read to their ends and no record has arrived for 5 s."
     )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, JSON elsewhere."
+    log_format: Literal["auto", "json", "ecs", "console"] = Field(
+        "auto", description="auto: console on a terminal, JSON elsewhere. ecs: JSON in the Elastic Common Schema."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     metrics_port: int | None = Field(

@@ -108,17 +108,12 @@ class Worker:
             self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied, settings.group_id, number
         )
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
-        self.metrics = Metrics(scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
-        self._monitor = LoadMonitor(driver, cost, self.metrics)
+        self.metrics = Metrics(info, scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
+        lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
+        self._monitor = LoadMonitor(driver, cost, self.metrics, lag=lag, dead_letters=dead_letters)
         self._process = LongSlices(self._process_slice, self._reject_late)
-        self._drain = Drain(
-            self._fetched,
-            self._process,
-            self._dispatcher,
-            self._ledger,
-            self._stop,
-            in_order=settings.delivery == "exactly_once",
-        )
+        in_order = settings.delivery == "exactly_once"
+        self._drain = Drain(self._fetched, self._process, self._dispatcher, self._ledger, self._stop, in_order=in_order)
         self._processing_bulk: asyncio.Task[None] | None = None
         self._num_answered = 0
 

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from penstock.ops.cli.jobs import JobSettings, OneText, Source, Target, run_job
+from penstock.ops.cli.job_settings import JobSettings, OneText, Paths
+from penstock.ops.cli.jobs import run_job
 from penstock.ops.cli.options import takes
 from penstock.producer.wire.messages import Options
 
@@ -14,7 +15,7 @@ class ClassifySettings(JobSettings):
 
 
 @takes(ClassifySettings)
-def classify(settings: ClassifySettings, source: Source = None, target: Target = None, text: OneText = None) -> int:
+def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = None) -> int:
     """Compute labels for a text, or for every row of a file. A worker must be running for the model.
 
     $ penstock classify --model intents --text "Where is my card?"
@@ -25,7 +26,9 @@ def classify(settings: ClassifySettings, source: Source = None, target: Target =
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
 
+    A job that is ended continues with the same command.
+
     Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
     """
     options = Options(top_k=settings.top_k, truncate=settings.truncate)
-    return run_job("classify", settings, options, source, target, text)
+    return run_job("classify", settings, options, (settings.column,), paths, text)

@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.ops.cli.jobs import JobSettings, OneText, Source, Target, run_job
+from penstock.ops.cli.job_settings import JobSettings, OneText, Paths
+from penstock.ops.cli.jobs import run_job
 from penstock.ops.cli.options import takes
 from penstock.producer.wire.messages import Options
 
@@ -31,7 +32,7 @@ class EmbedSettings(JobSettings):
 
 
 @takes(EmbedSettings)
-def embed(settings: EmbedSettings, source: Source = None, target: Target = None, text: OneText = None) -> int:
+def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) -> int:
     """Compute vectors for a text, or for every row of a file. A worker must be running for the model.
 
     $ penstock embed --model minilm --text "Where is my card?"
@@ -44,6 +45,8 @@ def embed(settings: EmbedSettings, source: Source = None, target: Target = None,
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.
 
+    A job that is ended continues with the same command.
+
     Exit code 0: every row is answered. 1: some rows hold an error. 2: invalid input.
     """
     options = Options(
@@ -53,4 +56,4 @@ def embed(settings: EmbedSettings, source: Source = None, target: Target = None,
         prompt=settings.prompt,
         dimensions=settings.dimensions,
     )
-    return run_job("embed", settings, options, source, target, text)
+    return run_job("embed", settings, options, (settings.column,), paths, text)

@@ -21,6 +21,7 @@ COMMANDS = {
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",
+    "rerank": "Compute the score of a query and a document for every row of a file.",
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
     "dlq": "List, show, replay and answer dead letters.",
     "replay": "Send a range of records of a topic again.",

@@ -1,5 +1,6 @@
 """Progress of a bulk job: a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls."""
 
+import datetime
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -62,7 +63,7 @@ class JobScreen:
         elif now - self._line_at >= LINE_EVERY_S:
             self._line_at = now
             of = f" of {self._total:,}" if self._total is not None else ""
-            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s")
+            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s{_left(done, self._total)}")
 
     def tick(self) -> None:
         """Print the stall message once, if no row was written for STALLED_AFTER_S."""
@@ -75,6 +76,13 @@ class JobScreen:
 
 
 def rate(done: "BulkResult") -> str:
-    """Rows per second, formatted."""
-    per_second = done.rows / done.seconds if done.seconds > 0 else 0.0
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
+    """Rows per second of this run, formatted."""
+    return f"{done.rows_per_s:,.0f}" if done.rows_per_s >= 10 else f"{done.rows_per_s:.1f}"
+
+
+def _left(done: "BulkResult", total: int | None) -> str:
+    """Time that the remaining rows take, formatted for the end of a line; nothing if it is unknown."""
+    if total is None or done.rows_per_s == 0:
+        return ""
+    seconds = round(max(total - done.rows, 0) / done.rows_per_s)
+    return f", {datetime.timedelta(seconds=seconds)} left"

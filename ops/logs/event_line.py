@@ -9,7 +9,7 @@ from penstock.ops.logs.event import Event, clock, printable
 from penstock.ops.logs.source import Source
 from penstock.ops.logs.tables import DIM, LEVEL_STYLES
 
-_SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "pid", "exception"))
+_SHOWN_APART = frozenset(("event", "logger", "level", "timestamp", "worker", "pid", "model", "exception"))
 _MAX_VALUE_CHARS = 200
 
 

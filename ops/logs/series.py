@@ -9,7 +9,10 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 # The buckets of a worker's latencies, as `worker_load` names them: penstock_request_seconds has the same.
-LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, float("inf"))
+LATENCY_BOUNDS_S = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, float("inf")),
+)
 LATENCIES = tuple([f"le_{bound:g}" for bound in LATENCY_BOUNDS_S])
 TRIGGERS = ("timeout", "max_batch", "half_slo", "hungry", "bulk", "drain", "other")
 MISSES = ("overloaded", "arrived_late", "queued", "predicted_wrong")

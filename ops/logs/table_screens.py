@@ -156,7 +156,7 @@ def _reason(event: Event | None) -> str:
 def _details(event: Event | None) -> str:
     if event is None:
         return ""
-    hidden = {"event", "logger", "level", "timestamp", "exception", "worker", "pid"}
+    hidden = {"event", "logger", "level", "timestamp", "exception", "worker", "pid", "model"}
     sentence = event.name if " " in event.name else ""  # of a library
     return " ".join([sentence, *[f"{key}={value}" for key, value in event.fields.items() if key not in hidden]])[:300]
 

@@ -6,18 +6,23 @@
 
 The output has the input's columns, unchanged, and then the results':
 
-    embed      embedding (list of float32; JSON text in CSV), error
+    embed      embedding (list of float32, of fixed size if all have one length; JSON text in CSV), error
     classify   label, score, and with top_k other than 1 also labels, scores (lists); error
+    rerank     score, error
 
 A broken row has an error in place of a text and does not end the job: bytes that are not UTF-8, broken quotes, a wrong
 number of fields, no JSON object, or no text. If the input has a column of a result's name, the result's column is named
 `penstock_<name>`; in JSONL, whose lines have no common columns, this is decided line by line. For the same reason JSONL
 can be written as JSONL only. CSV and Parquet can be written as any of the three.
 
-The output is a `.partial` file until it is complete; it is removed if the job fails.
+Rows are written in parts of about 8,192 to the directory OUT.parts beside the output (`part_writer`). The same job,
+started again, continues after the last finished part. Parts and row groups have the same bounds in every run, so that
+the output has the same bytes. At the end the parts are joined (`join_parts`) and removed.
 """
 
-from penstock.producer.files.table_reader import Block, Reader, TableError, count_rows, open_reader
-from penstock.producer.files.table_writer import Writer, open_writer
+from penstock.producer.files.blocks import Block, TableError
+from penstock.producer.files.part_writer import PartWriter
+from penstock.producer.files.table_reader import Reader, count_rows, open_reader
+from penstock.producer.files.table_writer import StreamWriter, open_writer
 
-__all__ = ["Block", "Reader", "TableError", "Writer", "count_rows", "open_reader", "open_writer"]
+__all__ = ["Block", "PartWriter", "Reader", "StreamWriter", "TableError", "count_rows", "open_reader", "open_writer"]

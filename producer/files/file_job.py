@@ -2,22 +2,15 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.producer.client import Row
-from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
-from penstock.producer.files.table_reader import Block
-from penstock.producer.wire.messages import Options, Text, utf8_fault
-
-# Rows in flight: enough that the worker does not wait for the file. A long text counts as one row for each 16 KiB, so
-# that the window holds at most about 64 MiB.
-WINDOW_ROWS = 4096
-_ROW_CHARS = 16 * 1024
-
-Result = Row | PenstockError
+from penstock.producer.answer_stream import Mapper, Result, answer_stream
+from penstock.producer.errors import PenstockError
+from penstock.producer.files.blocks import Block
+from penstock.producer.wire.messages import Options
 
 
 class Writer(Protocol):
@@ -28,23 +21,23 @@ class Writer(Protocol):
         ...
 
 
-class Mapper(Protocol):
-    """The part of `Client` that a bulk job uses."""
-
-    async def map(
-        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
-    ) -> list[Result]:
-        """One result a text, in order."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class BulkResult:
     """Progress of a job."""
 
     rows: int  # written, failed ones included
     failed: int  # rows with an error in place of an answer
-    seconds: float
+    seconds: float  # of this run
+    resumed: int = 0  # rows that earlier runs have written, among `rows`
+
+    @property
+    def rows_per_s(self) -> float:
+        """Throughput of this run."""
+        return (self.rows - self.resumed) / self.seconds if self.seconds > 0 else 0.0
+
+
+class TooManyErrors(Exception):
+    """More rows failed than the job allows."""
 
 
 async def run_bulk(
@@ -55,6 +48,8 @@ async def run_bulk(
     *,
     options: Options | None = None,
     timeout_s: float | None = None,
+    resumed: BulkResult | None = None,
+    max_errors: int | None = None,
     on_progress: Callable[[BulkResult], Any] = lambda _: None,
 ) -> BulkResult:
     """Send every row of `reader` through `client`, write every result, in order.
@@ -64,57 +59,30 @@ async def run_bulk(
 
     Args:
         client: a started client, which other work may share.
-        reader: read from a thread, at most `WINDOW_ROWS` rows and one block ahead of the writer.
+        reader: read from a thread, ahead of the writer as far as `answer_stream` reads.
+        resumed: the rows of earlier runs, which `reader` leaves out.
+        max_errors: failed rows, those of earlier runs included, that do not end the job; None: any number.
         on_progress: called on the event loop after each written block.
+
+    Raises:
+        TooManyErrors: more than `max_errors` rows failed. The block of the last one is not written.
     """
     started = time.monotonic()
-    done = BulkResult(0, 0, 0.0)
-    blocks = iter(reader)
-    waiting: deque[tuple[Block, asyncio.Task[list[Result]]]] = deque()
-    in_flight = 0
-    try:
-        while True:
-            while in_flight < WINDOW_ROWS and (block := await asyncio.to_thread(next, blocks, None)) is not None:
-                waiting.append((block, asyncio.create_task(_answer(client, task, block.texts, options, timeout_s))))
-                in_flight += _weight(block)
-            if not waiting:
-                return done
-            block, answer = waiting[0]
-            results = await answer
-            waiting.popleft()
-            in_flight -= _weight(block)
+    done = resumed or BulkResult(0, 0, 0.0)
+    answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
+    async with aclosing(answered):
+        async for block, results in answered:
+            errors = [result for result in results if isinstance(result, PenstockError)]
+            failed = done.failed + len(errors)
+            if errors and max_errors is not None and failed > max_errors:
+                raise TooManyErrors(f"{failed:,} rows failed. The last error: {errors[-1].code}: {errors[-1].message}")
             await asyncio.to_thread(writer.write, block, results)
-            failed = sum(isinstance(result, PenstockError) for result in results)
-            done = BulkResult(done.rows + len(results), done.failed + failed, time.monotonic() - started)
+            done = BulkResult(done.rows + len(results), failed, time.monotonic() - started, done.resumed)
             on_progress(done)
-    finally:
-        for _, answer in waiting:
-            answer.cancel()
-        await asyncio.gather(*(answer for _, answer in waiting), return_exceptions=True)
+    return done
 
 
-async def _answer(
-    client: Mapper,
-    task: str,
-    texts: Sequence[str | PenstockError],
-    options: Options | None,
-    timeout_s: float | None,
-) -> list[Result]:
-    """A result for each row: the client's, or the error of a row that cannot be sent."""
-    checked = [_check(text) for text in texts]
-    good = [text for text in checked if isinstance(text, str)]
-    answers = iter(await client.map(task, good, options=options, timeout_s=timeout_s) if good else ())
-    return [next(answers) if isinstance(text, str) else text for text in checked]
-
-
-def _weight(block: Block) -> int:
-    return sum([1 + len(text) // _ROW_CHARS if isinstance(text, str) else 1 for text in block.texts])
-
-
-def _check(text: str | PenstockError) -> str | PenstockError:
-    """The text, or its error. The client would number texts by their place in a record, which means nothing here."""
-    if isinstance(text, str) and not text.strip():
-        return EmptyInput("The text is empty.")
-    if isinstance(text, str) and (fault := utf8_fault(text)):
-        return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
-    return text
+async def _in_thread(reader: Iterable[Block]) -> AsyncIterator[Block]:
+    blocks = iter(reader)
+    while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+        yield block

@@ -21,7 +21,7 @@ from penstock.engine.errors import EngineError
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.heads import linear_head
 from penstock.producer.errors import BackendError, InvalidRequest
-from penstock.producer.files.table_reader import TableError, open_reader
+from penstock.producer.files import TableError, open_reader
 from penstock.producer.prompts import read_prompts
 from penstock.producer.transport.access_token import AccessToken, NoToken, read_answer, read_token
 from penstock.scheduler.costs.table import CorruptTable, CostTable

@@ -24,6 +24,7 @@ from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import request_topic
+from tests.log_events import unlisted_in
 
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
@@ -151,6 +152,8 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
             return stack.enter_context(WorkerProcess(log_path, settings, program))
 
         yield start
+    logs = [path.read_text(errors="replace").splitlines() for path in tmp_path.glob("worker-*.log")]
+    assert set().union(*map(unlisted_in, logs)) == set(), "ops/docs/log-events.md does not list these"
 
 
 @pytest.fixture

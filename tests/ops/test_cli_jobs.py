@@ -2,7 +2,9 @@
 
 import asyncio
 import csv
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,20 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("PENSTOCK_"):
             monkeypatch.delenv(name)
+
+
+# A job in parts of 64 rows, which kills itself when it has finished one.
+KILLED_AFTER_A_PART = """
+import os, signal
+from penstock.ops.cli.main import main
+from penstock.producer.files import blocks, part_writer
+from penstock.producer.files.part_directory import PartDirectory
+
+blocks.BLOCK_ROWS = part_writer.PART_ROWS = 64
+add_part = PartDirectory.add_part
+PartDirectory.add_part = lambda self: (add_part(self), os.kill(os.getpid(), signal.SIGKILL))
+main()
+"""
 
 
 def classify(*args: str | Path, servers: str = NO_KAFKA, model: str = "m") -> tuple[int, str]:
@@ -109,6 +125,12 @@ async def num_requests(servers: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def rows_of(path: Path) -> list[dict[str, object]]:
+    """The rows, with scores to three places: the last bits of a score depend on the batch that it was computed in."""
+    with path.open(newline="") as file:
+        return [{**row, "score": round(float(row["score"]), 3)} for row in csv.DictReader(file)]
+
+
 @pytest.mark.slow
 class TestWholeJob:
     def test_rows_and_their_errors(self, served: str, tmp_path: Path) -> None:
@@ -136,6 +158,23 @@ class TestWholeJob:
             rows = list(csv.DictReader(file))
         assert [row["text"] for row in rows] == [f"Where is my card number {index}?" for index in range(1500)]
         assert all(row["label"] and not row["error"] for row in rows)
+
+    def test_a_killed_job_continues_and_gives_the_same_rows(self, served: str, tmp_path: Path) -> None:
+        source = tmp_path / "in.csv"
+        source.write_text("text\n" + "".join(f"Where is my card number {index}?\n" for index in range(150)))
+        whole, target = tmp_path / "whole.csv", tmp_path / "out.csv"
+        assert classify(source, whole, servers=served, model="demo")[0] == 0
+        for finished in (64, 128):
+            args = ["classify", "--model", "demo", "--bootstrap-servers", served, str(source), str(target)]
+            killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_A_PART, *args], capture_output=True)
+            assert killed.returncode == -signal.SIGKILL, killed.stderr
+            manifest = json.loads((tmp_path / "out.csv.parts" / "manifest.json").read_text())
+            assert manifest["report"]["rows"] == finished
+        code, said = classify(source, target, servers=served, model="demo")
+        assert code == 0, said
+        assert "Continuing after 128 finished rows." in said
+        assert rows_of(target) == rows_of(whole)
+        assert not (tmp_path / "out.csv.parts").exists()
 
     def test_truncate_answers_long_texts(self, served: str, tmp_path: Path) -> None:
         source, target = tmp_path / "in.csv", tmp_path / "out.csv"

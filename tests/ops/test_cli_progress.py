@@ -22,8 +22,8 @@ def test_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
             screen.show(BulkResult(rows=second * 50, failed=second, seconds=clock.now))
             screen.tick()
     assert capsys.readouterr().err.splitlines() == [
-        "500 of 2,000 rows, 10 failed, 50 rows/s",
-        "1,000 of 2,000 rows, 20 failed, 50 rows/s",
+        "500 of 2,000 rows, 10 failed, 50 rows/s, 0:00:30 left",
+        "1,000 of 2,000 rows, 20 failed, 50 rows/s, 0:00:20 left",
     ]
 
 
@@ -60,3 +60,4 @@ def test_rate() -> None:
     assert rate(BulkResult(10_000, 0, 2.0)) == "5,000"
     assert rate(BulkResult(3, 0, 2.0)) == "1.5"
     assert rate(BulkResult(0, 0, 0.0)) == "0.0"
+    assert rate(BulkResult(10_000, 0, 2.0, resumed=9_000)) == "500"

@@ -2,25 +2,27 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.producer import answer_stream
+from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
-from penstock.producer.files import file_job as bulk
-from penstock.producer.files.file_job import BulkResult, Result, run_bulk
-from penstock.producer.files.table_reader import Block
+from penstock.producer.files.blocks import Block
+from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
 from penstock.producer.wire.messages import Options, Text
 
 
 class Table:
     """Reader and writer in memory."""
 
-    def __init__(self, texts: Sequence[str | PenstockError], rows_per_block: int = 3) -> None:
+    def __init__(self, texts: Sequence[Text | PenstockError], rows_per_block: int = 3) -> None:
         self.texts = texts
         self.rows_per_block = rows_per_block
         self.num_read = 0
-        self.written: list[tuple[str | PenstockError, Result]] = []
+        self.written: list[tuple[Text | PenstockError, Result]] = []
         self.most_ahead = 0
 
     def __iter__(self) -> Iterator[Block]:
@@ -97,14 +99,25 @@ async def test_a_row_fails_alone() -> None:
 
 
 async def test_window_is_bounded_and_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "WINDOW_ROWS", 30)
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 30)
     table = Table(["x" * (1 + index % 13) for index in range(1000)])
-    await run_bulk(Lengths(), "embed", table, table)
+    ten_calls = asyncio.Event()  # of three rows each
+
+    class WhenFull(Lengths):
+        num_calls = 0
+
+        async def map(self, task: str, texts: Sequence[Text], **options: Any) -> list[Result]:
+            if self.num_calls < 10:
+                self.num_calls += 1
+                await ten_calls.wait() if self.num_calls < 10 else ten_calls.set()
+            return await super().map(task, texts)
+
+    await run_bulk(WhenFull(), "embed", table, table)
     assert 30 <= table.most_ahead <= 30 + table.rows_per_block
 
 
 async def test_long_texts_count_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "WINDOW_ROWS", 30)
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 30)
     table = Table(["x" * 10 * 16 * 1024] * 30, rows_per_block=1)
     await run_bulk(Lengths(), "embed", table, table)
     assert table.most_ahead <= 4
@@ -151,3 +164,40 @@ async def test_a_writer_that_fails_ends_the_job() -> None:
     with pytest.raises(OSError, match="No space left"):
         await run_bulk(client, "embed", table, table)
     assert client.in_flight == 0
+
+
+@pytest.mark.parametrize(("allowed", "written"), [(0, 0), (1, 3), (2, 6), (3, 9)])
+async def test_more_errors_than_allowed_end_the_job(allowed: int, written: int) -> None:
+    """Rows are in blocks of three, and the first of each fails."""
+    table = Table(["burst", "a", "b"] * 10)
+    with pytest.raises(TooManyErrors, match=rf"{allowed + 1} rows failed. The last error: backend: burst"):
+        await run_bulk(Lengths(), "embed", table, table, max_errors=allowed)
+    assert len(table.written) == written
+
+
+async def test_errors_of_earlier_runs_count() -> None:
+    table = Table(["burst", "a"])
+    with pytest.raises(TooManyErrors, match="6 rows failed"):
+        await run_bulk(Lengths(), "embed", table, table, max_errors=5, resumed=BulkResult(70, 5, 0.0, 70))
+    done = await run_bulk(Lengths(), "embed", table, table, max_errors=6, resumed=BulkResult(70, 5, 0.0, 70))
+    assert (done.rows, done.failed, done.resumed) == (72, 6, 70)
+
+
+async def test_an_answer_does_not_wait_for_the_next_block() -> None:
+    """The source gives its second block after the first one is written."""
+    first_written = asyncio.Event()
+
+    class Hesitating(Table):
+        def write(self, block: Block, results: Sequence[Result]) -> None:
+            super().write(block, results)
+            loop.call_soon_threadsafe(first_written.set)
+
+        def __iter__(self) -> Iterator[Block]:
+            yield Block(["a"], ())
+            asyncio.run_coroutine_threadsafe(first_written.wait(), loop).result(timeout=30)
+            yield Block(["bb"], ())
+
+    loop = asyncio.get_running_loop()
+    table = Hesitating([])
+    await run_bulk(Lengths(), "embed", table, table)
+    assert lengths(table) == [1, 2]

@@ -75,6 +75,8 @@ class FakeConsumer:
     def partitions_for_topic(self, _: str) -> set[int]:
         return {0, 1}
 
+    def highwater(self, _: TopicPartition) -> None: ...
+
     def pause(self, *_: TopicPartition) -> None: ...
 
     def resume(self, *_: TopicPartition) -> None:
@@ -147,7 +149,11 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> FakeOutbox:
 
 @contextlib.asynccontextmanager
 async def make_worker(
-    kafka: FakeConsumer, engine: NullEngine | None = None, cache: ResponseCache | None = None, **given: Any
+    kafka: FakeConsumer,
+    engine: NullEngine | None = None,
+    cache: ResponseCache | None = None,
+    tokenizer: Any = None,
+    **given: Any,
 ) -> AsyncIterator[Worker]:
     """A worker that runs when the test awaits `run`, up to the end of the script."""
     engine = engine or NullEngine(name="tiny")
@@ -156,7 +162,7 @@ async def make_worker(
     async with contextlib.AsyncExitStack() as stack:
         lanes = EngineLanes(engine, 1)
         stack.push_async_callback(lanes.close)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=None, cache=cache)
+        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
         kafka.at_end = worker.stop
         yield worker
 

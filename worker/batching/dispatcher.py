@@ -20,6 +20,7 @@ from penstock.worker.batching.watchdog import BatchWatchdog
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.telemetry.record_fields import record_fields
 
 log = structlog.get_logger("penstock.dispatcher")
 
@@ -215,8 +216,10 @@ class Dispatcher:
     def _blame(self, job_id: int, error: BaseException) -> None:
         """The engine fails on one sequence, and works otherwise."""
         leader = self._planned.pop(job_id)
-        log.warning("sequence_failed", tokens=len(leader.token_ids), runs=leader.num_failures, error=repr(error))
-        failure = BackendError(f"The engine failed on this sequence: {error!r}"[:500])
+        record = record_fields(leader.request.record.original)
+        tokens, runs = len(leader.token_ids), leader.num_failures
+        log.warning("sequence_failed", tokens=tokens, runs=runs, error=repr(error), **record)
+        failure = BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])
         for flight in self._queue.finish([leader]):
             for one in flight:
                 one.request.record.num_attempts = leader.num_failures

@@ -19,7 +19,7 @@ class _Counts:
     """Counts of one topic's records."""
 
     records: int = 0  # polled and not finished
-    request_bytes: int = 0  # values of those records
+    request_bytes: int = 0  # values, keys and headers of those records
     sequences: int = 0  # queued, of records without an answer
 
 

@@ -14,6 +14,7 @@ from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
 
 _COMMIT_S = 0.5
+_RETRY_S = 0.2  # of the last commit
 LAST_COMMIT_S = 3.0  # a broker that is away must not delay the end any longer
 
 log = structlog.get_logger("penstock.commits")
@@ -38,9 +39,13 @@ class Committer(PartitionMarks):
     async def commit_last(self) -> None:
         """Commit what is finished now, or log that `LAST_COMMIT_S` did not suffice."""
         try:
-            await asyncio.wait_for(self._commit(), LAST_COMMIT_S)
+            await asyncio.wait_for(self._commit_at_last(), LAST_COMMIT_S)
         except TimeoutError:
             log.warning("last_commit_given_up", consequence="the latest requests will be answered again")
+
+    async def _commit_at_last(self) -> None:
+        while not await self._commit() and not self._consumer.was_overtaken:  # noqa: ASYNC110 — it asks the broker
+            await asyncio.sleep(_RETRY_S)
 
     def _changed(self, sources: Collection[Source]) -> None:
         self._offsets.put_back(sources)

@@ -172,13 +172,28 @@ class Consumer:
             self._joined.resume(*self._open_sources.intersection(self._partitions(topic)))
 
     async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
-        """Commit progress. False when the group is rebalancing or the broker is away: try again."""
-        return await self._commits.commit(self._joined, offsets)
+        """Commit progress. False when the group is rebalancing or the broker is away: try again, unless overtaken."""
+        if self._consumer is None:  # stopped while a revocation drains
+            return False
+        return await self._commits.commit(self._consumer, offsets)
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether the last commit failed because this member may commit no more before its next assignment."""
+        return self._consumer is None or self._commits.was_overtaken
 
     async def is_at_end(self) -> bool:
         """Whether the assigned partitions have been handed out up to their present ends. Waits for a broker."""
         await self._ends.refresh(self._joined)
         return self.assigned.is_set() and await self._ends.are_reached(self._joined)
+
+    def last_ends(self) -> dict[Source, int]:
+        """The ends of the assigned partitions as the last fetch of each saw them. Does not wait."""
+        consumer = self._consumer
+        if consumer is None:
+            return {}
+        ends = {source: consumer.highwater(source) for source in consumer.assignment()}
+        return {source: end for source, end in ends.items() if end is not None}
 
     @property
     def member_id(self) -> str:

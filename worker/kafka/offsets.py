@@ -159,6 +159,11 @@ class OffsetTracker:
             if partition is not None:
                 self._num_unfinished -= partition.num_unfinished
 
+    def lag(self, ends: Mapping[Source, int]) -> dict[Source, int]:
+        """Records from each partition's first unfinished one to its end. Partitions without progress are left out."""
+        known = self._partitions
+        return {source: max(0, end - known[source].next_offset) for source, end in ends.items() if source in known}
+
     @property
     def num_unfinished(self) -> int:
         """Records started and neither finished nor given up, over all partitions."""

@@ -16,13 +16,16 @@ class ProgressCommits:
     """Commits with metadata, or without once the broker has refused its size."""
 
     def __init__(self) -> None:
+        self.was_overtaken = False  # whether the last commit failed because the group has gone on without this member
         self._has_metadata = True  # false if the broker takes none of the size that commits may have
 
     async def commit(self, consumer: AIOKafkaConsumer, offsets: Mapping[Source, Progress]) -> bool:
         """Commit progress. False when the group is rebalancing or the broker is away: try again."""
+        self.was_overtaken = False
         try:
             await self._commit(consumer, offsets)
         except (CommitFailedError, IllegalStateError) as error:
+            self.was_overtaken = True
             log.info("commit_overtaken_by_rebalance", error=str(error))
             return False
         except KafkaError as error:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -31,6 +31,7 @@ from penstock.producer.wire.headers import (
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import KafkaRecord, PendingRecord
+from penstock.worker.telemetry.record_fields import record_fields
 
 _RETRY_S = 5.0
 _RETRIES = 12  # a minute: a topic that is being created, or a permission that is being mended
@@ -82,12 +83,6 @@ class _Sending(Answer):
     ended: Callable[[], None]
     num_retries: int = 0
 
-    @property
-    def position(self) -> dict[str, Any]:
-        """For a log event."""
-        original = self.origin.original
-        return {"topic": original.topic, "partition": original.partition, "offset": original.offset}
-
 
 class DeadLetters:
     """Writes originals to the dead-letter topic beside the request topic. Called on the event loop only."""
@@ -97,6 +92,7 @@ class DeadLetters:
         self._outlet = outlet
         self._reader = [(ERROR_WORKER, worker.encode()), (DLQ_GROUP, group_id.encode())]
         self._unwritable: set[str] = set()  # topics that have refused a letter to the end
+        self.counts = {"kept": 0, "kept_in_part": 0, "lost": 0}  # letters, by outcome
 
     def keep(self, record: PendingRecord, fault: Fault, ended: Callable[[], None]) -> None:
         """Write a record's dead letter. `ended` is called once, when the broker has it or the letter was given up.
@@ -123,8 +119,10 @@ class DeadLetters:
         if error is None:
             self._unwritable.discard(dead_letter_topic(letters[0].origin.original.topic))
             for one in letters:
+                self.counts["kept_in_part" if one.letter.left_out else "kept"] += 1
                 if one.letter.left_out:
-                    log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **one.position)
+                    named = record_fields(one.origin.original)
+                    log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **named)
                 one.ended()
         elif isinstance(error, MessageSizeTooLargeError):
             for one in letters:
@@ -136,7 +134,7 @@ class DeadLetters:
         if (shorter := next(sending.shorter, None)) is not None:
             self._put(sending.origin, shorter, sending.shorter, sending.ended)
         else:
-            _give_up(sending, error)
+            self._give_up(sending, error)
 
     def _retry(self, letters: Sequence[_Sending], error: KafkaError) -> None:
         topic = dead_letter_topic(letters[0].origin.original.topic)
@@ -145,19 +143,20 @@ class DeadLetters:
         again = []
         for one in letters:
             if topic in self._unwritable:
-                _give_up(one, error)
+                self._give_up(one, error)
             else:
                 one.num_retries += 1
                 again.append(one)
         if again:
-            first = again[0].position
+            first = record_fields(again[0].origin.original, len(again))
             log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
             asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
-
-def _give_up(sending: _Sending, error: KafkaError) -> None:
-    log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **sending.position)
-    sending.ended()
+    def _give_up(self, sending: _Sending, error: KafkaError) -> None:
+        self.counts["lost"] += 1
+        named = record_fields(sending.origin.original)
+        log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **named)
+        sending.ended()
 
 
 def _reasons(record: PendingRecord, fault: Fault) -> Headers:

@@ -1,8 +1,9 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -18,8 +19,10 @@ from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
+from penstock.worker.telemetry.record_fields import record_fields
 from penstock.worker.telemetry.request_samples import correlation_text
 
+_QUOTED = re.compile(" (?:Given|Raised): ")  # what follows quotes the request, or a library's error about it
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
 
 log = structlog.get_logger("penstock.delivery")
@@ -54,6 +57,7 @@ class Delivery:
         """`worker`: the member's number on its machine. Dead letters name it and the group."""
         self._outlet = outlet
         self._dead_letters = DeadLetters(outlet, group_id, client_id(worker))
+        self.dead_letters: Mapping[str, int] = self._dead_letters.counts  # by outcome
         self._backpressure = backpressure
         self._destinations = backpressure.destinations
         self._acknowledged = acknowledged
@@ -141,8 +145,8 @@ class Delivery:
     def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)
         if error is not None:
-            offset = answers[0].origin.original.offset
-            log.warning("error_reply_undeliverable", records=len(answers), offset=offset, error=repr(error))
+            named = record_fields(answers[0].origin.original, len(answers))
+            log.warning("error_reply_undeliverable", records=len(answers), error=repr(error), **named)
         self._pay([answer.origin for answer in answers])
 
     def _note_ended(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
@@ -152,9 +156,9 @@ class Delivery:
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
+        named = record_fields(answers[0].origin.original, len(answers))
+        log.warning("reply_undeliverable", records=len(answers), error=repr(error), **named)
         for answer in answers:
-            original = answer.origin.original
-            log.warning("reply_undeliverable", partition=original.partition, offset=original.offset, error=repr(error))
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
             self._keep(answer.origin, Fault.of(undelivered))
@@ -174,18 +178,19 @@ class Delivery:
 
 
 def _log(rejections: Sequence[Rejection]) -> None:
-    """One event for records that are rejected alike: the first of them, and their number."""
+    """One event for records that are rejected alike: the first of them, and their number.
+
+    The reason is without what it quotes, which may be payload. The error reply and the dead letter have all of it.
+    """
     record, address, error = rejections[0]
     log.info(
         "request_refused",
         code=error.code,
-        reason=error.message[:500],
+        reason=_QUOTED.split(error.message, maxsplit=1)[0][:500],
         records=len(rejections),
-        topic=record.original.topic,
-        partition=record.original.partition,
-        offset=record.original.offset,
         correlation_id=None if address is None else correlation_text(address.correlation_id),
         answered=address is not None,
+        **record_fields(record.original, len(rejections)),
     )
 
 

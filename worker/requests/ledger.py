@@ -157,6 +157,10 @@ class RecordLedger:
                     await self.wait_for_step()
         return self.num_running == 0
 
+    def are_present(self, records: Iterable[PendingRecord]) -> bool:
+        """Whether the partitions of these have been this worker's without a break since they were admitted."""
+        return all(record.reading == self._offsets.reading(record.source) for record in records)
+
     def _of_present_readings(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
         return [record for record in records if record.reading == self._offsets.reading(record.source)]
 

@@ -1,6 +1,7 @@
 """The prepare stage: from valid requests to sequences of token ids with their cache keys, and rejections."""
 
 import itertools
+import traceback
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -81,9 +82,12 @@ class RequestPreparer:
                 texts, truncate=truncate, max_tokens=self._info.max_tokens, spans=spans
             )
         except Exception as problem:
-            log.exception("tokenizer_failed", records=len(requests), texts=len(texts))
+            # The error may quote a text.
+            raised_at = "{0.filename}:{0.lineno}".format(traceback.extract_tb(problem.__traceback__)[-1])
+            kind = type(problem).__qualname__
+            log.error("tokenizer_failed", records=len(requests), texts=len(texts), kind=kind, raised_at=raised_at)
             if len(requests) == 1:
-                return [(requests[0], BackendError(f"The tokenizer failed on this text: {problem!r}"[:500]))]
+                return [(requests[0], BackendError(f"The tokenizer failed on this text. Raised: {problem!r}"[:500]))]
             return [one for request in requests for one in await self._tokenize([request], truncate, spans)]
         remaining = iter(encoded)
         found: list[_Found] = []

@@ -10,6 +10,7 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import StopSignal
+from penstock.worker.telemetry.record_fields import record_fields
 
 _RETRY_S = 0.1
 
@@ -91,7 +92,7 @@ class Quarantine:
         doubted = [r for r in group if self._marks.custody(r.source).is_in_doubt(r.original.offset)]
         self._condemn(doubted)
         self._num_waiting -= len(group)  # before the marks: while they are committed, no suspect may begin alone
-        may_run = await self._mark(self._new_marks(group, doubted, alone=alone))
+        may_run = await self._mark(self._new_marks(group, doubted, alone=alone), group)
         if not may_run:
             self._ledger.give_up(group)
             return
@@ -101,7 +102,7 @@ class Quarantine:
             self._marks.unname({record.source for record in doubted})
             if alone:
                 # At once: what ends the worker from now on is another record.
-                await self._mark({record.source: self._marks.custody(record.source) for record in doubted})
+                await self._mark({record.source: self._marks.custody(record.source) for record in doubted}, doubted)
 
     def _new_marks(
         self, group: Sequence[PendingRecord], doubted: Sequence[PendingRecord], *, alone: bool
@@ -120,15 +121,17 @@ class Quarantine:
             custody = self._marks.custody(record.source)
             if custody.condemned == record.original.offset:
                 record.num_attempts, record.is_condemned = custody.deaths, True
-                position = {"topic": record.source[0], "partition": record.source[1], "offset": custody.condemned}
-                log.error("record_quarantined", deaths=custody.deaths, **position)
+                log.error("record_quarantined", deaths=custody.deaths, **record_fields(record.original))
 
-    async def _mark(self, marks: dict[Source, Custody]) -> bool:
-        """Commit marks, if any. False if the partitions are revoked, or the worker stops: a mark would outlast them."""
+    async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:
+        """Commit the marks of these records' partitions, if any.
+
+        False if the partitions were revoked, be they assigned again, or the worker stops: a mark would outlast them.
+        """
         if not marks:
             return True
-        while self._is_assigned() and not self._stop.is_set():
+        while self._is_assigned() and self._ledger.are_present(records) and not self._stop.is_set():
             if await self._stop.unless_stopped(self._marks.mark(marks)):
-                return True
+                return self._ledger.are_present(records)
             await asyncio.sleep(_RETRY_S)
         return False

@@ -1,7 +1,7 @@
 """One Kafka record and where it is in its life, from the poll to the acknowledged answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -44,8 +44,9 @@ class PendingRecord:
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
+    num_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the record's value."""
-        return len(self.original.value or b"")
+    def __post_init__(self) -> None:
+        original = self.original
+        headers = [len(name) + len(value or b"") for name, value in original.headers]
+        self.num_bytes = len(original.value or b"") + len(original.key or b"") + sum(headers)

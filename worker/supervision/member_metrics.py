@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from penstock.worker.supervision.slot import RESTART_REASONS
+from penstock.worker.telemetry.metric_definitions import METRICS
 
 _SCRAPE_S = 1.0  # a member that does not answer is missing from a scrape, and does not delay it
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # members are on this machine
@@ -50,15 +51,13 @@ class MemberMetrics(Collector):
             for worker, found in zip(ports, scrapes.map(_scrape, ports.values()), strict=True):
                 _merge(families, found, str(worker))
         yield from families.values()
-        members = GaugeMetricFamily("penstock_members", "Members on this machine, by state.", labels=["state"])
+        one = METRICS["penstock_members"]
+        members = GaugeMetricFamily(one.family, one.meaning, labels=one.labels)
         for state, count in self._states().items():
             members.add_metric([state], count)
         yield members
-        restarts = CounterMetricFamily(
-            "penstock_worker_restarts",
-            "Members started again, by the reason of their end.",
-            labels=["worker", "reason"],
-        )
+        one = METRICS["penstock_worker_restarts_total"]
+        restarts = CounterMetricFamily(one.family, one.meaning, labels=one.labels)
         for labels, count in dict(self._restarts).items():
             restarts.add_metric(labels, count)
         yield restarts

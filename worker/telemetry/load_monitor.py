@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -13,6 +13,7 @@ from penstock.producer.errors import PenstockError
 from penstock.scheduler import Cause, LaneDriver, LearnedCost
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.deadline_errors import cause_of
+from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics
 from penstock.worker.telemetry.request_samples import RequestSamples
@@ -29,7 +30,16 @@ log = structlog.get_logger("penstock.load_monitor")
 class LoadMonitor:
     """Called on the worker's event loop only; times are monotonic seconds."""
 
-    def __init__(self, driver: LaneDriver, cost: LearnedCost, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        driver: LaneDriver,
+        cost: LearnedCost,
+        metrics: Metrics,
+        *,
+        lag: Callable[[], Mapping[Source, int]],
+        dead_letters: Mapping[str, int],
+    ) -> None:
+        """`lag`: records that are not finished, by partition. `dead_letters`: how many so far, by outcome."""
         self._driver = driver
         self._cost = cost
         self._metrics = metrics
@@ -37,6 +47,10 @@ class LoadMonitor:
         self._since_logged: Counter[str] = Counter()
         self._logged_at = -math.inf
         self._batches_to_log = _BATCHES_A_TICK
+        self._read_lag = lag
+        self._lag: Mapping[tuple[str, ...], float] = {}
+        metrics.show("penstock_consumer_lag_records", lambda: self._lag)
+        metrics.show("penstock_dead_letters_total", lambda: {(outcome,): n for outcome, n in dead_letters.items()})
         self._samples = RequestSamples()
         self._totals_logged: Counter[str] = Counter()
         self._latencies_logged: Counter[str] = Counter()
@@ -83,8 +97,11 @@ class LoadMonitor:
     async def run(self) -> None:
         """Call `tick` once a second, until cancelled."""
         while True:
+            due = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
-            self.tick(time.monotonic())
+            now = time.monotonic()
+            self._metrics.event_loop_lag.observe(max(0.0, now - due))
+            self.tick(now)
 
     def tick(self, now: float) -> None:
         """Show the load, and log it if there was work and the last log is old enough."""
@@ -94,6 +111,7 @@ class LoadMonitor:
         backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
         p50, p95 = self._cost.errors()
         self._metrics.show_load(backlog_s, p50, p95)
+        self._lag = {(topic, str(partition)): lag for (topic, partition), lag in self._read_lag().items()}
         is_working = scheduler.num_queued or self._since_logged
         if is_working and now - self._logged_at >= _LOG_EVERY_S:
             self._log_load(now)

@@ -1,32 +1,43 @@
 """Structured logs by structlog, for this project's events and for what libraries log. No payloads."""
 
 import logging
+import os
 import sys
 import time
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
+from penstock.worker.telemetry.ecs import to_ecs
+from penstock.worker.telemetry.service import service_attributes
+
 _REPEAT_S = 60.0
+_MOST_A_SECOND = 100  # lines of one event
+
+_labels: dict[str, object] = {}  # of this process
 
 
 def configure_logs(log_format: str, level: str, **labels: object) -> None:
-    """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "console".
+    """Set up logging, first in a process. `log_format`: "auto" (console on a terminal), "json", "ecs", "console".
 
-    `labels` are on every line, except where an event has a field of that name.
+    `labels` and the process id are on every line, except where an event has a field of that name.
     """
+    _labels.clear()
+    label_logs({"pid": os.getpid(), **labels})
+    if log_format == "ecs":
+        label_logs(service_attributes())
     to_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        lambda logger, method, event: {**labels, **event},
+        lambda logger, method, event: {**_labels, **event},
     ]
-    renderer: Any = structlog.dev.ConsoleRenderer() if to_console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            EventLimit(_MOST_A_SECOND),
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -36,17 +47,60 @@ def configure_logs(log_format: str, level: str, **labels: object) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(RepeatFilter(_REPEAT_S))
-    exceptions = [] if to_console else [structlog.processors.format_exc_info]
+    rendering = _console() if to_console else _json(to_ecs if log_format == "ecs" else None)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *exceptions, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
+
+
+def label_logs(labels: Mapping[str, object]) -> None:
+    """Add labels to every later line of this process."""
+    _labels.update(labels)
+
+
+def _console() -> list[Any]:
+    # The default prints the values of local variables, and so payloads.
+    return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+
+
+def _json(rename: Any) -> list[Any]:
+    renames = [] if rename is None else [rename]
+    return [structlog.processors.format_exc_info, *renames, structlog.processors.JSONRenderer()]
+
+
+class EventLimit:
+    """A processor that passes `most` lines of one event in a second, so that no fault fills the disk.
+
+    The next line that passes has `suppressed`, the number of those that did not.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._second = -1
+        self._passed: dict[str, int] = {}  # in this second
+        self._suppressed: dict[str, int] = {}
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Called by structlog, on any thread. Raises DropEvent."""
+        second, name = int(self._clock()), event["event"]
+        if second != self._second:
+            self._second, self._passed = second, {}
+        passed = self._passed.get(name, 0)
+        if passed == self._most:
+            self._suppressed[name] = self._suppressed.get(name, 0) + 1
+            raise structlog.DropEvent
+        self._passed[name] = passed + 1
+        if suppressed := self._suppressed.pop(name, 0):
+            event["suppressed"] = suppressed
+        return event
 
 
 class RepeatFilter(logging.Filter):

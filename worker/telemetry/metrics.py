@@ -1,22 +1,29 @@
-"""Prometheus metrics of one worker. Names start with penstock_; units are in the names."""
+"""The Prometheus metrics of one worker."""
 
 import functools
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from penstock.engine import ModelInfo
 from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.requests.ledger import RecordLedger
+from penstock.worker.telemetry.metric_definitions import METRICS, MetricDefinition
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# Most requests take some milliseconds, and most objectives are below a second.
+_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30),
+)
 _BOUNDS = [*[str(float(bound)) for bound in _SECONDS], "+Inf"]
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -47,76 +54,70 @@ class SliceHistogram(Collector):
         yield family
 
 
-class SkippedRecords(Collector):
-    """Records of which the ledger knew that the last owner of their partition had answered them."""
+class ReadValues(Collector):
+    """The values of one metric by its labels, read at each scrape, from another thread."""
 
-    def __init__(self, ledger: RecordLedger) -> None:
-        self._ledger = ledger
+    def __init__(self, definition: MetricDefinition, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        self._definition = definition
+        self._read = read
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Called at each scrape, from another thread."""
-        meaning = "Records that an earlier owner of their partition had answered."
-        yield CounterMetricFamily("penstock_skipped_records", meaning, value=self._ledger.num_skipped)
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Called by the registry."""
+        one = self._definition
+        make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+        family = make(one.family, one.meaning, labels=one.labels)
+        for labels, value in self._read().items():
+            family.add_metric(labels, value)
+        yield family
 
 
 class Metrics:
     """One registry for each worker, so that several workers in one process stay apart."""
 
     def __init__(
-        self, scheduler: Scheduler, backpressure: Backpressure, token_budget: TokenBudget, ledger: RecordLedger
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        backpressure: Backpressure,
+        token_budget: TokenBudget,
+        ledger: RecordLedger,
     ) -> None:
-        """The arguments are read at each scrape, from another thread."""
+        """The last four arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
-        self.registry.register(SkippedRecords(ledger))
-        self.requests = self._counter("penstock_requests", "Finished records, by outcome code.", "outcome")
-        self.latency = SliceHistogram(
-            "penstock_request_seconds", "From validation to the reply's hand-over, by class: online or bulk."
-        )
+        self._show_build(info)
+        self.requests = self._counter("penstock_requests_total")
+        latency = METRICS["penstock_request_seconds"]
+        self.latency = SliceHistogram(latency.name, latency.meaning)
         self.registry.register(self.latency)
-        self.deadline_misses = self._counter(
-            "penstock_deadline_misses",
-            "Records that missed their deadline: arrived_late, queued (too long) or predicted_wrong (answered late).",
-            "cause",
-        )
-        self.overload_refusals = self._counter(
-            "penstock_overload_refusals", "Records rejected on arrival because they would have missed their deadline."
-        )
-        sequences = self._counter("penstock_sequences", "Sequences, by the source of their result.", "source")
+        self.deadline_misses = self._counter("penstock_deadline_misses_total")
+        self.overload_refusals = self._counter("penstock_overload_refusals_total")
+        sequences = self._counter("penstock_sequences_total")
         self.from_cache, self._from_engine = sequences.labels("cache"), sequences.labels("engine")
-        by_trigger = self._counter("penstock_batches", "Batches run, by trigger.", "trigger")
-        by_partition = self._counter(
-            "penstock_partitions", "Batches run, by the partition policy that made them.", "partition"
-        )
-        self._by_trigger, self._by_partition = functools.cache(by_trigger.labels), functools.cache(by_partition.labels)
-        self._batch_tokens = Histogram(
-            "penstock_batch_tokens", "Tokens of a batch.", registry=self.registry, buckets=_TOKENS
-        )
-        self._device_seconds = self._counter("penstock_device_seconds", "Time the engine worked.")
-        self._padded_tokens = self._counter("penstock_padded_tokens", "Token slots that padded batches would have had.")
-        self._tokens = self._counter("penstock_tokens", "Tokens computed.")
-        self._backlog = self._gauge("penstock_backlog_seconds", "Predicted time to finish queued and planned work.")
-        self._prediction_error = self._gauge(
-            "penstock_prediction_error",
-            "|predicted / measured - 1| of the last 1,000 batches, by quantile.",
-            "quantile",
-        )
-        for name, meaning, read in (
-            ("penstock_queued_sequences", "Sequences in the queue.", lambda: scheduler.num_queued),
-            ("penstock_queued_tokens", "Tokens in the queue.", lambda: scheduler.queued_tokens),
-            ("penstock_unfinished_records", "Records read and not yet answered.", lambda: backpressure.num_records),
-            (
-                "penstock_token_budget",
-                "Most tokens in a batch: less after a lack of memory.",
-                lambda: token_budget.tokens,
-            ),
+        self._batches = functools.cache(self._counter("penstock_batches_total").labels)
+        self._batch_tokens = self._histogram("penstock_batch_tokens", _TOKENS)
+        self.event_loop_lag = self._histogram("penstock_event_loop_lag_seconds", _SECONDS)
+        self._device_seconds = self._counter("penstock_device_seconds_total")
+        self._padded_tokens = self._counter("penstock_padded_tokens_total")
+        self._tokens = self._counter("penstock_tokens_total")
+        self._backlog = self._gauge("penstock_backlog_seconds")
+        self._prediction_error = self._gauge("penstock_prediction_error_ratio")
+        self.show("penstock_skipped_records_total", lambda: {(): ledger.num_skipped})
+        for name, read in (
+            ("penstock_queued_sequences", lambda: scheduler.num_queued),
+            ("penstock_queued_tokens", lambda: scheduler.queued_tokens),
+            ("penstock_unfinished_records", lambda: backpressure.num_records),
+            ("penstock_token_budget", lambda: token_budget.tokens),
         ):
-            self._gauge(name, meaning).set_function(read)
+            self._gauge(name).set_function(read)
+
+    def show(self, name: str, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """Serve a metric whose values are read at each scrape, from another thread, by its labels."""
+        self.registry.register(ReadValues(METRICS[name], read))
 
     def observe_batch(self, stats: BatchStats) -> None:
         """Count one batch that ran."""
         sums = stats.sums
-        self._by_trigger(stats.trigger).inc()
-        self._by_partition(stats.partition).inc()
+        self._batches(stats.trigger, stats.partition).inc()
         self._batch_tokens.observe(sums.tokens)
         self._device_seconds.inc(stats.device_s)
         self._tokens.inc(sums.tokens)
@@ -142,11 +143,23 @@ class Metrics:
         outcomes = [one for one in _samples(self.requests) if one.name.endswith("_total")]
         return totals | {one.labels["outcome"]: one.value for one in outcomes}
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, labels, registry=self.registry)
+    def _show_build(self, info: ModelInfo) -> None:
+        one = METRICS["penstock_build_info"]
+        values = (version("penstock"), info.name, info.revision[:16], info.dtype, info.device)
+        build = Info(one.family, one.meaning, registry=self.registry)
+        build.info(dict(zip(one.labels, values, strict=True)))
 
-    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
-        return Gauge(name, meaning, labels, registry=self.registry)
+    def _counter(self, name: str) -> Counter:
+        one = METRICS[name]
+        return Counter(one.family, one.meaning, one.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        one = METRICS[name]
+        return Gauge(one.family, one.meaning, one.labels, registry=self.registry)
+
+    def _histogram(self, name: str, bounds: Sequence[float]) -> Histogram:
+        one = METRICS[name]
+        return Histogram(one.family, one.meaning, one.labels, buckets=bounds, registry=self.registry)
 
 
 def _samples(counter: Counter) -> list[Sample]:

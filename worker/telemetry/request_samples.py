@@ -7,6 +7,7 @@ import structlog
 
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.request import PendingRequest
+from penstock.worker.telemetry.record_fields import record_fields
 
 _MAX_ID_CHARS = 64
 
@@ -55,9 +56,7 @@ def _fields(answered: _Answered, logged: float) -> dict[str, Any]:
     request, stats, now = answered
     original, times = request.record.original, request.times
     fields: dict[str, Any] = {
-        "topic": original.topic,
-        "partition": original.partition,
-        "offset": original.offset,
+        **record_fields(original),
         "correlation_id": correlation_text(request.address.correlation_id),
         "class": "bulk" if request.bulk else "online",
         "sequences": len(request.results),

@@ -114,6 +114,7 @@ class PartitionTransactions:
         """Commit all that is answered up to the first record without an answer. Raises PartitionLost."""
         async with self._committing:
             while True:
+                self._check_open()
                 self._changed.clear()
                 self._is_full.clear()
                 complete(self._plan.take_stale(), None)
@@ -150,6 +151,7 @@ class PartitionTransactions:
             await self._recover()
             return
         batches = await self._batches.make(self._producer, self._plan.answers(content))
+        self._check_open()
         self._plan.begin(content)
         try:
             await self._producer.commit(batches, self._source, content.offset, content.metadata, self._group_id)
@@ -178,11 +180,18 @@ class PartitionTransactions:
                 raise
             raise PartitionLost("its last transaction does not end") from error
         try:
-            self._finished(self._plan.settle(await self._ask_committed()))
+            committed = await self._ask_committed()
+            self._check_open()
+            self._finished(self._plan.settle(committed))
         except BaseException:
             await disconnect(producer, _STOP_S)
             raise
         self._producer = producer
+
+    def _check_open(self) -> None:
+        """Asked after every wait: the answers of a closed partition are gone, and its offset must stay where it is."""
+        if self._is_closed:
+            raise PartitionLost("it was given up")
 
     def _finished(self, answers: Sequence[Answer]) -> None:
         complete(answers, None)

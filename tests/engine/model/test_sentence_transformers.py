@@ -88,7 +88,9 @@ def test_a_pair_has_the_prompt_before_its_first_text(prompted: tuple[Any, Path])
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(prompted: tuple[Any, Path]) -> None:
-    with pytest.raises(InvalidRequest, match=r"no prompt 'passage'\. Its prompts: document, query, topic"):
+    with pytest.raises(
+        InvalidRequest, match=r"no such prompt\. Its prompts: document, query, topic\. Given: 'passage'"
+    ):
         embed(prompted[1], TEXTS, Options(prompt_name="passage"))
 
 

@@ -137,7 +137,7 @@ def test_the_buckets_and_names_are_the_workers() -> None:
 def test_percentiles_of_buckets() -> None:
     counts = dict.fromkeys(LATENCIES, 0.0) | {"le_0.01": 50.0, "le_0.025": 50.0}
     assert latency_percentile_s(counts, 50) == pytest.approx(0.01)
-    assert latency_percentile_s(counts, 75) == pytest.approx(0.0175)
+    assert latency_percentile_s(counts, 75) == pytest.approx(0.02)
     assert np.isnan(latency_percentile_s(dict.fromkeys(LATENCIES, 0.0), 50))
     assert latency_percentile_s(dict.fromkeys(LATENCIES, 0.0) | {"le_inf": 1.0}, 50) == 30.0
     assert (latency_column("+Inf"), latency_column("0.003"), latency_column("soon")) == ("le_inf", "le_0.005", "le_inf")

@@ -76,6 +76,8 @@ def test_no_slice_is_empty_while_records_wait(sizes: list[int]) -> None:
     class Record:
         topic = "requests"
         partition = 0
+        key = None
+        headers = ()
 
         def __init__(self, offset: int, size: int) -> None:
             self.offset = offset

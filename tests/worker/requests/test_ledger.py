@@ -164,3 +164,13 @@ def test_the_end_of_an_earlier_reading_counts_for_no_record_of_the_present_one(
     books.ledger.acknowledge(second)
     assert (books.ledger.num_unfinished, books.held.num_records) == (0, 0)
     assert books.offsets.take_committable() == {SOURCE: Progress(2)}
+
+
+def test_keys_and_headers_count_as_memory(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.worker.kafka.backpressure._REQUEST_BYTES", 6014)
+    backpressure = Backpressure(100)
+    ledger = RecordLedger(backpressure, OffsetTracker(), "bulk")
+    records = ledger.receive([make_record(key=b"k" * 1000, value=b"v" * 10, headers=[("name", b"h" * 5000)])])
+    assert backpressure.is_full()
+    ledger.release(records)
+    assert not backpressure.is_full()

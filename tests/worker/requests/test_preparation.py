@@ -55,6 +55,8 @@ class FakeTokenizer:
 
 class FakeOriginal:
     timestamp = 0
+    key = value = None
+    headers = ()
 
 
 def request_of(message: Request) -> PendingRequest:

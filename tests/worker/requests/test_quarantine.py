@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.worker.batching.watchdog import EngineHung
+from penstock.worker.kafka import commits
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.custody import MAX_CHARS, Custody
@@ -34,11 +35,15 @@ class Broker:
         self.stored: dict[Source, Progress] = {}
         self.refusals = 0  # commits that fail from now on
         self.num_commits = 0
+        self.was_overtaken = False  # whether the group has gone on without this member
         self.owner: Any = None  # set by the committer
+
+    def on_refusal(self) -> None: ...
 
     async def commit(self, offsets: Mapping[Source, Progress]) -> bool:
         if self.refusals:
             self.refusals -= 1
+            self.on_refusal()
             return False
         self.num_commits += 1
         self.stored |= offsets
@@ -253,6 +258,33 @@ async def test_records_whose_marks_cannot_be_committed_do_not_run(
     await owner.run(owner.admit(make_record, (B, 0)))
     assert len(owner.runs) == 1
     assert (owner.ledger.num_unfinished, owner.backpressure.num_records) == (0, 0)
+
+
+async def test_records_whose_partition_is_lost_and_another_assigned_do_not_run(
+    broker: Broker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stood still: it asked only whether it had partitions."""
+    monkeypatch.setattr(quarantine_module, "_RETRY_S", 0.0)
+    owner = Owner(broker, {}, set())
+    broker.refusals = 1
+    monkeypatch.setattr(broker, "on_refusal", lambda: owner.ledger.forget({A}))
+    await asyncio.wait_for(owner.run(owner.admit(make_record, (A, 0))), 10)
+    assert (owner.runs, broker.stored, owner.ledger.num_running) == ([], {}, 0)
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_a_last_commit_that_fails_is_tried_again_unless_the_group_has_gone_on(
+    broker: Broker, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch, overtaken: bool
+) -> None:
+    """Marks that stay count as a death, and three of them set a record aside."""
+    monkeypatch.setattr(commits, "_RETRY_S", 0.0)
+    owner = Owner(broker, {}, set())
+    await owner.run(owner.admit(make_record, (A, 0)))
+    broker.refusals, broker.was_overtaken = 2, overtaken
+    owner.quarantine.hand_over()
+    await owner.committer.commit_last()
+    custody = broker.stored[A].custody
+    assert (broker.refusals, custody is None) == ((1, False) if overtaken else (0, True))
 
 
 @given(st.integers(0, 999), st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62), st.booleans())

@@ -158,7 +158,7 @@ def test_the_prompt_is_prepended_to_each_text(
 
 def test_an_unknown_prompt_is_rejected_with_the_known_ones(info: ModelInfo, make_record: Callable[..., Any]) -> None:
     request = Request("tiny", "embed", text=("a",), options=Options(prompt_name="passage"))
-    with pytest.raises(InvalidRequest, match=r"no prompt 'passage'\. Its prompts: document, query"):
+    with pytest.raises(InvalidRequest, match=r"no such prompt\. Its prompts: document, query\. Given: 'passage'"):
         accept(make_validator(info), make_record(encode_request(request)))
 
 

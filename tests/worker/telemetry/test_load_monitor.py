@@ -1,11 +1,13 @@
 """The load monitor: gauges at every tick, a log event every ten seconds, and only while there is work."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.engine.types import ModelInfo
 from penstock.scheduler import (
     Cause,
     CostTable,
@@ -34,14 +36,14 @@ SECOND_A_TOKEN = PackedCost(0.0, 0.0, 1.0, 0.0)
 class Bench:
     """A monitor, and what it reads and shows."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: ModelInfo) -> None:
         self.cost = LearnedCost(CostTable(SECOND_A_TOKEN))
         self.scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), self.cost)
         self.driver = LaneDriver(self.scheduler, 1)
         held = Backpressure(8)
         self.ledger = RecordLedger(held, OffsetTracker(), "bulk")
-        self.metrics = Metrics(self.scheduler, held, TokenBudget(1000, lambda: 0.0), self.ledger)
-        self.monitor = LoadMonitor(self.driver, self.cost, self.metrics)
+        self.metrics = Metrics(info, self.scheduler, held, TokenBudget(1000, lambda: 0.0), self.ledger)
+        self.monitor = LoadMonitor(self.driver, self.cost, self.metrics, lag=dict, dead_letters={})
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -60,8 +62,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench(info: ModelInfo) -> Bench:
+    return Bench(info)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_metrics_show_the_same(bench: Bench, late: PendingRequest) -> None:
     assert bench.value("penstock_deadline_misses_total", cause="queued") == 1
     assert bench.value("penstock_deadline_misses_total", cause="predicted_wrong") == 2
     assert bench.value("penstock_backlog_seconds") == pytest.approx(2.0 + bench.scheduler.backlog_s)
-    assert bench.value("penstock_prediction_error", quantile="0.5") == pytest.approx(0.2)
+    assert bench.value("penstock_prediction_error_ratio", quantile="0.5") == pytest.approx(0.2)
     assert bench.value("penstock_requests_total", outcome="ok") == 2
     assert bench.value("penstock_requests_total", outcome="expired") == 2
 
@@ -153,8 +155,7 @@ def test_each_batch_is_logged_and_counted_by_trigger_and_partition(bench: Bench)
     )
     assert (event["sequences"], event["tokens"], event["max_seqlen"], event["padding_avoided"]) == (2, 6, 4, 0.25)
     assert (event["predicted_s"], event["device_s"]) == (0.5, 0.25)
-    assert bench.value("penstock_batches_total", trigger="timeout") == 1
-    assert bench.value("penstock_partitions_total", partition="dp") == 1
+    assert bench.value("penstock_batches_total", trigger="timeout", policy="dp") == 1
     assert bench.value("penstock_padded_tokens_total") == 8
 
 
@@ -168,7 +169,7 @@ def test_of_many_batches_a_second_some_are_logged_and_all_are_counted(bench: Ben
             bench.monitor.tick(float(now))
         logged.append(sum(event["event"] == "batch_done" for event in logs))
     assert logged == [100, 100, 100]
-    assert bench.value("penstock_batches_total", trigger="timeout") == 600
+    assert bench.value("penstock_batches_total", trigger="timeout", policy="dp") == 600
 
 
 def test_records_that_the_last_owner_answered_are_counted(bench: Bench) -> None:
@@ -202,3 +203,20 @@ def test_what_was_counted_last_is_logged_at_the_end(
         bench.monitor.answered([make_sequences([1])[0].request], None, 1.0)
         bench.monitor.log_rest(2.0)
     assert [(one["event"], one.get("answered")) for one in logs] == [("request_done", None), ("worker_load", 1)]
+
+
+async def test_an_event_loop_that_stood_still_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("penstock.worker.telemetry.load_monitor.time.monotonic", lambda: now)
+
+    async def late(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.3
+        if now > 102:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("penstock.worker.telemetry.load_monitor.asyncio.sleep", late)
+    with pytest.raises(asyncio.CancelledError):
+        await bench.monitor.run()
+    assert bench.value("penstock_event_loop_lag_seconds_count") == 1
+    assert bench.value("penstock_event_loop_lag_seconds_sum") == pytest.approx(0.3)

@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
 
-from penstock.worker.telemetry.logs import RepeatFilter, configure_logs
+from penstock.worker.telemetry.logs import EventLimit, RepeatFilter, configure_logs, label_logs
 
 
 def record(name: str, message: str) -> logging.LogRecord:
@@ -66,6 +67,53 @@ def test_a_label_does_not_replace_an_events_own_field(capsys: pytest.CaptureFixt
     structlog.get_logger("penstock.test").info("member_exited", worker=3)
     [line] = events(capsys)
     assert (line["worker"], line["pid"]) == (3, 2)
+
+
+def test_labels_may_be_added_once_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info", worker=1)
+    label_logs({"model": "tiny"})
+    structlog.get_logger("penstock.test").info("event")
+    logging.getLogger("some_library").warning("lost")
+    assert [(line["worker"], line["pid"], line["model"]) for line in events(capsys)] == [(1, os.getpid(), "tiny")] * 2
+
+
+def test_a_second_has_so_many_lines_of_an_event_and_the_next_line_has_the_number_of_the_others() -> None:
+    now = 7.0
+    limit = EventLimit(2, lambda: now)
+
+    def passed(event: str) -> list[Any]:
+        try:
+            return [limit(None, "info", {"event": event}).get("suppressed")]
+        except structlog.DropEvent:
+            return []
+
+    assert [passed("batch_failed") for _ in range(5)] == [[None], [None], [], [], []]
+    assert passed("other") == [None]
+    now = 7.9
+    assert passed("batch_failed") == []
+    now = 8.0
+    assert [passed("batch_failed") for _ in range(3)] == [[4], [None], []]
+
+
+def test_hot_events_are_limited_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    log = structlog.get_logger("penstock.test")
+    for _ in range(1000):
+        log.info("event")
+    assert 100 <= len(events(capsys)) <= 300  # a second may end once or twice meanwhile
+
+
+def test_the_values_of_variables_are_in_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    payload = " ".join(["private"] * 2)
+    for log_format in ("json", "ecs", "console"):
+        configure_logs(log_format, "info")
+        try:
+            len(payload) / 0
+        except ZeroDivisionError:
+            structlog.get_logger("penstock.test").exception("bug")
+        logged = capsys.readouterr().err
+        assert "ZeroDivisionError" in logged
+        assert payload not in logged
 
 
 def test_json_lines_hold_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:

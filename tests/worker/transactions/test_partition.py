@@ -144,6 +144,25 @@ async def test_a_fenced_producer_has_lost_its_partition(line: Line) -> None:
     assert (line.broker.written, line.broker.num_producers) == ([], 1)
 
 
+async def test_a_last_commit_that_waits_while_the_partition_is_lost_commits_no_offset_and_fences_nobody(
+    line: Line,
+) -> None:
+    """The next owner has opened the id and committed nothing yet: the committed offset is still this owner's."""
+    line.answer(0)
+    line.broker.epochs["id"] += 1
+
+    async def lose() -> None:
+        with pytest.raises(PartitionLost, match="another producer"):
+            await line.transactions.commit()
+        await line.transactions.close()
+
+    losing, last = asyncio.create_task(lose()), asyncio.create_task(line.transactions.commit())
+    await losing
+    with pytest.raises(PartitionLost, match="it was given up"):
+        await last
+    assert (line.broker.written, line.committed, line.broker.num_producers) == ([], None, 1)
+
+
 async def test_an_answer_of_an_earlier_reading_is_not_sent(line: Line) -> None:
     """The partition was revoked and came back while the record was computed."""
     late = line.record(0)

@@ -1,0 +1,53 @@
+"""Settings and arguments of `penstock embed`, `classify` and `rerank`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import Field
+
+from penstock.producer.settings import ClientSettings
+
+_PATHS_HELP = (
+    "Files to read (.csv, .jsonl or .parquet), directories or quoted patterns of them, and the file to write. "
+    "-: standard input or output."
+)
+Paths = Annotated[list[Path] | None, typer.Argument(metavar="IN... OUT", help=_PATHS_HELP, show_default=False)]
+_TEXT_HELP = "One text, in place of IN and OUT. Its answer is printed, as JSON when piped."
+OneText = Annotated[str | None, typer.Option("--text", help=_TEXT_HELP)]
+
+
+class FileJobSettings(ClientSettings):
+    """Settings of the three commands: the client's, and those of a job over files."""
+
+    timeout_s: float = Field(
+        3600.0, gt=0, description="Longest wait of a row for its answer, outages of Kafka and workers included."
+    )
+    truncate: bool = Field(False, description="Truncate texts that are too long. Otherwise their rows fail.")
+    overwrite: bool = Field(False, description="Replace the output file if it exists.")
+    restart: bool = Field(False, description="Discard the finished rows of an earlier run instead of continuing it.")
+    max_errors: int | None = Field(
+        None,
+        ge=0,
+        description="Failed rows that do not end the job, earlier runs' included. Default: any number.",
+    )
+    fail_fast: bool = Field(False, description="End the job at the first failed row: --max-errors 0.")
+    format: Literal["csv", "jsonl"] | None = Field(None, description="Format of standard input and output.")
+    dry_run: bool = Field(False, description="Print the rows, their lengths and an estimate of the time; send nothing.")
+    report: Path | None = Field(None, description="File to write the final report to, as JSON.")
+
+    @property
+    def standard_format(self) -> str | None:
+        """The extension of `format`."""
+        return None if self.format is None else f".{self.format}"
+
+    @property
+    def most_errors(self) -> int | None:
+        """Failed rows that do not end the job; None: any number."""
+        return 0 if self.fail_fast else self.max_errors
+
+
+class JobSettings(FileJobSettings):
+    """Settings of a job over one column."""
+
+    column: str = Field("text", description="Column (CSV, Parquet) or key (JSONL) that holds the text.")

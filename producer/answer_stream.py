@@ -1,0 +1,123 @@
+"""Answers to a stream of batches of texts: order is kept, memory is bounded, and texts fail singly."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
+from penstock.producer.wire.messages import Options, Row, Text, utf8_fault
+
+# Texts in flight: enough that the worker does not wait for the source. A long text counts as one for each 16 KiB, so
+# that the window holds at most about 64 MiB.
+WINDOW_ROWS = 4096
+_ROW_CHARS = 16 * 1024
+
+Result = Row | PenstockError
+
+
+class Mapper(Protocol):
+    """The part of `Client` that streams use."""
+
+    async def map(
+        self, task: str, texts: Sequence[Text], *, options: Options | None = None, timeout_s: float | None = None
+    ) -> list[Result]:
+        """One result a text, in order."""
+        ...
+
+
+class Batch(Protocol):
+    """Texts that are sent in one call. An error in place of a text is its result."""
+
+    @property
+    def texts(self) -> Sequence[Text | PenstockError]: ...
+
+
+B = TypeVar("B", bound=Batch)
+
+
+async def answer_stream(
+    client: Mapper,
+    task: str,
+    batches: AsyncIterator[B],
+    *,
+    options: Options | None = None,
+    timeout_s: float | None = None,
+) -> AsyncGenerator[tuple[B, list[Result]], None]:
+    """Each batch with one result a text, in order.
+
+    At most `WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for the
+    source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
+    """
+    waiting: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
+    in_flight = 0
+    reading: asyncio.Task[B | None] | None = None
+    is_at_end = False
+    try:
+        while True:
+            if reading is None and not is_at_end and in_flight < WINDOW_ROWS:
+                reading = asyncio.create_task(_next(batches))
+            pending: list[asyncio.Task[Any]] = [waiting[0][1]] if waiting else []
+            if reading is not None:
+                pending.append(reading)
+            if not pending:
+                return
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if reading is not None and reading.done():
+                batch, reading = reading.result(), None
+                if batch is None:
+                    is_at_end = True
+                else:
+                    answer = asyncio.create_task(_answer(client, task, batch.texts, options, timeout_s))
+                    waiting.append((batch, answer))
+                    in_flight += _weight(batch)
+            elif waiting[0][1].done():
+                batch, answer = waiting.popleft()
+                in_flight -= _weight(batch)
+                yield batch, answer.result()
+    finally:
+        unfinished: list[asyncio.Task[Any]] = [answer for _, answer in waiting]
+        if reading is not None:
+            unfinished.append(reading)
+        for one in unfinished:
+            one.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+async def _next(batches: AsyncIterator[B]) -> B | None:
+    return await anext(batches, None)
+
+
+async def _answer(
+    client: Mapper,
+    task: str,
+    texts: Sequence[Text | PenstockError],
+    options: Options | None,
+    timeout_s: float | None,
+) -> list[Result]:
+    """A result for each text: the client's, or the error of a text that cannot be sent."""
+    checked = [_check(text) for text in texts]
+    good = [text for text in checked if not isinstance(text, PenstockError)]
+    answers = iter(await client.map(task, good, options=options, timeout_s=timeout_s) if good else ())
+    return [text if isinstance(text, PenstockError) else next(answers) for text in checked]
+
+
+def num_chars(text: Text) -> int:
+    """Length of a text, or of both texts of a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def _weight(batch: Batch) -> int:
+    return sum([1 if isinstance(text, PenstockError) else 1 + num_chars(text) // _ROW_CHARS for text in batch.texts])
+
+
+def _check(text: Text | PenstockError) -> Text | PenstockError:
+    """The text, or its error. The client would number texts by their place in a call, which means nothing here."""
+    if isinstance(text, PenstockError):
+        return text
+    for part in (text,) if isinstance(text, str) else text:
+        if not part.strip():
+            return EmptyInput("The text is empty.")
+        if fault := utf8_fault(part):
+            return InvalidRequest(f"The text cannot be UTF-8: {fault}.")
+    return text

@@ -1,0 +1,28 @@
+"""Files that are on the disk when a call returns."""
+
+import os
+from pathlib import Path
+from typing import IO
+
+
+def sync(file: IO[bytes]) -> None:
+    """Write a file's content to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a whole file to the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        sync(file)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a file, whose content is on the disk, its final name, on the disk as well."""
+    os.replace(temporary, path)
+    number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,126 @@
+"""Encoders of finished rows: blocks with their results become bytes of a part. `join_parts` joins them."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.producer.files.arrow_rows import objects_of
+from penstock.producer.files.blocks import Block, Object
+from penstock.producer.files.result_columns import Columns, free_name
+
+
+class Encoder(Protocol):
+    """Encoder of one format, made with (columns of the input, schema of the input, names of the results)."""
+
+    header: bytes  # before the first row of the output
+
+    def encode(self, block: Block, results: Columns) -> bytes:
+        """Bytes of a block, to be appended to those before it."""
+        ...
+
+
+class CsvEncoder:
+    """Lines of CSV. They end in CRLF: otherwise Python 3.11 leaves a lone CR unquoted."""
+
+    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
+        self._columns = list(columns or ())
+        self.header = _csv_lines([[*self._columns, *[free_name(name, self._columns) for name in names]]])
+
+    def encode(self, block: Block, results: Columns) -> bytes:
+        rows = zip(_objects(block), zip(*results.values(), strict=True), strict=True)
+        return _csv_lines([[*[fields[name] for name in self._columns], *values] for fields, values in rows])
+
+
+class JsonlEncoder:
+    """Lines of JSON."""
+
+    header = b""
+
+    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
+        pass
+
+    def encode(self, block: Block, results: Columns) -> bytes:
+        lines = []
+        for fields, values in zip(_objects(block), zip(*results.values(), strict=True), strict=True):
+            named = {free_name(name, fields): value for name, value in zip(results, values, strict=True)}
+            lines.append(_json(fields | named) + b"\n")
+        return b"".join(lines)
+
+
+class ArrowEncoder:
+    """Arrow's streams, one a block, which end to end are a part of a Parquet file."""
+
+    header = b""
+
+    def __init__(self, columns: Sequence[str] | None, schema: Any, names: Sequence[str]) -> None:
+        import pyarrow as pa
+
+        types = {"embedding": pa.list_(pa.float32()), "score": pa.float64(), "scores": pa.list_(pa.float64())}
+        types["labels"] = pa.list_(pa.string())
+        self._result_types = [types.get(name, pa.string()) for name in names]
+        self._input = schema or pa.schema([(name, pa.string()) for name in columns or ()])
+        self.vectors = len(self._input) + names.index("embedding") if "embedding" in names else None  # their column
+        self.schema = self._input
+        for name, kind in zip(names, self._result_types, strict=True):
+            self.schema = self.schema.append(pa.field(free_name(name, self._input.names), kind))
+
+    def encode(self, block: Block, results: Columns) -> bytes:
+        import pyarrow as pa
+
+        source = block.source
+        if isinstance(source, Sequence):
+            source = pa.RecordBatch.from_pylist(list(source), schema=self._input)
+        values = [pa.array(column, kind) for column, kind in zip(results.values(), self._result_types, strict=True)]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.schema) as stream:
+            stream.write_batch(pa.RecordBatch.from_arrays([*source.columns, *values], schema=self.schema))
+        encoded: bytes = sink.getvalue().to_pybytes()
+        return encoded
+
+
+def _objects(block: Block) -> Sequence[Object]:
+    return block.source if isinstance(block.source, Sequence) else objects_of(block.source)
+
+
+def _csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
+    lines = io.StringIO(newline="")
+    csv.writer(lines).writerows([[_cell(value) for value in row] for row in rows])
+    return lines.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return _json(value).decode() if isinstance(value, list | dict | np.ndarray) else value
+
+
+def _json(value: Any) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:  # NaN or an infinity
+        text = json.dumps(_spelt_out(value), ensure_ascii=False, default=_plain)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair in the input, which needs an escape
+        return json.dumps(json.loads(text)).encode()
+
+
+def _spelt_out(value: Any) -> Any:
+    """The value with strings in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _spelt_out(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelt_out(inner) for inner in value]
+    if isinstance(value, np.ndarray):
+        return _spelt_out(value.tolist())
+    return json.dumps(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,71 @@
+"""Reader of JSON Lines."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.files.blocks import Content, Object, in_blocks, text_of
+from penstock.producer.files.standard_streams import open_input
+from penstock.producer.wire.messages import Text
+
+MAX_LINE_BYTES = 4 << 20  # in CSV the csv module's limit of 131,072 characters a field holds
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Numbers and contents of lines that are not blank; None for a line over `MAX_LINE_BYTES`."""
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        is_long = len(line) > MAX_LINE_BYTES
+        while is_long and line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        if is_long or line.strip():
+            yield number, None if is_long else line
+
+
+def read_jsonl(path: Path, columns: Sequence[str]) -> Content:
+    """Header and blocks of a file."""
+    with open_input(path) as file:
+        yield None, None
+        yield from in_blocks(_json_row(number, line, columns) for number, line in _lines(file))
+
+
+def count_jsonl(path: Path) -> int:
+    """Number of rows."""
+    with open_input(path) as file:
+        return sum(1 for _ in _lines(file))
+
+
+_JSON_TYPES = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def _json_row(number: int, line: bytes | None, columns: Sequence[str]) -> tuple[Text | PenstockError, Object]:
+    """The text and the object of a line; a line without an object is kept as {"line": its text}."""
+    if line is None:
+        return InvalidRequest(f"Line {number} is over {MAX_LINE_BYTES:,} bytes."), {}
+    kept = {"line": line.decode("utf-8-sig", errors="replace").strip()}
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return InvalidRequest(f"Line {number} holds bytes that are not UTF-8."), kept
+    except (ValueError, RecursionError) as error:
+        return InvalidRequest(f"Line {number} is not JSON: {error}."), kept
+    if not isinstance(fields, dict):
+        return InvalidRequest(f"Line {number} holds {_JSON_TYPES[type(fields)]}; an object was expected."), kept
+    for column in columns:
+        if column not in fields:
+            return InvalidRequest(f"Line {number} has no key {column!r}."), fields
+        if not isinstance(fields[column], str):
+            return InvalidRequest(f"Line {number}: {column!r} is not a string."), fields
+    return text_of([fields[column] for column in columns]), fields

@@ -1,0 +1,111 @@
+"""Writer of a table in parts, which a later run of the same job continues."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from penstock.producer.answer_stream import Result, num_chars
+from penstock.producer.errors import PenstockError
+from penstock.producer.files.blocks import Block, TableError
+from penstock.producer.files.durable import sync
+from penstock.producer.files.encoders import Encoder
+from penstock.producer.files.join_parts import join_parts
+from penstock.producer.files.part_directory import PartDirectory
+from penstock.producer.files.reply_tally import ReplyTally
+from penstock.producer.files.result_columns import ResultColumns
+
+# Bounds of a part, which a killed run loses. They are of rows and characters, so that every run makes the same parts.
+PART_ROWS = 8192
+_PART_CHARS = 16 << 20
+
+
+class PartWriter:
+    """An output table, made by `open_writer`. A context manager.
+
+    Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error joins them
+    into the output and removes them.
+    """
+
+    def __init__(
+        self, path: Path, directory: PartDirectory, encoder: Encoder, columns: ResultColumns, *, overwrite: bool
+    ) -> None:
+        self.path = path
+        self.tally = ReplyTally()  # of the client's replies
+        self.report = directory.manifest.report  # of all rows that were written
+        self.kept_rows = self.report.rows  # of finished parts
+        self.is_resumable = directory.manifest.is_resumable
+        self._directory = directory
+        self._encoder = encoder
+        self._columns = columns
+        self._overwrite = overwrite
+        self._file: IO[bytes] | None = None  # the unfinished part
+        self._rows = self._chars = 0  # of it
+
+    def write(self, block: Block, results: Sequence[Result]) -> None:
+        """Append the block's rows with one result each. Called in the order of the file.
+
+        Raises:
+            TableError: the file cannot be written, or another revision of the model answers.
+        """
+        if len(results) != len(block.texts):
+            raise ValueError(f"{len(results)} results for {len(block.texts)} rows. This is a bug.")
+        self._directory.manifest.check_revisions(self.tally.revisions, self._directory.path)
+        try:
+            if self._file is None:
+                self._file = self._directory.unfinished.open("wb")
+            self._file.write(self._encoder.encode(block, self._columns.of(results)))
+            self.report.add(block, results)
+            self._rows += len(results)
+            self._chars += sum([num_chars(text) for text in block.texts if not isinstance(text, PenstockError)])
+            if self._rows >= PART_ROWS or self._chars >= _PART_CHARS:
+                self._finish_part(self._file)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+            elif self.kept_rows == 0 or not self.is_resumable:
+                self._directory.remove()
+        except OSError as problem:
+            raise _cannot_write(self.path, problem) from problem
+        finally:
+            if self._file is not None:
+                self._file.close()
+            self._directory.close()
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self._finish_part(self._file)
+        if not self._directory.is_published:
+            with self._directory.joined.open("wb") as file:
+                join_parts(self._directory.checked_parts(), self._encoder, self.report.vector_lengths, file)
+                sync(file)
+            refuse_existing(self.path, self._overwrite)
+            self._directory.publish(joined=self._directory.joined)
+        self._directory.remove()
+
+    def _finish_part(self, file: IO[bytes]) -> None:
+        sync(file)
+        file.close()
+        self._file = None
+        self._directory.add_part()
+        self._rows = self._chars = 0
+        self.kept_rows = self.report.rows
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise TableError if the output exists and is not to be replaced."""
+    if path.exists() and not overwrite:
+        raise TableError(f"{path} exists already. Choose another name, or replace it with --overwrite.")
+
+
+def _cannot_write(path: Path, error: OSError) -> TableError:
+    return TableError(f"{path} cannot be written: {error.strerror or error}.")

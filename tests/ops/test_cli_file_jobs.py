@@ -1,0 +1,334 @@
+"""Jobs over files on the command line, with a client that answers at once in place of Kafka."""
+
+import asyncio
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cache import CostKey, CostTables
+from penstock.ops.cli import file_job
+from penstock.ops.cli.main import app
+from penstock.producer import client
+from penstock.producer.answer_stream import Result
+from penstock.producer.errors import BackendError
+from penstock.producer.files import blocks, part_writer
+from penstock.producer.wire.messages import Classification, Reply, Text
+from penstock.scheduler import CostTable
+from penstock.scheduler.costs.cost import PackedCost
+from penstock.scheduler.costs.table import Sample
+from penstock.worker.batching.startup_costs import MeasuredCosts
+
+
+class InstantClient:
+    """Answers each text with its first word as label, or a pair with its length. The text "burst" fails."""
+
+    num_answered = 0
+    interrupt_at: int | None = None
+
+    def __init__(self, *, bulk: bool, on_reply: Callable[[Reply, int], object], **settings: Any) -> None:
+        self._on_reply = on_reply
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def map(self, task: str, texts: Sequence[Text], **options: Any) -> list[Result]:
+        type(self).num_answered += len(texts)
+        if self.interrupt_at is not None and self.num_answered > self.interrupt_at:
+            raise KeyboardInterrupt
+        self._on_reply(Reply("m", "v1", cached=len(texts) // 2), len(texts))
+        return [self._answer(text) for text in texts]
+
+    def _answer(self, text: Text) -> Result:
+        if text == "burst":
+            return BackendError("The engine failed.")
+        return Classification((text.split()[0],), (0.5,)) if isinstance(text, str) else float(len(text[0] + text[1]))
+
+
+@pytest.fixture(autouse=True)
+def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[InstantClient]:
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(part_writer, "PART_ROWS", 8)
+    fresh = type("Fresh", (InstantClient,), {})
+    monkeypatch.setattr(client, "Client", fresh)
+    return fresh
+
+
+def penstock(command: str, *args: str | Path, given: bytes | None = None) -> tuple[int, str, bytes]:
+    """Exit code, stderr and stdout."""
+    all_args = [command, "--model", "m", *map(str, args)]
+    result = CliRunner().invoke(app, all_args, prog_name="penstock", env={"NO_COLOR": "1"}, input=given)
+    return result.exit_code, result.stderr, result.stdout_bytes
+
+
+def write_rows(path: Path, *texts: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    return path
+
+
+CARDS = tuple(f"card {number}" for number in range(30))
+
+
+class TestContinuation:
+    def test_an_interrupted_job_says_how_to_continue_and_does(
+        self, tmp_path: Path, instant: type[InstantClient]
+    ) -> None:
+        source = write_rows(tmp_path / "in.csv", *CARDS)
+        target = tmp_path / "out.csv"
+        instant.interrupt_at = 20
+        code, said, _ = penstock("classify", source, target)
+        assert code == 130
+        assert f"16 finished rows are kept in {target}.parts. The same command continues after them." in said
+        instant.num_answered, instant.interrupt_at = 0, None
+        code, said, _ = penstock("classify", source, target, "--report", tmp_path / "report.json")
+        assert code == 0
+        assert "Continuing after 16 finished rows." in said
+        assert "30 rows (16 of earlier runs), 0 failed, " in said
+        assert instant.num_answered == 14
+        report = json.loads((tmp_path / "report.json").read_text())
+        last_run = report.pop("last_run")
+        assert (last_run["resumed_rows"], last_run["answered_rows"], last_run["cached_rows"]) == (16, 14, 7)
+        assert report == {
+            "rows": 30,
+            "failed": 0,
+            "errors": {},
+            "labels": {"card": 30},
+            "lengths": {"8": 30},
+            "vector_lengths": [],
+        }
+
+    def test_a_job_without_a_finished_part_says_that_nothing_was_written(
+        self, tmp_path: Path, instant: type[InstantClient]
+    ) -> None:
+        instant.interrupt_at = 0
+        code, said, _ = penstock("classify", write_rows(tmp_path / "in.csv", *CARDS), tmp_path / "out.csv")
+        assert code == 130
+        assert "out.csv was not written." in said
+        assert not (tmp_path / "out.csv.parts").exists()
+
+    def test_restart(self, tmp_path: Path, instant: type[InstantClient]) -> None:
+        source, target = write_rows(tmp_path / "in.csv", *CARDS), tmp_path / "out.csv"
+        instant.interrupt_at = 20
+        penstock("classify", source, target)
+        instant.num_answered, instant.interrupt_at = 0, None
+        code, said, _ = penstock("classify", source, target, "--truncate")
+        assert code == 2
+        assert "To discard them give --restart" in said
+        assert penstock("classify", source, target, "--truncate", "--restart")[0] == 0
+        assert instant.num_answered == 30
+
+
+class TestErrors:
+    @pytest.mark.parametrize("options", [("--max-errors", "2"), ("--fail-fast",)])
+    def test_too_many_end_the_job(self, tmp_path: Path, options: tuple[str, ...]) -> None:
+        texts = ["card", "card", "card", "burst"] * 3
+        code, said, _ = penstock("classify", write_rows(tmp_path / "in.csv", *texts), tmp_path / "out.csv", *options)
+        assert code == 1
+        assert "rows failed. The last error: backend: The engine failed. More are allowed with a higher" in said
+        assert ("8 finished rows are kept" in said) == (options != ("--fail-fast",))
+        assert not (tmp_path / "out.csv").exists()
+
+    def test_as_many_as_allowed_do_not(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", "card", "burst", "burst")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--max-errors", "2")
+        assert code == 1
+        assert "3 rows, 2 failed" in said
+        assert "Errors: backend 2" in said
+
+    def test_a_report_that_cannot_be_written_is_found_first(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", "card")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--report", tmp_path / "no" / "report.json")
+        assert code == 2
+        assert "there is no directory" in said
+        assert not (tmp_path / "out.csv").exists()
+
+
+class TestInputs:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        write_rows(folder / "b.csv", "fee", "fee")
+        write_rows(folder / "a.csv", "card", " ")
+        (folder / "_SUCCESS.csv").write_text("")
+        (folder / "notes.txt").write_text("of no table")
+        return folder
+
+    @pytest.mark.parametrize("given", [("data",), ("data/*.csv",), ("data/a.csv", "data/b.csv")])
+    def test_several_files_become_one(
+        self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        code, said, _ = penstock("classify", *given, "data/out.csv")
+        assert code == 1, said
+        assert (folder / "out.csv").read_text().splitlines() == [
+            "text,label,score,error",
+            "card,card,0.5,",
+            " ,,,empty: The text is empty.",
+            "fee,fee,0.5,",
+            "fee,fee,0.5,",
+        ]
+
+    def test_the_error_of_a_row_names_its_file(self, tmp_path: Path, folder: Path) -> None:
+        (folder / "b.csv").write_text("text\nfee,2\n")
+        penstock("classify", folder, tmp_path / "out.csv")
+        last = (tmp_path / "out.csv").read_text().splitlines()[-1]
+        assert last == "fee,,,invalid_request: b.csv: Line 2 has 2 fields; the header has 1."
+
+    def test_an_interrupted_job_over_a_directory_continues(
+        self, tmp_path: Path, instant: type[InstantClient], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a", "b", "c"):
+            write_rows(tmp_path / "data" / f"{name}.csv", *CARDS[:7])
+        instant.interrupt_at = 17
+        assert penstock("classify", tmp_path / "data", tmp_path / "data" / "out.csv")[0] == 130
+        instant.num_answered, instant.interrupt_at = 0, None
+        assert penstock("classify", tmp_path / "data", tmp_path / "data" / "out.csv")[0] == 0
+        assert instant.num_answered < 21
+        assert len((tmp_path / "data" / "out.csv").read_text().splitlines()) == 22
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            (("data", "data/other.jsonl"), "The files are of several formats: .csv, .jsonl. Give those of one."),
+            (("data/a.csv", "other.csv"), "other.csv has other columns, or columns of other types, than data/a.csv."),
+            (("empty",), "empty holds no table (.csv, .jsonl, .parquet)."),
+            (("data/*.parquet",), "data/*.parquet matches no table"),
+            (("-", "data/a.csv", "--format", "csv"), "Standard input is read alone, as csv or jsonl."),
+            (("-",), "Standard input and output have no extension: give --format."),
+        ],
+    )
+    def test_inputs_at_fault(
+        self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], says: str
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "other.csv").write_text("text,more\na,b\n")
+        (folder / "other.jsonl").write_text('{"text": "a"}\n')
+        monkeypatch.chdir(tmp_path)
+        code, said, _ = penstock("classify", *given, "out.csv")
+        assert code == 2
+        assert says in said
+
+    def test_parquet_files_of_other_types(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
+        pq.write_table(pa.table({"text": ["a"], "n": ["1"]}), tmp_path / "b.parquet")
+        code, said, _ = penstock("classify", tmp_path / "a.parquet", tmp_path / "b.parquet", tmp_path / "out.parquet")
+        assert code == 2
+        assert "columns of other types" in said
+
+
+class TestStandardStreams:
+    def test_from_one_to_the_other(self) -> None:
+        code, said, out = penstock("classify", "-", "-", "--format", "jsonl", given=b'{"text": "card"}\n{"text": ""}\n')
+        assert code == 1
+        assert [json.loads(line)["label"] for line in out.splitlines()] == ["card", None]
+        assert "2 rows, 1 failed" in said
+
+    def test_an_interrupted_job_from_standard_input_keeps_nothing(
+        self, tmp_path: Path, instant: type[InstantClient]
+    ) -> None:
+        instant.interrupt_at = 20
+        given = "\n".join(("text", *CARDS)).encode()
+        code, said, _ = penstock("classify", "-", tmp_path / "out.csv", "--format", "csv", given=given)
+        assert code == 130
+        assert "out.csv was not written." in said
+        assert not (tmp_path / "out.csv.parts").exists()
+
+    def test_a_closed_standard_output_is_no_bug(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Closed(io.BytesIO):
+            def write(self, content: Any) -> int:
+                raise BrokenPipeError(32, "Broken pipe")
+
+        class Out:
+            buffer = Closed()
+
+        class System:
+            stdout = Out()
+
+        monkeypatch.setattr(file_job, "sys", System)
+        source = write_rows(tmp_path / "in.csv", "card")
+        code, said, _ = penstock("classify", source, "-", "--format", "jsonl")
+        assert code == 2
+        assert "Standard output cannot be written: Broken pipe." in said
+
+    def test_parquet_is_no_stream(self, tmp_path: Path) -> None:
+        code, said, _ = penstock("classify", write_rows(tmp_path / "in.csv", "card"), "-", "--format", "parquet")
+        assert code == 2
+        assert "--format" in said
+
+
+class TestRerank:
+    @pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+    def test_scores_of_pairs(self, tmp_path: Path, extension: str) -> None:
+        rows = [{"query": "a", "passage": "bb"}, {"query": " ", "passage": "bb"}, {"query": "aa", "passage": "bb"}]
+        source, target = tmp_path / f"in.{extension}", tmp_path / f"out.{extension}"
+        if extension == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), source)
+        elif extension == "csv":
+            source.write_text("query,passage\n" + "".join(f"{row['query']},{row['passage']}\n" for row in rows))
+        else:
+            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        code, said, _ = penstock("rerank", source, target, "--document-column", "passage")
+        assert code == 1, said
+        if extension == "parquet":
+            written = pq.read_table(target).to_pylist()
+        elif extension == "csv":
+            written = [line.split(",") for line in target.read_text().splitlines()]
+            assert written[0] == ["query", "passage", "score", "error"]
+            assert [row[2] for row in written[1:]] == ["3.0", "", "4.0"]
+            return
+        else:
+            written = [json.loads(line) for line in target.read_text().splitlines()]
+        assert [row["score"] for row in written] == [3.0, None, 4.0]
+        assert written[1]["error"] == "empty: The text is empty."
+
+    def test_without_files(self) -> None:
+        code, said, _ = penstock("rerank")
+        assert code == 2
+        assert said == "Error: Give a file to read and a file to write.\n"
+
+
+class TestDryRun:
+    def test_without_a_cost_table(self, tmp_path: Path, instant: type[InstantClient]) -> None:
+        source = write_rows(tmp_path / "in.csv", *CARDS, "x" * 100, "card,2")
+        code, said, _ = penstock("classify", source, tmp_path / "out.csv", "--dry-run")
+        assert code == 0
+        assert said.splitlines() == [
+            "32 rows, 1 without a text that can be sent",
+            "Characters: up to 8: 30, up to 128: 1",
+            "No time is estimated: this machine keeps no cost table of 'm'. penstock calibrate measures one.",
+        ]
+        assert instant.num_answered == 0
+        assert not (tmp_path / "out.csv.parts").exists()
+
+    def test_with_one(self, tmp_path: Path) -> None:
+        second_a_batch = CostTable(PackedCost(1.0, 0.0, 0.0, 0.0), samples=(Sample.of([8, 8], 1.0),))
+        costs = MeasuredCosts(second_a_batch, (), 1.0, 1.0, max_sequences=4, max_tokens=1024)
+        tables = CostTables(tmp_path / "cache" / "penstock" / "costs.sqlite")
+        for model in ("models/m", "other"):
+            key = CostKey("a processor", model, "v1", "float32", "penstock")
+            assert asyncio.run(tables.put(key, costs.to_dict()))
+        source = write_rows(tmp_path / "in.csv", *CARDS[:28])
+        _, said, _ = penstock("classify", source, tmp_path / "out.csv", "--dry-run")
+        assert said.splitlines()[2:] == [
+            "About 0:00:07 on one worker like a processor, float32, at 4 characters a token"
+        ]
+
+    def test_a_file_at_fault(self, tmp_path: Path) -> None:
+        code, said, _ = penstock("classify", tmp_path / "in.csv", tmp_path / "out.csv", "--dry-run")
+        assert code == 2
+        assert "No such file" in said

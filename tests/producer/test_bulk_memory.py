@@ -1,0 +1,92 @@
+"""Memory of a bulk job: bounded by blocks, parts and row groups, whatever the number and the size of its rows."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.producer import answer_stream
+from penstock.producer.answer_stream import Result
+from penstock.producer.files import join_parts, open_reader, open_writer, part_writer
+from penstock.producer.files.blocks import Block
+from penstock.producer.files.file_job import run_bulk
+from penstock.producer.wire.messages import Classification, Text
+
+_LABEL = Classification(("card",), (0.5,))
+_VECTOR = np.zeros(64, dtype=np.float32)
+
+
+class Instant:
+    """Answers every text at once."""
+
+    async def map(self, task: str, texts: Sequence[Text], **_: Any) -> list[Result]:
+        await asyncio.sleep(0)
+        return [_VECTOR if task == "embed" else _LABEL for _ in texts]
+
+
+def write_input(path: Path, num_rows: int) -> None:
+    if path.suffix == ".csv":
+        with path.open("w") as file:
+            file.write("text\n")
+            file.writelines(f"Where is my card number {row}?\n" for row in range(num_rows))
+        return
+    with pq.ParquetWriter(path, pa.schema([("text", pa.string())])) as writer:
+        for start in range(0, num_rows, 20_000):
+            texts = [f"Where is my card number {row}?" for row in range(start, min(start + 20_000, num_rows))]
+            writer.write_table(pa.table({"text": texts}))
+
+
+async def run(source: Path, target: Path, task: str) -> None:
+    with open_reader(source, "text") as reader, open_writer(target, reader, task) as writer:
+        await run_bulk(Instant(), task, reader, writer)
+
+
+async def peak_bytes(source: Path, task: str, num_rows: int) -> int:
+    """Largest memory of a job, of Python's objects and of Arrow's buffers."""
+    target = source.with_name(f"out-{source.name}")
+    write_input(source, num_rows)
+    tracemalloc.start()
+    arrow_peak = 0
+
+    def watched(blocks: Iterator[Block]) -> Iterator[Block]:
+        nonlocal arrow_peak
+        for block in blocks:
+            arrow_peak = max(arrow_peak, pa.total_allocated_bytes())
+            yield block
+
+    try:
+        with open_reader(source, "text") as reader, open_writer(target, reader, task) as writer:
+            await run_bulk(Instant(), task, watched(iter(reader)), writer)
+        return tracemalloc.get_traced_memory()[1] + arrow_peak
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("extension", "task"), [("csv", "classify"), ("parquet", "embed")])
+async def test_eight_times_the_rows_take_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str, task: str
+) -> None:
+    """The fewer rows fill the window, two parts and a row group."""
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 1024)
+    monkeypatch.setattr(part_writer, "PART_ROWS", 2048)
+    monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 4096)
+    few = await peak_bytes(tmp_path / f"few.{extension}", task, 5_000)
+    many = await peak_bytes(tmp_path / f"many.{extension}", task, 40_000)
+    assert many < 1.5 * few
+
+
+@pytest.mark.slow
+async def test_a_cell_of_50_mb_is_a_row_like_others(tmp_path: Path) -> None:
+    texts = ["small", "x" * 50_000_000, "last"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
+    await run(tmp_path / "in.parquet", tmp_path / "out.parquet", "classify")
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.column("text").to_pylist() == texts
+    assert written.column("label").to_pylist() == ["card"] * 3

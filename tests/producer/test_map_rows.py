@@ -1,0 +1,168 @@
+"""`Client.map_rows`: rows of any source, in order and in bounded memory, each with its own result."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.producer import answer_stream
+from penstock.producer.answer_stream import Result
+from penstock.producer.client import Client
+from penstock.producer.errors import InvalidRequest, PenstockError
+from penstock.producer.wire.messages import Options, Text
+
+
+class Lengths(Client):
+    """Answers each text with its length, later texts first."""
+
+    def __init__(self) -> None:
+        super().__init__(model="m")
+        self.calls: list[int] = []
+
+    async def map(self, task: str, texts: Sequence[Text] | None = None, **_: Any) -> list[Any]:
+        self.calls.append(len(texts or ()))
+        for _turn in range(len(self.calls) % 5):
+            await asyncio.sleep(0)
+        return [np.array([sum(map(len, (text,) if isinstance(text, str) else text))]) for text in texts or ()]
+
+
+async def answers(rows: Any, **options: Any) -> list[tuple[Any, int | str]]:
+    return [(row, shown(result)) async for row, result in Lengths().map_rows("embed", rows, **options)]
+
+
+def shown(result: Result) -> int | str:
+    return result.message if isinstance(result, PenstockError) else int(result[0])  # type: ignore[index,arg-type]  # Lengths answers with arrays
+
+
+async def test_texts_and_pairs_and_what_is_neither() -> None:
+    assert await answers(["a", ("bb", "c"), 5, None, " ", ("a", 1)]) == [
+        ("a", 1),
+        (("bb", "c"), 3),
+        (5, "A text must be a string or a pair of strings. Given: int"),
+        (None, "A text must be a string or a pair of strings. Given: NoneType"),
+        (" ", "The text is empty."),
+        (("a", 1), "A text must be a string or a pair of strings. Given: tuple"),
+    ]
+
+
+async def test_mappings_come_back_whole() -> None:
+    rows = [{"id": 1, "text": "a"}, {"id": 2}, "text"]
+    assert await answers(rows, column="text") == [
+        (rows[0], 1),
+        (rows[1], "The row has no 'text'."),
+        (rows[2], "A row must be a mapping with text. Given: str"),
+    ]
+    assert await answers([{"q": "a", "d": "bb"}], column=("q", "d")) == [({"q": "a", "d": "bb"}, 3)]
+
+
+TABLE = pa.table({"text": ["a", None, "ccc"] * 400, "other": ["x"] * 1200, "number": range(1200)})
+OF_TABLE = [("a", 1), (None, "A text must be a string or a pair of strings. Given: NoneType"), ("ccc", 3)] * 400
+
+
+class DataSet:
+    """The part of a Hugging Face data set that is used; its indices are in another order than its table."""
+
+    def with_format(self, name: str) -> "DataSet":
+        assert name == "arrow"
+        return self
+
+    def iter(self, batch_size: int) -> Iterator[pa.Table]:
+        return iter([TABLE.slice(start, batch_size) for start in range(0, 1200, batch_size)])
+
+
+class Capsule:
+    """Any object with Arrow's PyCapsule protocol."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return TABLE.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [TABLE, TABLE.combine_chunks().to_batches()[0], TABLE.to_reader(), Capsule(), DataSet()],
+    ids=lambda rows: type(rows).__name__,
+)
+async def test_tables(rows: Any) -> None:
+    assert await answers(rows, column="text") == OF_TABLE
+
+
+async def test_pairs_of_a_table() -> None:
+    assert (await answers(TABLE, column=("text", "other")))[:3] == [
+        (("a", "x"), 2),
+        ((None, "x"), "A text must be a string or a pair of strings. Given: tuple"),
+        (("ccc", "x"), 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        ("a text", {}, "`rows` must be an iterable of rows, or a table. Given: str"),
+        (5, {}, "Given: int"),
+        (TABLE, {}, "`column` must name the column of the texts."),
+        (TABLE, {"column": "title"}, "The table has no column 'title'. Its columns: text, other, number."),
+    ],
+)
+async def test_what_is_no_source_of_rows_says_so(rows: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await answers(rows, **options)
+    assert says in caught.value.message
+
+
+async def test_any_number_of_rows_is_read_a_window_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 1500)
+    read = 0
+
+    def numbers() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield str(read)
+
+    rows = Lengths().map_rows("embed", numbers())
+    for number in range(1, 5001):
+        row, _ = await anext(rows)
+        assert row == str(number)
+        assert read <= number + 1500 + 2 * 512
+    await rows.aclose()
+
+
+async def test_an_async_source_may_wait_for_its_answers() -> None:
+    answered = asyncio.Event()
+
+    async def texts() -> AsyncIterator[str]:
+        for length in range(1, 5):
+            yield "x" * length
+            await answered.wait()
+            answered.clear()
+
+    lengths = []
+    async for _, result in Lengths().map_rows("embed", texts()):
+        lengths.append(shown(result))
+        answered.set()
+    assert lengths == [1, 2, 3, 4]
+
+
+async def test_the_error_of_a_source_is_raised() -> None:
+    def texts() -> Iterator[str]:
+        yield from ["a"] * 512
+        raise RuntimeError("The source is broken.")
+
+    with pytest.raises(RuntimeError, match="The source is broken"):
+        await answers(texts())
+
+
+async def test_options_reach_the_call() -> None:
+    seen: list[Any] = []
+
+    class Options_(Lengths):
+        async def map(self, task: str, texts: Sequence[Text] | None = None, **given: Any) -> list[Any]:
+            seen.append((task, given))
+            return await super().map(task, texts)
+
+    rows = Options_().map_rows("classify", ["a"], options=Options(top_k=3), timeout_s=7.0)
+    assert [row async for row, _ in rows] == ["a"]
+    assert seen == [("classify", {"options": Options(top_k=3), "timeout_s": 7.0})]
