@@ -4,6 +4,7 @@ import os
 import shlex
 import ssl
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -48,7 +49,16 @@ def _check_token_url(url: str | None) -> str | None:
         raise ValueError("must begin with https: or http:. A token's file is sasl_oauthbearer_token_file")
     if url is not None and "@" in urlsplit(url).netloc:  # settings are logged
         raise ValueError("must not hold a user or a password: give sasl_oauthbearer_client_id and _client_secret")
+    if url is not None and urlsplit(url).scheme == "http" and not _is_loopback(urlsplit(url).hostname or ""):
+        raise ValueError("must begin with https: unless its host is this machine: http: does not encrypt the secret")
     return url
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _check_command(command: str | None) -> str | None:

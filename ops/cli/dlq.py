@@ -74,7 +74,7 @@ def list_letters(
 
     $ penstock dlq ls --model intents --reason backend
 
-    Exit code 0, also if there is none.
+    Exit code 0, also if there is none. 2: there is no such topic of letters.
     """
     selection = Selection.of(reason, None, letters, partition, first, last)
     return _run(settings, lambda topic: _list(settings, topic, selection, limit, as_json))
@@ -89,7 +89,7 @@ def show(
 
     $ penstock dlq show --model intents 3:17
 
-    Exit code 1: there is no such letter.
+    Exit code 1: there is no such letter. 2: there is no such topic of letters.
     """
     selection = Selection.of(None, letter, "all", None, 0, None)
     return _run(settings, lambda topic: _show(settings, topic, selection))
@@ -121,7 +121,7 @@ def replay(
     A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
     readers can drop duplicates. The letters stay in their topic.
 
-    Exit code 1: the broker refused some.
+    Exit code 1: the broker refused some. 2: there is no such topic of letters.
     """
     selection = Selection.of(reason, ids, letters, partition, first, last)
     options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
@@ -152,7 +152,7 @@ def answer(
     A reply goes to the letter's reply address and has the key of a reply to the original, by which readers can drop
     duplicates. A letter that fails again gets no second error reply. The letters stay in their topic.
 
-    Exit code 1: letters failed again, or the broker refused replies.
+    Exit code 1: letters failed again, or the broker refused replies. 2: there is no such topic of letters.
     """
     selection = Selection.of(reason, ids, letters, partition, first, last)
     options = ReplayOptions(None, reply_topic, reply_partition, 1, as_json)

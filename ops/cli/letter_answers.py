@@ -9,7 +9,7 @@ from penstock.ops.cli.answerer import Answerer
 from penstock.ops.cli.dead_letter import DeadLetter
 from penstock.ops.cli.letter_table import printable
 from penstock.ops.cli.record_sender import RecordSender
-from penstock.ops.cli.replayer import DRY_RUN, Position, ReplayOptions, headers_again, num_of, refusals
+from penstock.ops.cli.replayer import DRY_RUN, Position, ReplayOptions, headers_again, num_of, refusals, say_refused
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, say
 from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import Headers
@@ -77,8 +77,7 @@ class LetterAnswers:
             say(f"{num_of('letter', count)} failed again: {code}.", "yellow")
         for reason, count in self._skipped.items():
             say(f"Skipped {num_of('letter', count)}: {reason}.", "yellow")
-        for topic, count in refused.items():
-            say(f"{topic} refused {count:,}.", "red")
+        say_refused(self._sender)
         if not (self._answered or self._failed or self._skipped):
             say("No dead letter matches.")
         elif self._sender is None:

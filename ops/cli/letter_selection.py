@@ -9,6 +9,7 @@ import typer
 
 from penstock.ops.cli.dead_letter import DeadLetter, letters_topic, parse_id
 from penstock.ops.cli.replayer import check_range
+from penstock.ops.cli.screen import BadUsage
 from penstock.ops.cli.topic_reader import open_reader
 from penstock.producer.transport.cluster import KafkaCluster
 
@@ -59,13 +60,18 @@ class Selection:
 async def read_letters(cluster: KafkaCluster, topic: str, selection: Selection) -> AsyncGenerator[DeadLetter]:
     """The chosen letters of both dead-letter topics of a request topic, without those that come meanwhile.
 
-    A topic that does not exist has none. Waits for the broker without limit, and logs it. Raises KafkaRefused.
+    One of them may be missing. Waits for the broker without limit, and logs it.
+
+    Raises KafkaRefused, and BadUsage if no topic that was chosen exists.
     """
     async with open_reader(cluster) as reader:
+        topics = {bulk: letters_topic(topic, bulk=bulk) for bulk in selection.kinds}
+        sizes = {bulk: await reader.num_partitions(letters) for bulk, letters in topics.items()}
+        if all(size is None for size in sizes.values()):
+            raise BadUsage(f"There is no topic {' or '.join(topics.values())}. Check --model, --topic and --letters.")
         chosen = []
-        for bulk in selection.kinds:
-            letters = letters_topic(topic, bulk=bulk)
-            for partition, first, last in selection.ranges(bulk, await reader.num_partitions(letters) or 0):
+        for bulk, letters in topics.items():
+            for partition, first, last in selection.ranges(bulk, sizes[bulk] or 0):
                 end = await reader.end(letters, partition)
                 chosen.append((bulk, letters, partition, first, end - 1 if last is None else min(last, end - 1)))
         for bulk, letters, partition, first, last in chosen:

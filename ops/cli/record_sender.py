@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox, OutRecord
@@ -19,6 +19,7 @@ class RecordSender:
 
     def __init__(self, outbox: Outbox) -> None:
         self.refused: Counter[str] = Counter()  # records by topic
+        self._first_errors: dict[str, KafkaError] = {}  # by topic
         self._outbox = outbox
         self._partitions: dict[str, int] = {}
         self._unsent = self._unsent_bytes = 0
@@ -28,8 +29,8 @@ class RecordSender:
         try:
             if topic not in self._partitions:
                 self._partitions[topic] = await self._outbox.partitions(topic)
-        except KafkaError:  # the topic is gone, or was never there
-            self.refused[topic] += 1
+        except KafkaError as error:  # the topic is denied, gone, or was never there
+            self._refuse(topic, error)
             return
         await self.send(topic, partition % self._partitions[topic], key, value, headers)
 
@@ -38,7 +39,7 @@ class RecordSender:
 
         def done(_: Sequence[Any], error: KafkaError | None) -> None:
             if error is not None:
-                self.refused[topic] += 1
+                self._refuse(topic, error)
 
         self._outbox.put(topic, partition, [OutRecord(key, value, headers, done)])
         self._unsent += 1
@@ -50,6 +51,20 @@ class RecordSender:
         """Wait until each record is acknowledged or refused."""
         await self._outbox.flush()
         self._unsent = self._unsent_bytes = 0
+
+    def reason(self, topic: str) -> str:
+        """A sentence: why the first record that was refused was."""
+        match self._first_errors[topic]:
+            case TopicAuthorizationFailedError():
+                return "Kafka denies it: the user needs the ACL WRITE on the topic."
+            case UnknownTopicOrPartitionError():
+                return "There is no such topic or partition."
+            case error:
+                return f"The first error: {error}"
+
+    def _refuse(self, topic: str, error: KafkaError) -> None:
+        self.refused[topic] += 1
+        self._first_errors.setdefault(topic, error)
 
 
 @asynccontextmanager

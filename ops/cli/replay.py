@@ -58,7 +58,7 @@ def replay(
     A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
     readers can drop duplicates. `penstock dlq replay` sends dead letters again.
 
-    Exit code 1: the broker refused some. 2: there is no such partition.
+    Exit code 1: the broker refused some. 2: there is no such topic or partition.
     """
     narrate_logs(settings.bootstrap_servers)
     check_range(first, last)
@@ -80,7 +80,9 @@ async def _replay(
     execute: bool,
 ) -> int:
     async with open_reader(cluster) as reader:
-        num_partitions = await reader.num_partitions(source[0]) or 0
+        num_partitions = await reader.num_partitions(source[0])
+        if num_partitions is None:
+            raise BadUsage(f"There is no topic {source[0]}. Check --topic.")
         if source[1] >= num_partitions:
             raise BadUsage(f"{source[0]} has {num_partitions} partitions. Given: {source[1]}")
         async with open_sender(cluster, execute=execute) as sender:

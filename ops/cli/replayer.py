@@ -113,8 +113,7 @@ class Replayer:
             say(f"{done} {num_of('record', count - refused[topic])} to {topic}.")
         for reason, count in self._skipped.items():
             say(f"Skipped {num_of('record', count)}: {reason}.", "yellow")
-        for topic, count in refused.items():
-            say(f"{topic} refused {num_of('record', count)}.", "red")
+        say_refused(self._sender)
         if not self._sent and not self._skipped:
             say("No record matches.")
         elif self._sender is None:
@@ -132,6 +131,13 @@ async def refusals(sender: RecordSender | None) -> Counter[str]:
         return Counter()
     await sender.flush()
     return sender.refused
+
+
+def say_refused(sender: RecordSender | None) -> None:
+    """Print how many records each topic has refused, and why the first."""
+    if sender is not None:
+        for topic, count in sender.refused.items():
+            say(f"{topic} refused {num_of('record', count)}. {sender.reason(topic)}", "red")
 
 
 def num_of(noun: str, count: int) -> str:

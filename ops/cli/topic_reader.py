@@ -4,11 +4,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import TopicPartition, errors
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.metadata import MetadataRequest
 
 from penstock.producer.transport.bounded_fetch import BoundedConsumer
-from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import BACKOFF_MS, connect
 from penstock.worker.kafka import lenient_batches
 
@@ -25,14 +26,27 @@ class TopicReader:
         self._consumer = consumer
 
     async def num_partitions(self, topic: str) -> int | None:
-        """Number of partitions of a topic; None if there is no such topic. Creates none."""
+        """Number of partitions of a topic; None if there is no such topic. Creates none.
+
+        Raises KafkaRefused if Kafka denies it.
+        """
         admin = AIOKafkaAdminClient(**self._cluster.arguments)
         try:
             await admin.start()
-            found = {one["topic"]: one["partitions"] for one in await admin.describe_topics()}
+            # aiokafka's method asks the broker to create the topics that it names. Without names, it hides denied ones.
+            answer = await admin._send_request(MetadataRequest([topic], allow_auto_topic_creation=False))
         finally:
             await admin.close()
-        return len(found[topic]) if topic in found else None
+        (found,) = answer.to_object()["topics"]
+        match errors.for_code(found["error_code"]):
+            case errors.NoError:
+                return len(found["partitions"])
+            case errors.UnknownTopicOrPartitionError:
+                return None
+            case errors.TopicAuthorizationFailedError:
+                raise _denied(topic)
+            case failure:
+                raise failure(topic)
 
     async def end(self, topic: str, partition: int) -> int:
         """The offset after the last record of a partition."""
@@ -41,7 +55,10 @@ class TopicReader:
         return int((await self._consumer.end_offsets([source]))[source])
 
     async def records(self, topic: str, partition: int, first: int = 0, last: int | None = None) -> AsyncGenerator[Any]:
-        """The records of a partition from offset `first` to `last`, both included, or to its present end."""
+        """The records of a partition from offset `first` to `last`, both included, or to its present end.
+
+        Raises KafkaRefused if Kafka denies them.
+        """
         source = TopicPartition(topic, partition)
         end = await self.end(topic, partition)
         begin = (await self._consumer.beginning_offsets([source]))[source]
@@ -49,7 +66,10 @@ class TopicReader:
             end = min(end, last + 1)
         self._consumer.seek(source, max(first, begin))
         while await self._consumer.position(source) < end:
-            polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
+            try:
+                polled = await self._consumer.getmany(source, timeout_ms=_POLL_MS)
+            except errors.TopicAuthorizationFailedError as error:
+                raise _denied(topic) from error
             for record in polled.get(source, ()):
                 if record.offset >= end:
                     return
@@ -80,3 +100,7 @@ async def open_reader(cluster: KafkaCluster) -> AsyncIterator[TopicReader]:
         yield TopicReader(cluster, consumer)
     finally:
         await consumer.stop()
+
+
+def _denied(topic: str) -> KafkaRefused:
+    return KafkaRefused(f"Kafka denies {topic}. Its user needs the ACL READ on the topic.")

@@ -2,10 +2,11 @@
 
 import asyncio
 import base64
+import ssl
 from http.client import HTTPException
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote_plus, urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from aiokafka.errors import AuthenticationFailedError
 
@@ -13,6 +14,16 @@ from penstock.producer.transport.access_token import MAX_BYTES, AccessToken, NoT
 
 _SETTING = "sasl_oauthbearer_token_endpoint_url"
 _ANSWER_S = 10.0
+_AUTHORITIES = "It is verified by the system's authorities, or those in SSL_CERT_FILE, not by ssl_ca_location"
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect would take the client's secret to another address. The answer of the endpoint itself is an error."""
+
+    def redirect_request(self, *_: object) -> None: ...
+
+
+_opener = build_opener(_NoRedirects)
 
 
 class TokenEndpoint:
@@ -27,7 +38,8 @@ class TokenEndpoint:
     async def request(self) -> AccessToken:
         """Ask for a token.
 
-        Raises AuthenticationFailedError if the endpoint refuses one, and OSError if it is away.
+        Raises AuthenticationFailedError if the endpoint refuses one or its certificate cannot be verified, and OSError
+        if it is away.
         """
         return await asyncio.to_thread(self._request)
 
@@ -37,12 +49,17 @@ class TokenEndpoint:
         headers = {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}", "Accept": "application/json"}
         request = Request(self._url, urlencode(form).encode(), headers)
         try:
-            with urlopen(request, timeout=_ANSWER_S) as response:
+            with _opener.open(request, timeout=_ANSWER_S) as response:
                 return read_answer(response.read(MAX_BYTES + 1))
         except HTTPError as error:
             if error.code >= 500:
                 raise
             raise AuthenticationFailedError(f"{_SETTING}: {self._url} answers {error.code} {error.reason}") from error
+        except URLError as error:
+            if not isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise
+            found = f"has a certificate that cannot be verified: {error.reason.verify_message}"
+            raise AuthenticationFailedError(f"{_SETTING}: {self._url} {found}. {_AUTHORITIES}") from error
         except NoToken as error:
             raise AuthenticationFailedError(f"{_SETTING}: {self._url} gives {error}") from error
         except (ValueError, HTTPException) as error:

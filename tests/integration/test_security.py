@@ -6,20 +6,24 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiokafka import AIOKafkaProducer
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
+    NewTopic,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -34,7 +38,10 @@ from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.worker.kafka.group import evict
 from tests.integration.conftest import PENSTOCK, StartWorker
 
 PASSWORD = "s3cret-Passw0rd"
@@ -147,10 +154,15 @@ def model(secured: KafkaBroker, unique: Unique) -> str:
     return name
 
 
+def pattern_of(kind: str) -> ResourcePatternType:
+    """As the manual names the resource."""
+    return ResourcePatternType.PREFIXED if kind == "TRANSACTIONAL_ID" else ResourcePatternType.LITERAL
+
+
 def deny(broker: KafkaBroker, user: str, kind: str, operation: str, name: str) -> None:
     """Revoke a privilege."""
     what, may, allowed = ResourceType[kind], AclOperation[operation], AclPermissionType.ALLOW
-    match = AclBindingFilter(what, name, ResourcePatternType.LITERAL, f"User:{user}", "*", may, allowed)
+    match = AclBindingFilter(what, name, pattern_of(kind), f"User:{user}", "*", may, allowed)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for done in admin.delete_acls([match]).values():
         assert len(done.result(30)) == 1
@@ -159,8 +171,7 @@ def deny(broker: KafkaBroker, user: str, kind: str, operation: str, name: str) -
 def allow(broker: KafkaBroker, user: str, kind: str, operation: str, *names: str) -> None:
     what, may = ResourceType[kind], AclOperation[operation]
     bindings = [
-        AclBinding(what, name, ResourcePatternType.LITERAL, f"User:{user}", "*", may, AclPermissionType.ALLOW)
-        for name in names
+        AclBinding(what, name, pattern_of(kind), f"User:{user}", "*", may, AclPermissionType.ALLOW) for name in names
     ]
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for done in admin.create_acls(bindings).values():
@@ -336,6 +347,81 @@ async def test_a_running_worker_goes_on_when_revoked_privileges_are_back(
         await worker.event("poll_failed")
         allow(secured, "worker", kind, "READ", name)
         assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
+
+
+async def test_a_running_worker_waits_for_revoked_transactional_ids(
+    secured: KafkaBroker, keys: Keys, model: str, start_worker: StartWorker
+) -> None:
+    group = f"penstock.{model}"
+    allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+    exactly_once: dict[str, Any] = {"delivery": "exactly_once", **credentials(secured, keys, "PLAIN", "worker")}
+    worker = start_worker(secured, served_name=model, partitions=1, **exactly_once)
+    async with Client(model=model, timeout_s=60, **credentials(secured, keys, "PLAIN", "client")) as client:
+        assert (await client.embed(ids=[[4]])).tolist() == [[1, 4, 4, 4]]
+        deny(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+        await asyncio.sleep(0.5)  # the broker applies it when it has read the metadata log
+        admin = AdminClient({"bootstrap.servers": secured.bootstrap_servers})
+        (member,) = admin.describe_consumer_groups([group])[group].result(30).members
+        await evict(KafkaCluster(secured.bootstrap_servers), group, member.member_id)  # it is assigned them again
+        event = await worker.event("transactions_not_opened", 60)
+        assert f"ACL WRITE on transactional ids with the prefix {group}-" in event["hint"]
+        allow(secured, "worker", "TRANSACTIONAL_ID", "WRITE", f"{group}-")
+        assert (await client.embed(ids=[[4, 5]])).tolist() == [[2, 4, 5, 9]]
+
+
+LETTERS = [("READ", ".dead-letter"), ("READ", ".bulk.dead-letter")]
+OPERATORS = [
+    (["dlq", "ls"], LETTERS, "1 dead letter:"),
+    (["dlq", "replay", "--execute"], [("WRITE", ""), *LETTERS], "Sent 1 record to"),
+    (["dlq", "answer", "--model", "null", "--execute"], [("WRITE", ".replies"), *LETTERS], "Sent 1 reply to"),
+    (["replay", "--partition", "0", "--from", "0", "--execute"], [("READ", ""), ("WRITE", "")], "Sent 1 record to"),
+]
+
+
+@pytest.mark.parametrize(("command", "privileges", "outcome"), OPERATORS, ids=["ls", "dlq replay", "answer", "replay"])
+def test_an_operator_needs_the_privileges_that_the_manual_names(
+    secured: KafkaBroker,
+    keys: Keys,
+    unique: Unique,
+    command: list[str],
+    privileges: list[tuple[str, str]],
+    outcome: str,
+) -> None:
+    """And what is missing is named."""
+    user, topic = unique("operator"), unique("penstock.replies.operated")
+    make_letter(secured, topic)
+    keys.path(f"{user}.token").write_text(unsigned_token(user))
+    settings = credentials(secured, keys, "token file", user)
+    options = [part for name, value in settings.items() for part in ("--" + name.replace("_", "-"), str(value))]
+
+    def ends(code: int, sentence: str) -> None:
+        """Run the command again until the broker, which applies ACLs a moment later, has it end so."""
+        until = time.monotonic() + 30
+        while True:
+            done = CliRunner().invoke(app, [*command, "--topic", topic, *options], env={"COLUMNS": "300"})
+            if (done.exit_code, sentence in done.output) == (code, True):
+                return
+            assert time.monotonic() < until, done.output
+
+    for operation, suffix in privileges:
+        ends(1, f"ACL {operation} on")
+        allow(secured, user, "TOPIC", operation, topic + suffix)
+    ends(0, outcome)
+
+
+def make_letter(broker: KafkaBroker, topic: str) -> None:
+    """A request in its topic, and its letter, which `dlq answer` can answer."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    suffixes = ("", ".replies", ".bulk", ".dead-letter", ".bulk.dead-letter")
+    for made in admin.create_topics([NewTopic(topic + suffix, 1, 1) for suffix in suffixes]).values():
+        made.result(30)
+    value = encode_request(Request("null", "embed", join_tokens([np.array([5, 6], np.uint32)])))
+    address = [("kafka_correlationId", b"c"), ("kafka_replyTopic", f"{topic}.replies".encode())]
+    origin = [("__dlq.errors.topic", topic.encode()), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    producer.produce(topic, value, headers=address)
+    producer.produce(f"{topic}.dead-letter", value, headers=[*address, *origin])
+    assert producer.flush(30) == 0
 
 
 async def test_denied_topics_fail_a_client_with_a_sentence(secured: KafkaBroker, keys: Keys, unique: Unique) -> None:

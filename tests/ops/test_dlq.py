@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiokafka.errors import UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
 from penstock.engine import BatchOutput, NullEngine, PackedBatch, TaskOptions
 from penstock.ops.cli import letter_selection
@@ -23,7 +28,7 @@ from penstock.ops.cli.letter_selection import Selection, read_letters
 from penstock.ops.cli.letter_table import as_json, print_letters
 from penstock.ops.cli.record_sender import RecordSender, open_sender
 from penstock.ops.cli.replayer import Replayer, ReplayOptions
-from penstock.ops.cli.screen import EXIT_PROBLEM
+from penstock.ops.cli.screen import EXIT_PROBLEM, BadUsage
 from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
@@ -93,8 +98,29 @@ async def test_a_record_that_cannot_be_sent_again_is_counted_and_the_others_are_
     assert await replayer.finish() == EXIT_PROBLEM
     assert broker.topics == ["there", "there"]
     shown = capsys.readouterr()
-    assert "gone refused 1 record." in shown.out + shown.err
+    assert "gone refused 1 record. There is no such topic or partition." in shown.out + shown.err
     assert "Skipped 1 record: in a batch that cannot be read." in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TopicAuthorizationFailedError("there"), "Kafka denies it: the user needs the ACL WRITE on the topic."),
+        (MessageSizeTooLargeError("no room"), "The first error: [Error 10] MessageSizeTooLargeError: no room"),
+    ],
+)
+async def test_the_reason_of_the_first_refusal_is_said(
+    error: KafkaError, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = Broker()
+    replayer = Replayer(OPTIONS, RecordSender(broker))  # type: ignore[arg-type]
+    for offset in range(2):
+        await replayer.offer(("there", 0, offset), RECORD, [], "there")
+    broker.sent[0].done([], error)
+    broker.sent[1].done([], KafkaError("a later one"))
+    assert await replayer.finish() == EXIT_PROBLEM
+    shown = capsys.readouterr()
+    assert f"there refused 2 records. {reason}" in " ".join((shown.out + shown.err).split())
 
 
 async def test_a_header_whose_name_could_not_be_read_is_not_sent_again() -> None:
@@ -163,6 +189,16 @@ async def test_letters_that_a_replay_causes_are_not_replayed_with_the_others(mon
     monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
     everything = Selection.of(None, None, "all", None, 0, None)
     assert len([one async for one in read_letters(KafkaCluster("127.0.0.1:1"), "t", everything)]) == 2
+
+
+@pytest.mark.parametrize(("letters", "topics"), [("all", "u.dead-letter or u.bulk.dead-letter"), ("bulk", "t.bulk")])
+async def test_a_model_without_topics_of_letters_is_not_said_to_have_none(
+    monkeypatch: pytest.MonkeyPatch, letters: str, topics: str
+) -> None:
+    monkeypatch.setattr(letter_selection, "open_reader", lambda cluster: nullcontext(TopicsThatGrow()))
+    chosen = Selection.of(None, None, letters, None, 0, None)
+    with pytest.raises(BadUsage, match=f"There is no topic {topics}"):
+        await anext(read_letters(KafkaCluster("127.0.0.1:1"), topics[0], chosen))
 
 
 class TestAnswers:

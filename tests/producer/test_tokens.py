@@ -1,11 +1,15 @@
 """Access tokens: from a file, a command, a token endpoint or AWS's signer; new ones in time, and in no text."""
 
+import asyncio
 import json
 import shlex
+import ssl
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from penstock.producer.transport.token_source import TokenSource
 OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
 MSK = {"security_protocol": "SASL_SSL", "sasl_mechanism": "aws_msk_iam"}
 HIDDEN = "hunter2-hidden"
+CLIENT = {"sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": HIDDEN}
 
 
 def source(given: dict[str, Any]) -> TokenSource:
@@ -123,6 +128,7 @@ class Provider(HTTPServer):
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         self.tokens = ["first", "second"]
         self.status = 401
+        self.redirect = ""
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -130,17 +136,35 @@ class Answer(BaseHTTPRequestHandler):
         provider: Any = self.server
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
         provider.asked.append((self.headers["Authorization"], form))
+        if provider.redirect:
+            self.send_response(302)
+            self.send_header("Location", provider.redirect)
+            self.end_headers()
+            return
         answer = {"access_token": provider.tokens.pop(0), "expires_in": 100} if provider.tokens else {}
         self.send_response(200 if answer else provider.status)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
+
+    def do_GET(self) -> None:  # as urllib follows a redirect
+        provider: Any = self.server
+        provider.asked.append((self.headers["Authorization"], {}))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"access_token": "foreign"}')
 
     def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
-    with Provider() as server:
+    with serving(Provider()) as server:
+        yield server
+
+
+@contextmanager
+def serving(server: Provider) -> Iterator[Provider]:
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -151,9 +175,8 @@ def provider() -> Iterator[Provider]:
 class TestEndpoint:
     def tokens(self, provider: Provider) -> TokenSource:
         url = f"http://127.0.0.1:{provider.server_port}/token"
-        client = {"sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": HIDDEN}
         scope = {"sasl_oauthbearer_scope": "kafka"}
-        return source({**OAUTH, "sasl_oauthbearer_token_endpoint_url": url, **client, **scope})
+        return source({**OAUTH, "sasl_oauthbearer_token_endpoint_url": url, **CLIENT, **scope})
 
     async def test_client_credentials_are_exchanged_for_a_token_which_is_used_again(self, provider: Provider) -> None:
         tokens = self.tokens(provider)
@@ -172,6 +195,43 @@ class TestEndpoint:
         provider.status = 200
         with pytest.raises(AuthenticationFailedError, match="gives no access_token"):
             await self.tokens(provider).token()
+
+    async def test_a_redirect_gets_no_secret_and_gives_no_token(self, provider: Provider) -> None:
+        with serving(Provider()) as stranger:
+            provider.redirect = f"http://127.0.0.1:{stranger.server_port}/token"
+            with pytest.raises(AuthenticationFailedError, match=r"token_endpoint_url: .*/token answers 302"):
+                await self.tokens(provider).token()
+        assert stranger.asked == []
+
+    async def test_a_certificate_that_cannot_be_verified_is_final(self, provider: Provider, tmp_path: Path) -> None:
+        key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+        kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=127.0.0.1"]
+        made = ["openssl", "req", "-x509", *kind, "-keyout", key, "-out", certificate]
+        await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        provider.socket = context.wrap_socket(provider.socket, server_side=True)
+        url = f"https://127.0.0.1:{provider.server_port}/token"
+        tokens = source({**OAUTH, **CLIENT, "sasl_oauthbearer_token_endpoint_url": url})
+        sentence = f"{url} has a certificate that cannot be verified: .*system's authorities"
+        with pytest.raises(AuthenticationFailedError, match=sentence):
+            await tokens.token()
+
+    @pytest.mark.parametrize(
+        ("url", "is_refused"),
+        [
+            ("http://idp.example/token", True),
+            ("http://10.0.0.7/token", True),
+            ("http://localhost:8080/token", False),
+            ("http://[::1]:8080/token", False),
+            ("https://idp.example/token", False),
+        ],
+    )
+    def test_a_secret_leaves_this_machine_encrypted(self, url: str, is_refused: bool) -> None:
+        given: dict[str, Any] = {**OAUTH, **CLIENT, "sasl_oauthbearer_token_endpoint_url": url}
+        refused = pytest.raises(ValidationError, match="http: does not encrypt the secret")
+        with refused if is_refused else nullcontext():
+            KafkaSettings(**given)
 
 
 Signer = Callable[[str], Path]

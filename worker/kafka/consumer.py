@@ -124,7 +124,7 @@ class Consumer:
         answer is left.
 
         Raises KafkaRefused if this member may not join the group, or not open transactions. A member that has joined
-        waits for the ACL of the group to return.
+        waits for these ACLs to return.
         """
         if self._opening is not None and self._opening.done() and not self._opening.cancelled():
             self._opening.result()

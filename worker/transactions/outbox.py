@@ -60,6 +60,7 @@ class TransactionalOutbox(PartitionMarks):
         self._partitions: dict[Source, PartitionTransactions] = {}
         self._acquiring: dict[Source, asyncio.Task[None]] = {}
         self._running: dict[Source, asyncio.Task[None]] = {}
+        self._has_opened = False  # an assignment, once or more often
 
     async def start(self) -> None:
         """Connect; waits for the broker without limit, and logs it. Raises KafkaRefused."""
@@ -153,15 +154,22 @@ class TransactionalOutbox(PartitionMarks):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _acquire(self, source: Source, transactions: PartitionTransactions) -> None:
-        """Raises KafkaRefused where a retry does not help."""
+        """Raises KafkaRefused where a retry does not help.
+
+        A worker that has opened an assignment before waits for the ACL to return.
+        """
         transactional_id = self._transactional_id(source)
         while True:
             try:
                 await transactions.acquire()
                 return
             except TransactionalIdAuthorizationFailed as error:
-                reason = f"Kafka denies the transactional id {transactional_id}. It needs the ACLs WRITE and DESCRIBE."
-                raise KafkaRefused(reason) from error
+                if not self._has_opened:
+                    denied = f"Kafka denies the transactional id {transactional_id}."
+                    raise KafkaRefused(f"{denied} It needs the ACLs WRITE and DESCRIBE.") from error
+                needs = f"Its user needs the ACL WRITE on transactional ids with the prefix {self._group_id}-."
+                log.warning("transactions_not_opened", id=transactional_id, hint=needs, retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
             except InvalidTransactionTimeout as error:
                 raise KafkaRefused(
                     "transaction_timeout_ms is above the broker's transaction.max.timeout.ms."
@@ -172,6 +180,7 @@ class TransactionalOutbox(PartitionMarks):
 
     def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         """Go on where the last owners have committed."""
+        self._has_opened = True
         self._offsets.restore(committed)
         self._take_over(committed)
         for source in sources:

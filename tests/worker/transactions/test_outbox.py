@@ -12,6 +12,7 @@ from aiokafka.errors import (
     KafkaError,
     TransactionalIdAuthorizationFailed,
 )
+from structlog.testing import capture_logs
 
 from penstock.producer.transport.cluster import KafkaRefused
 from penstock.worker.kafka.backpressure import Backpressure
@@ -186,6 +187,20 @@ async def test_what_no_retry_mends_is_raised(broker: Broker, error: Exception) -
     broker.refusals = [error]
     with pytest.raises(KafkaRefused):
         await Owner(broker).own({A: 1, B: 1})
+
+
+async def test_a_running_worker_waits_for_an_acl_that_was_taken_away(broker: Broker, make_record: MakeRecord) -> None:
+    owner = Owner(broker)
+    await owner.own({A: 1})
+    await owner.outbox.release({A})
+    broker.refusals = [TransactionalIdAuthorizationFailed("id")] * 2
+    with capture_logs() as logs:
+        await owner.own({A: 1, B: 1})
+    denied = [one for one in logs if one["event"] == "transactions_not_opened"]
+    assert ["WRITE on transactional ids with the prefix g-" in one["hint"] for one in denied] == [True, True]
+    await owner.run(make_record, (A, 0), (B, 0))
+    await owner.outbox.commit_last()
+    assert sorted(broker.written) == [b"0-0", b"1-0"]
 
 
 async def test_a_partition_whose_last_transaction_does_not_end_holds_up_no_other(
