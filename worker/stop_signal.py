@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
 
+_ACCUMULATOR = "aiokafka/producer/message_accumulator.py"
 _CANCEL_S = 5.0  # aiokafka may take long to give up a connection
 
 log = structlog.get_logger("penstock.worker")
@@ -75,7 +77,8 @@ class StopSignal:
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The event loop's exception handler. A failed callback may strand a record, so the worker fails."""
         error = context.get("exception") or RuntimeError(context.get("message"))
-        if "handle" not in context:  # not a callback: a library's forgotten future or connection, which holds no record
+        # Not a callback is a library's forgotten future or connection, which holds no record.
+        if "handle" not in context or _is_double_removal(error):
             log.warning("library_noise", message=context.get("message"), error=repr(error))
             return
         log.error("callback_failed", error=repr(error), note="This is a bug.", exc_info=error)
@@ -90,6 +93,15 @@ def watched(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
 
 def _nothing() -> None: ...
+
+
+def _is_double_removal(error: BaseException) -> bool:
+    """Whether aiokafka's producer has removed a batch twice, as it does when the batch fails between two attempts.
+
+    The batch itself has ended with its error.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, KeyError) and bool(frames) and frames[-1].filename.endswith(_ACCUMULATOR)
 
 
 def _raise_failure(task: "asyncio.Task[None]") -> None:

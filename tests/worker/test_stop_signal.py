@@ -2,7 +2,13 @@
 
 import asyncio
 
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.producer.message_accumulator import MessageAccumulator
+
 from penstock.worker.stop_signal import StopSignal, watched
+
+SOURCE = TopicPartition("replies", 0)
 
 
 async def test_background_work_that_fails_stops_the_worker() -> None:
@@ -68,3 +74,17 @@ async def test_whatever_asks_first_is_told_once() -> None:
 
 async def forever() -> None:
     await asyncio.Event().wait()
+
+
+async def test_a_batch_that_aiokafka_fails_between_two_attempts_stops_nothing() -> None:
+    """aiokafka removes it twice, and the second time raises KeyError in a callback."""
+    signal = StopSignal()
+    asyncio.get_running_loop().set_exception_handler(signal.on_loop_error)
+    accumulator = MessageAccumulator(None, 1 << 14, 0, 1.0)
+    sent = await accumulator.add_message(SOURCE, None, b"value", 1.0)
+    batch = accumulator._pop_batch(SOURCE)
+    accumulator.reenqueue(batch)
+    accumulator.fail_all(KafkaError("no"))
+    await asyncio.sleep(0)
+    assert isinstance(sent.exception(), KafkaError) and batch.future.exception() is not None
+    assert not signal.is_set()
