@@ -416,7 +416,10 @@ def make_letter(broker: KafkaBroker, topic: str) -> None:
     for made in admin.create_topics([NewTopic(topic + suffix, 1, 1) for suffix in suffixes]).values():
         made.result(30)
     value = encode_request(Request("null", "embed", join_tokens([np.array([5, 6], np.uint32)])))
-    address = [("kafka_correlationId", b"c"), ("kafka_replyTopic", f"{topic}.replies".encode())]
+    address: list[tuple[str, str | bytes | None]] = [
+        ("kafka_correlationId", b"c"),
+        ("kafka_replyTopic", f"{topic}.replies"),
+    ]
     origin = [("__dlq.errors.topic", topic.encode()), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, value, headers=address)
