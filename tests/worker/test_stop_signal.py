@@ -86,5 +86,6 @@ async def test_a_batch_that_aiokafka_fails_between_two_attempts_stops_nothing() 
     accumulator.reenqueue(batch)
     accumulator.fail_all(KafkaError("no"))
     await asyncio.sleep(0)
-    assert isinstance(sent.exception(), KafkaError) and batch.future.exception() is not None
+    assert isinstance(sent.exception(), KafkaError)
+    assert all(isinstance(future.exception(), KafkaError) for future in (batch.future, batch._drain_waiter))
     assert not signal.is_set()
