@@ -17,17 +17,24 @@ class WriteBehindCache:
         self._queued_bytes = 0
         self._written: Mapping[bytes, bytes] = {}  # by the write that is running
         self._writing: asyncio.Task[None] | None = None
+        self._looking: list[dict[bytes, bytes]] = []  # of each look-up under way, the results that have come meanwhile
 
     async def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The results that are stored, or on their way there: a request never repeats a computation that has ended."""
-        found = await self._cache.get_many(keys)
-        for queued in (self._written, self._queued):  # after the look-up: a batch may have ended meanwhile
-            if queued:
-                found |= {key: queued[key] for key in keys if key in queued}
-        return found
+        # A result may be stored after the file was read, and before the answer is here.
+        unstored = {key: some[key] for some in (self._written, self._queued) if some for key in keys if key in some}
+        come: dict[bytes, bytes] = {}
+        self._looking.append(come)
+        try:
+            found = await self._cache.get_many(keys)
+        finally:
+            self._looking = [one for one in self._looking if one is not come]
+        return found | unstored | {key: come[key] for key in keys if key in come}
 
     def put(self, items: Mapping[bytes, bytes]) -> None:
         """Queue results by key. Called on the event loop."""
+        for come in self._looking:
+            come.update(items)
         if self._queued_bytes < _MAX_QUEUED_BYTES:
             self._queued.update(items)
             self._queued_bytes += sum(map(len, items.values()))

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import sqlite3
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -39,3 +41,33 @@ async def test_results_are_found_before_they_are_written_and_while_they_are(tmp_
             other.execute("ROLLBACK")
         await writer.close()
         assert await writer.get_many(keys) == {b"being written": b"1", b"queued": b"2"}
+
+
+class SlowReader:
+    """A cache whose file is read at once, and whose answer comes when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_answer, self.may_store = asyncio.Event(), asyncio.Event()
+
+    async def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        await self.may_answer.wait()
+        return {}
+
+    async def put_many(self, items: Mapping[bytes, bytes]) -> None:
+        await self.may_store.wait()
+
+
+@pytest.mark.parametrize("is_put_first", [True, False])
+async def test_a_result_that_is_stored_behind_a_look_ups_back_is_found(is_put_first: bool) -> None:
+    cache = SlowReader()
+    writer = WriteBehindCache(cast(ResponseCache, cache))
+    if is_put_first:
+        writer.put({b"key": b"1"})
+    looking = asyncio.create_task(writer.get_many([b"key"]))
+    await asyncio.sleep(0)
+    if not is_put_first:
+        writer.put({b"key": b"1"})
+    cache.may_store.set()
+    await writer.close()
+    cache.may_answer.set()
+    assert await looking == {b"key": b"1"}
