@@ -115,7 +115,7 @@ class JobQueue:
         return self._bounds
 
     def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
-        """Whether no job is late with these, not queued yet, in whichever order they come. It may err to no.
+        """Whether these, not queued yet, are in time in any order of their own, and make no other late. It may err to no.
 
         `begin`: when the lanes are predicted to begin with the queue.
         """

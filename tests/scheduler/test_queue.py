@@ -68,13 +68,20 @@ class Queues(RuleBasedStateMachine):
 
     @rule(dues=st.lists(st.floats(-1, 10), min_size=1, max_size=4), begin=st.floats(-50, 10))
     def look_ahead_of_several(self, dues: list[float], begin: float) -> None:
-        """Jobs that are surely in time are in time, and so are all others beside them."""
+        """Jobs that are surely in time are in time, and make no other late that was not."""
         jobs = [waiting(self.next_id + number, due) for number, due in enumerate(dues)]
         if self.queue.surely_in_time(jobs, begin):
-            before_s = begin
-            for one in sorted([*self.jobs, *jobs]):
-                assert before_s <= one.latest_begin + 1e-9
-                before_s += one.work_s
+            late = self.late(self.jobs, begin)
+            assert [job for job in self.late([*self.jobs, *jobs], begin) if job not in late] == []
+
+    @staticmethod
+    def late(jobs: list[QueuedJob], begin: float) -> list[QueuedJob]:
+        before_s, late = begin, []
+        for job in sorted(jobs):
+            if before_s > job.latest_begin + 1e-9:
+                late.append(job)
+            before_s += job.work_s
+        return late
 
     @invariant()
     def equals_the_list(self) -> None:
