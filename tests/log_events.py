@@ -68,7 +68,7 @@ def _names(cells: str) -> frozenset[str]:
 
 @contextmanager
 def unlisted(listed: Mapping[str, frozenset[str]]) -> Iterator[list[str]]:
-    """What this project's code, not the test itself, logs inside the block and the manual does not list."""
+    """Events that this project's code, not the test itself, logs inside the block and the manual does not list."""
     found: list[str] = []
     process = BoundLoggerBase._process_event
 

@@ -85,7 +85,7 @@ class Asked:
 
     @classmethod
     def of(cls, record: Record, poison: int) -> "Asked":
-        """What a record of a request topic asks for. `poison`: the token id on which the engine fails."""
+        """The demand of a record of a request topic. `poison`: the token id on which the engine fails."""
         headers = dict(record.headers)
         is_bomb = len(record.value or b"") > MOST_UNPACKED_BYTES
         reply_topic = None if is_bomb else headers.get("kafka_replyTopic")

@@ -30,7 +30,7 @@ _LETTERS = ("letter_incomplete", "letter_of_nothing", "letter_with_another_code"
 
 
 def outcomes(root: Path = RESULTS) -> str:
-    """What each run sent, what was broken, and how long faults were felt."""
+    """Each run's requests, its violations, and the time for which faults were felt."""
     rows: list[tuple[str, Callable[[Report], Any]]] = [
         ("seed", lambda report: f"{report['settings']['seed']}"),
         ("minutes of load", lambda report: report["phases_s"]["load"] / 60),

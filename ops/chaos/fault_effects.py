@@ -1,4 +1,4 @@
-"""What requests felt of each fault, and whether those that came alone kept their bounds."""
+"""The effect of each fault on requests, and whether those that came alone kept their bounds."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

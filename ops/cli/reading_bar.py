@@ -13,7 +13,7 @@ _LONG_BYTES = 100_000_000
 
 @contextmanager
 def reading_bar(files: Sequence[str]) -> Iterator[Callable[[int], None] | None]:
-    """What to call with the bytes that have been read; None where no bar is shown, as for files that take no second."""
+    """A function to call with the bytes that were read; None where no bar is shown, as for small files."""
     num_bytes = sum(Path(name).stat().st_size for name in files if Path(name).is_file())
     console = stderr()
     if not console.is_terminal or num_bytes < _LONG_BYTES:

@@ -16,7 +16,7 @@ _EXAMPLE_CHARS = 100
 
 
 class Parsed(NamedTuple):
-    """What a block holds."""
+    """The contents of a block."""
 
     batches: Any  # a polars frame with BATCH_COLUMNS
     events: list[Event]

@@ -1,4 +1,4 @@
-"""What became of the workers: starts, ends, restarts, rebalances, and silences of a log."""
+"""The lives of the workers: starts, ends, restarts, rebalances, and silences of a log."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ class Gaps:
 
 
 def sentence(event: Event) -> str:
-    """What an event of NAMES says, for a list."""
+    """The sentence of an event of NAMES, for a list."""
     fields, name = event.fields, event.name
     match name:
         case "partitions_assigned" | "partitions_revoked":

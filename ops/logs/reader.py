@@ -17,7 +17,7 @@ _NAMES_MODEL = ("worker_ready", "model_loaded")  # events with the model's name
 
 
 class Part(NamedTuple):
-    """What one block of a source holds."""
+    """The contents of one block of a source."""
 
     source: int
     batches: Any  # a polars frame with BATCH_COLUMNS

@@ -1,4 +1,4 @@
-"""What logs know of one request: its stages, what else names it, and what happened meanwhile."""
+"""One request in the logs: its stages, what else names it, and what happened meanwhile."""
 
 import re
 from collections import deque

@@ -1,4 +1,4 @@
-"""What happened over time: sums and greatest values by second, in bounded memory."""
+"""Figures over time: sums and greatest values by second, in bounded memory."""
 
 from collections.abc import Mapping
 from itertools import pairwise

@@ -29,7 +29,7 @@ def show_summary(console: Console, digest: Digest) -> None:
 
 
 def show_notes(console: Console, digest: Digest) -> None:
-    """What of the input could not be used. Every command ends with it."""
+    """The part of the input that could not be used. Every command ends with it."""
     lines, notes = digest.lines, []
     if lines.broken:
         notes.append(f"{integer(lines.broken)} of {integer(lines.lines)} lines are broken and were left out")

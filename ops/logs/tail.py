@@ -26,7 +26,7 @@ class FollowedFile:
         self._rest = b""
 
     def read(self) -> bytes:
-        """What was added; of a file that was moved away too, and then of the one in its place."""
+        """The lines that were added; of a file that was moved away too, and then of the one in its place."""
         data = self._rest + self._more()
         if self._is_replaced():
             self.close()

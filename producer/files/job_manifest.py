@@ -17,7 +17,7 @@ _VERSION = 1  # of the manifest, and of the rows and bounds of a part
 def describe_job(
     *, inputs: Sequence[Path], texts: Sequence[str], task: str, options: dict[str, Any], model: str, extension: str
 ) -> dict[str, Any]:
-    """What must be equal for a job to be continued: its inputs as they are on the disk, and what is asked of them."""
+    """The identity of a job, equal where it is continued: its inputs as they are on the disk, and the task for them."""
     return {
         "version": _VERSION,
         "inputs": [_input_stamp(path) for path in inputs],

@@ -95,7 +95,7 @@ def number(record: Any) -> int:
 
 
 async def marks(broker: KafkaBroker, group: str) -> set[str]:
-    """What the commits say of their owners."""
+    """The owners' marks in the commits."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:

@@ -1,4 +1,4 @@
-"""What the watch of a connection says of brokers that are away, and of topics that are denied. No broker."""
+"""The watch of a connection tells of brokers that are away, and of topics that are denied. No broker."""
 
 import asyncio
 from typing import Any

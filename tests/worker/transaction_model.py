@@ -150,7 +150,7 @@ class World:
     answered: Counter[int] = field(default_factory=Counter)  # visible to readers with read_committed
     owner: int | None = None  # in the eyes of the group
     members: list[Member] = field(default_factory=list)
-    delayed: list[Transaction] = field(default_factory=list)  # requests that nobody waits for any more
+    delayed: list[Transaction] = field(default_factory=list)  # requests whose sender waits no more
 
     @classmethod
     def of(cls, num_records: int, member_class: type[Member] = Member, **rest: Any) -> "World":
@@ -347,7 +347,7 @@ class World:
         self.committed, self.opened = Progress(content.offset, custody=custody), None
 
     def _arrive(self, index: int) -> None:
-        """A request that nobody waits for. That it opens a transaction makes no difference: it is never ended."""
+        """A request whose sender waits no more. That it opens a transaction makes no difference: it is never ended."""
         transaction = self.delayed.pop(index)
         if transaction.is_open and self._accepts(transaction):
             self._end(transaction)

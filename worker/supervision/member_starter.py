@@ -89,7 +89,7 @@ class MemberStarter:
 
 
 def member_settings(settings: WorkerSettings) -> dict[str, Any]:
-    """What `WorkerSettings.handed_over` takes, for one member. Its metrics are served on a free loopback port."""
+    """The argument of `WorkerSettings.handed_over` for one member. Its metrics are served on a free loopback port."""
     own: dict[str, Any] = {} if settings.metrics_port is None else {"metrics_port": 0, "metrics_host": "127.0.0.1"}
     # `model_dump` hides secrets, as logs should.
     secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}

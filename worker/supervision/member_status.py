@@ -1,4 +1,4 @@
-"""What the supervisor's port says for its members: it asks each one's own port. Runs on the server's threads."""
+"""The supervisor's answers for its members: it asks each one's own port. Runs on the server's threads."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ def members_status(
     not_ready: Callable[[], str],
     ports: Callable[[], Mapping[int, int]],
 ) -> Status:
-    """What the supervisor's port tells. `ports`: worker -> the port that it serves on the loopback interface."""
+    """The answers of the supervisor's port. `ports`: worker -> the port that it serves on the loopback interface."""
     own = settings.model_dump(mode="json", include={"config", "metrics_host", "metrics_port"})
     return Status(registry, not_ready, lambda: _not_live(ports()), lambda: _config(ports(), own))
 

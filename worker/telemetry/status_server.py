@@ -20,7 +20,7 @@ log = structlog.get_logger("penstock.serve")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the port tells. All of it is called from the server's threads, which may wait."""
+    """The answers of the port. All of it is called from the server's threads, which may wait."""
 
     registry: CollectorRegistry
     not_ready: Callable[[], str]  # why the worker does not serve; empty if it does

@@ -1,4 +1,4 @@
-"""What logs add up to, against the same sums over the lines of real logs."""
+"""The sums over logs, against the same sums over the lines of real logs."""
 
 from collections import Counter
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What aiokafka reports to nobody: topics that are denied or unknown, and tasks that have ended. Fakes, no clock."""
+"""Events that aiokafka does not report: denied and unknown topics, and tasks that have ended. Fakes, no clock."""
 
 import asyncio
 from collections.abc import Coroutine

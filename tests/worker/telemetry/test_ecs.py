@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,6 @@ import structlog
 from penstock.worker.telemetry.logs import configure_logs
 
 TRACE = {"trace_id": "a" * 32, "span_id": "b" * 16}
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    root, penstock = logging.getLogger(), logging.getLogger("penstock")
-    kept = root.handlers[:], root.level, penstock.level
-    yield
-    root.handlers[:], root.level, penstock.level = kept
-    structlog.reset_defaults()
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

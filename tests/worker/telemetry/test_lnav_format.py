@@ -1,9 +1,7 @@
 """The lnav format file fits the lines that a worker logs."""
 
 import json
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,6 @@ FILE = Path(__file__).parents[3] / "ops" / "deploy" / "lnav" / "penstock.json"
 FORMAT: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["penstock_log"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 KINDS = {"string": str, "integer": int, "float": float | int, "json": dict}
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    root, penstock = logging.getLogger(), logging.getLogger("penstock")
-    kept = root.handlers[:], root.level, penstock.level
-    yield
-    root.handlers[:], root.level, penstock.level = kept
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,15 +31,6 @@ def test_a_library_that_repeats_itself_is_logged_once_in_a_while(monkeypatch: py
 def test_this_projects_events_always_pass() -> None:
     repeats = RepeatFilter(5.0)
     assert all(repeats.filter(record("penstock.worker", "batch_done")) for _ in range(3))
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    root, penstock = logging.getLogger(), logging.getLogger("penstock")
-    kept = root.handlers[:], root.level, penstock.level
-    yield
-    root.handlers[:], root.level, penstock.level = kept
-    structlog.reset_defaults()
 
 
 def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is served, what the manual lists, and what the dashboard and the alerts ask for are the same metrics."""
+"""The port, the manual, the dashboard and the alerts have the same metrics."""
 
 import json
 import re

@@ -1,7 +1,6 @@
 """No line of the log holds a part of a payload, whatever goes wrong with it."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -98,16 +97,11 @@ def records(make_record: Callable[..., Any]) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def restore_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def uncached_loggers(restore_logging: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages' loggers must not keep this configuration: they are those of the other tests."""
     configure = structlog.configure
     uncached = {"cache_logger_on_first_use": False}
     monkeypatch.setattr(structlog, "configure", lambda **given: configure(**(given | uncached)))
-    root, penstock = logging.getLogger(), logging.getLogger("penstock")
-    kept = root.handlers[:], root.level, penstock.level
-    yield
-    root.handlers[:], root.level, penstock.level = kept
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""Logging as it was before each test: the set-up of a worker's logs is that of the process."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    root, penstock = logging.getLogger(), logging.getLogger("penstock")
+    kept = root.handlers[:], root.level, penstock.level
+    yield
+    root.handlers[:], root.level, penstock.level = kept
+    structlog.reset_defaults()
