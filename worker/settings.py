@@ -117,9 +117,9 @@ class WorkerSettings(ModelSettings, RequestSettings, KafkaSettings):
         "all", description="GPUs that run members: all visible ones, or their numbers, such as 0,1."
     )
     mps: Literal["off", "on", "auto"] = Field(
-        "off",
+        "auto",
         description="Whether members of one GPU run their kernels at the same moment, by CUDA's Multi-Process Service, "
-        "which the worker starts. auto: where it can be started. A fault of one member then ends all of its GPU.",
+        "which the worker starts. auto: where it starts, until a fault of one member has ended all of its GPU.",
     )
     lanes: int | None = Field(
         None,

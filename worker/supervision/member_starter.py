@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.supervision import machine
 from penstock.worker.supervision.member_process import MemberProcess
+from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.placement import Placement
 
 # A member grows after its start: by graphs of new shapes on a GPU, by records in memory elsewhere.
@@ -27,13 +28,15 @@ def _ignore(member: MemberProcess) -> None:
 
 
 class MemberStarter:
-    """Loads members: the first alone, then one at a time on each GPU, and any number on a CPU.
+    """Loads members: the first alone, then one on each GPU, then any number at the same time.
 
-    The first compiles the kernels and times the batches; the others find both on the disk. On a GPU, members that load
-    at the same time would distort each other's timings, and the memory that is free.
+    The first compiles the kernels and times the batches, and so does the first on a GPU of another kind; the others
+    find both on the disk. A member that loads beside the one that is timed would distort the timings.
     """
 
-    def __init__(self, settings: dict[str, Any], *, load_s: float, stop_s: float, measured: Measured) -> None:
+    def __init__(
+        self, settings: dict[str, Any], mps: MpsClients, *, load_s: float, stop_s: float, measured: Measured
+    ) -> None:
         """`settings`: of a member, as JSON data. `load_s`, `stop_s`: longest load and longest stop of a member.
 
         `measured` is called with the first member that has loaded, before any other starts.
@@ -41,7 +44,7 @@ class MemberStarter:
         self.running: set[MemberProcess] = set()
         self.member_bytes: int | None = None  # memory that a member needs, once the first has loaded
         self.taken_bytes = 0  # part of it that a member takes at its start
-        self.environment: Mapping[str, str] = {}  # further variables of members
+        self.mps = mps
         self.processes = 1  # members on each GPU, or on the CPU
         self._settings = settings
         self._load_s = load_s
@@ -49,6 +52,7 @@ class MemberStarter:
         self._measured = measured
         self._first = asyncio.Lock()
         self._gpus: dict[int, asyncio.Lock] = {}
+        self._prepared: set[int | None] = {None}  # GPUs on which a member has loaded; None: the CPU
 
     @contextlib.asynccontextmanager
     async def turn(self, placement: Placement) -> AsyncIterator[None]:
@@ -58,7 +62,7 @@ class MemberStarter:
                 await stack.enter_async_context(self._first)
             if self.member_bytes is not None:
                 await stack.aclose()
-                if placement.gpu is not None:
+                if placement.gpu is not None and placement.gpu not in self._prepared:
                     await stack.enter_async_context(self._gpus.setdefault(placement.gpu, asyncio.Lock()))
             yield
 
@@ -69,16 +73,21 @@ class MemberStarter:
         """
         is_first = self.member_bytes is None
         free = await free_bytes(placement) if is_first else None
-        member = await MemberProcess.start(placement, self._settings, self.environment, self._stop_s, self.processes)
+        variables = self.mps.variables
+        member = await MemberProcess.start(placement, self._settings, variables, self._stop_s, self.processes)
         self.running.add(member)
         started(member)
         log.info("member_started", **member.names, cores=len(placement.cpus))
         if await member.loaded(self._load_s):
+            self._prepared.add(placement.gpu)
             log.info("member_loaded", **member.names, seconds=member.uptime_s)
             if is_first:
                 self.taken_bytes = await _taken_bytes(member, free)
                 self.member_bytes = self.taken_bytes + growth_bytes(placement)
                 await self._measured(member)
+        elif variables and _may_be_of_device(member) and self.mps.on_start_failed(member.report.failure or "it ended"):
+            await self.ended(member)
+            return await self.start(placement, started)
         return member
 
     async def ended(self, member: MemberProcess) -> int:
@@ -95,6 +104,11 @@ def member_settings(settings: WorkerSettings) -> dict[str, Any]:
     secrets = {name: value.get_secret_value() for name, value in settings if isinstance(value, SecretStr)}
     values = settings.model_dump(mode="json", include=settings.model_fields_set) | secrets | own
     return {"values": values, "origins": {**dict.fromkeys(own, "supervisor"), **settings.origins}}
+
+
+def _may_be_of_device(member: MemberProcess) -> bool:
+    """Whether a member that did not load might load on another device: neither its model nor its settings are wrong."""
+    return not member.is_stopping and (member.report.failure_is_of_device or not member.report.failure)
 
 
 def growth_bytes(placement: Placement) -> int:

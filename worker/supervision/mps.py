@@ -7,10 +7,16 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
+Mode = Literal["off", "on", "auto"]
+
+TOGETHER_S = 2.0  # one fault ends the members of a GPU within a tenth of a second
+
 _PROGRAM = "nvidia-cuda-mps-control"
+_PIPES_OF_A_SYSTEM = "/tmp/nvidia-mps"
 _ANSWER_S = 20.0
 
 log = structlog.get_logger("penstock.supervisor")
@@ -52,15 +58,50 @@ def mps_daemon() -> Iterator[Mapping[str, str]]:
             subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")
 
 
-def enter_mps(stack: ExitStack, *, is_required: bool) -> Mapping[str, str]:
-    """Run a daemon until `stack` is closed. Returns the variables of the processes that use it.
+class MpsClients:
+    """Variables of the members that start: with them, a member uses the service.
 
-    Where it cannot run, raises MpsUnavailable if it is required, and else logs why and returns none.
+    The service passes a fault of one member on to all members of its GPU. With `auto` the members that follow such a
+    fault run without it: a request at fault then ends its own member only, and is found and set aside.
     """
-    try:
-        return stack.enter_context(mps_daemon())
-    except MpsUnavailable as error:
-        if is_required:
-            raise
-        log.warning("mps_unavailable", reason=str(error))
-        return {}
+
+    def __init__(self, mode: Mode) -> None:
+        self.variables: Mapping[str, str] = {}
+        self._mode = mode
+        self._last_death: dict[str, float] = {}  # device -> monotonic seconds
+
+    def enter(self, stack: ExitStack) -> None:
+        """Run a daemon until `stack` is closed. Called before any member starts, where two share a GPU.
+
+        Raises MpsUnavailable with `on`. With `auto`, members run without the service where it does not start, and use
+        the machine's own where one runs.
+        """
+        if self._mode == "off" or (self._mode == "auto" and _runs_already()):
+            return
+        try:
+            self.variables = stack.enter_context(mps_daemon())
+        except MpsUnavailable as error:
+            if self._mode == "on":
+                raise
+            log.info("mps_unavailable", reason=str(error))
+
+    def on_start_failed(self, reason: str) -> bool:
+        """Returns whether the member may start again at once, without the service."""
+        return self._give_up(f"a member did not start with it: {reason}")
+
+    def on_death(self, device: str, now_s: float) -> None:
+        """Called for each member that ends unasked, with the monotonic clock."""
+        last_s, self._last_death[device] = self._last_death.get(device), now_s
+        if last_s is not None and now_s - last_s <= TOGETHER_S:
+            self._give_up(f"members of {device} ended at the same moment")
+
+    def _give_up(self, reason: str) -> bool:
+        if self._mode != "auto" or not self.variables:
+            return False
+        self.variables = {}
+        log.warning("mps_given_up", reason=reason)
+        return True
+
+
+def _runs_already() -> bool:
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or Path(_PIPES_OF_A_SYSTEM, "control").exists()

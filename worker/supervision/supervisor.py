@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.supervision.member_process import MemberProcess
 from penstock.worker.supervision.member_starter import MemberStarter, free_bytes, member_settings
 from penstock.worker.supervision.member_status import members_status
-from penstock.worker.supervision.mps import enter_mps
+from penstock.worker.supervision.mps import MpsClients
 from penstock.worker.supervision.ping_watch import kill_silent
 from penstock.worker.supervision.placement import Machine, Placement, most_on_a_gpu, num_fitting, one_more, place
 from penstock.worker.supervision.roll import Roll
@@ -64,8 +65,9 @@ class Supervisor:
         self._machine = machine
         self._ping_s = bounds.ping_s
         stop_s = settings.drain_s + EXIT_S
+        mps = MpsClients(settings.mps)
         self._starter = MemberStarter(
-            member_settings(settings), load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
+            member_settings(settings), mps, load_s=bounds.load_s, stop_s=stop_s, measured=self._fit
         )
         self._metrics = MemberMetrics(
             lambda: ports(self._all_slots()), lambda: states(self._all_slots(), self._given_up)
@@ -94,8 +96,8 @@ class Supervisor:
                 stack.callback(server.shutdown)
             devices = Counter(placement.device for placement in placements)
             self._starter.processes = max(devices.values())
-            if (mps := self._settings.mps) == "on" or (mps == "auto" and most_on_a_gpu(placements) > 1):
-                self._starter.environment = enter_mps(stack, is_required=mps == "on")
+            if most_on_a_gpu(placements) > 1:
+                self._starter.mps.enter(stack)
             self._handle_signals()
             log.info("supervisor_starting", members=len(placements), devices=list(devices))
             for placement in placements:
@@ -128,6 +130,8 @@ class Supervisor:
     def _on_restart(self, member: MemberProcess, reason: str) -> None:
         """Count a member that is started again. One that died has not left its group."""
         self._metrics.count_restart(member.placement.worker, reason)
+        if reason != "rolled":
+            self._starter.mps.on_death(member.placement.device, time.monotonic())
         if reason != "rolled" and member.report.member_id:
             cluster = KafkaCluster.of(self._settings)
             self._run(evict(cluster, member.report.group_id, member.report.member_id))

@@ -24,6 +24,7 @@ class FakeMember:
         self.is_stopping = False
         self.ticks_since_ping = 0
         self.joins = True
+        self.environment: Mapping[str, str] = {}
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.has_joined = asyncio.Event()  # or ended
 
@@ -73,6 +74,7 @@ class FakeProcesses:
         processes: int,
     ) -> FakeMember:
         member = FakeMember(placement, 100 + len(self.members))
+        member.environment = environment
         self.script(member)
         self.members.append(member)
         return member

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.worker.supervision.mps import MpsUnavailable, enter_mps, mps_daemon
+from penstock.worker.supervision.mps import TOGETHER_S, Mode, MpsClients, MpsUnavailable, mps_daemon
+
+AUTO: Mode = "auto"
+ON: Mode = "on"
 
 
 def install(folder: Path, script: str) -> None:
@@ -36,13 +39,64 @@ def test_a_daemon_that_is_missing_or_fails_is_refused(tmp_path: Path, monkeypatc
         pass
 
 
+def entered(stack: ExitStack, mode: Mode) -> MpsClients:
+    clients = MpsClients(mode)
+    clients.enter(stack)
+    return clients
+
+
 def test_members_run_without_a_daemon_that_is_not_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with ExitStack() as stack:
         with capture_logs() as logs:
-            assert enter_mps(stack, is_required=False) == {}
+            assert entered(stack, "auto").variables == {}
         assert [event["event"] for event in logs] == ["mps_unavailable"]
         with pytest.raises(MpsUnavailable):
-            enter_mps(stack, is_required=True)
+            entered(stack, "on")
         install(tmp_path, "exit 0")
-        assert Path(enter_mps(stack, is_required=False)["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
+        assert entered(stack, "off").variables == {}
+        for mode in AUTO, ON:
+            assert Path(entered(stack, mode).variables["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
+
+
+def test_a_daemon_of_the_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    install(tmp_path, "exit 1")
+    with ExitStack() as stack, capture_logs() as logs:
+        assert entered(stack, "auto").variables == {}
+    assert logs == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "deaths", "is_given_up"),
+    [
+        (AUTO, [("gpu 0", 1.0), ("gpu 0", 1.0 + TOGETHER_S)], True),
+        (AUTO, [("gpu 0", 1.0), ("gpu 0", 1.1 + TOGETHER_S)], False),
+        (AUTO, [("gpu 0", 1.0), ("gpu 1", 1.0)], False),
+        (ON, [("gpu 0", 1.0), ("gpu 0", 1.0)], False),
+    ],
+)
+def test_members_that_die_together_are_isolated_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode, deaths: list[tuple[str, float]], is_given_up: bool
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    install(tmp_path, "exit 0")
+    with ExitStack() as stack:
+        clients = entered(stack, mode)
+        for device, now_s in deaths:
+            clients.on_death(device, now_s)
+        assert (clients.variables == {}) is is_given_up
+
+
+def test_a_member_that_does_not_start_may_start_again_without_the_service_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    install(tmp_path, "exit 0")
+    with ExitStack() as stack:
+        clients = entered(stack, AUTO)
+        assert clients.on_start_failed("no connection")
+        assert clients.variables == {}
+        assert not clients.on_start_failed("no connection")
+        assert not entered(stack, ON).on_start_failed("no connection")

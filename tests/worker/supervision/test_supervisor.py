@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +180,54 @@ async def test_members_of_a_gpu_that_is_given_up_stay_in_the_metrics(processes: 
         assert running.states() == {"serving": 2, "given_up": 2}
         assert running.not_ready() == "gpu 1 is given up"
     assert await running.exit_code() == 1
+
+
+@pytest.fixture
+def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon of the Multi-Process Service that starts and does nothing."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+async def test_members_that_a_fault_ends_together_are_started_again_without_the_service(
+    processes: FakeProcesses, mps: None
+) -> None:
+    async with supervisor(2, gpus=[0]) as running:
+        first, second = await processes.until(2)
+        assert all("CUDA_MPS_PIPE_DIRECTORY" in member.environment for member in (first, second))
+        for member in (first, second):
+            member.end(-6, served_s=30.0)
+        await processes.until(4)
+        assert [member.environment for member in processes.members[2:]] == [{}, {}]
+        assert running.named("mps_given_up")[0]["reason"] == "members of gpu 0 ended at the same moment"
+        assert running.states() == {"serving": 2}
+
+
+async def test_a_worker_starts_where_the_service_does_not_work(processes: FakeProcesses, mps: None) -> None:
+    processes.script = scripted(fails)
+    async with supervisor(2, gpus=[0]) as running:
+        await processes.until(3)
+        assert [bool(member.environment) for member in processes.members] == [True, False, False]
+        assert running.states() == {"serving": 2}
+        assert len(running.named("mps_given_up")) == 1
+
+
+async def test_a_model_that_does_not_load_is_not_tried_again_without_the_service(
+    processes: FakeProcesses, mps: None
+) -> None:
+    def has_no_model(member: FakeMember) -> None:
+        member.report = Report(failure="no such checkpoint")
+        member.end(3)
+
+    processes.script = has_no_model
+    async with supervisor(2, gpus=[0]) as running:
+        assert await running.exit_code() == 3
+        assert len({member.placement.worker for member in processes.members}) == len(
+            processes.members
+        )  # one start each
+        assert running.named("mps_given_up") == []
 
 
 async def test_a_roll_replaces_each_member(processes: FakeProcesses) -> None:
