@@ -1,0 +1,50 @@
+"""Inputs and outputs of the cellular scheduler. Nothing here knows of tensors, tokens or a clock."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class CellRule(NamedTuple):
+    """How tasks of one cell type are formed."""
+
+    name: str
+    max_rows: int  # of one task
+    max_steps: int = 1  # of one task: the longest quantum; 1 for a cell whose nodes are single steps
+    priority: int = 0  # higher first: a later stage of the same requests (BatchMaker, section 4.3)
+
+
+class CellGraph(NamedTuple):
+    """What a request unfolds into. Nodes are in topological order; a chain of one cell type is one node."""
+
+    cells: Int32Array  # [N] index of each node's CellRule
+    steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the node may stop earlier
+    dependency_offsets: Int32Array  # [N + 1] into `dependencies`
+    dependencies: Int32Array  # [E] nodes that must have ended, each earlier than the node that waits for it
+
+
+class CellJob(NamedTuple):
+    """A request that waits for its cells."""
+
+    id: int  # unique among active jobs; the caller's handle
+    graph: CellGraph
+    arrival: float  # seconds, on the caller's clock
+    deadline: float | None = None
+    bulk: bool = False
+
+
+class CellTask(NamedTuple):
+    """Nodes of one cell type that run together, in rows."""
+
+    id: int
+    cell: int  # index of its CellRule
+    jobs: Int64Array  # [R]
+    nodes: Int32Array  # [R]
+    steps: Int32Array  # [R] steps that each row runs at most, in [1, quantum]
+    quantum: int
+    device: int
+    predicted_s: float
