@@ -1,7 +1,6 @@
 """What tests of traces share: an application's tracer provider that keeps its spans in memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -9,6 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
+from opentelemetry.trace import Span, SpanContext
 
 VARIABLES = (
     "OTEL_SDK_DISABLED",
@@ -42,7 +42,14 @@ class MemorySpans:
         return self
 
 
-def traceparent(span: Any) -> bytes:
-    """The header that names a span."""
+def context_of(span: ReadableSpan | Span) -> SpanContext:
+    """The ids of a span."""
     context = span.get_span_context()
+    assert context is not None
+    return context
+
+
+def traceparent(span: ReadableSpan | Span) -> bytes:
+    """The header that names a span."""
+    context = context_of(span)
     return b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)

@@ -1,4 +1,4 @@
-"""The `traceparent` header of a record: W3C Trace Context, level 1."""
+"""The `traceparent` header of a record: W3C Trace Context."""
 
 import re
 from typing import NamedTuple, Self

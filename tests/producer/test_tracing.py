@@ -1,4 +1,4 @@
-"""Spans of a client's records: parents, links, headers; whether there are any; and what a fault of their export costs."""
+"""Spans of a client's records: parents, links and headers; whether there are any; faults of their export."""
 
 import asyncio
 import logging
@@ -209,11 +209,11 @@ def test_samplers_that_follow_an_unsampled_parent_are_recognised(sampler: Sample
 
 
 def test_what_the_library_logs_is_logged_once_a_minute() -> None:
-    now = 1000.0
-    faults = FaultLog(lambda: now)
+    times = iter((1000.0, 1000.5, 1059.9, 1060.0, 1061.0))
+    faults = FaultLog(lambda: next(times))
     record = logging.LogRecord("opentelemetry.x", logging.ERROR, "f", 1, "refused by %s", ("the collector",), None)
     with capture_logs() as logs:
-        for now in (1000.0, 1000.5, 1059.9, 1060.0, 1061.0):
+        for _ in range(5):
             faults.handle(record)
     assert [(event["reason"], event["left_out"]) for event in logs] == [
         ("refused by the collector", 0),
@@ -224,7 +224,7 @@ def test_what_the_library_logs_is_logged_once_a_minute() -> None:
 async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing_module, "FLUSH_S", 0.05)
     hung = threading.Event()
-    tracing = Tracing(trace.NoOpTracerProvider(), hung.wait)
+    tracing = Tracing(trace.NoOpTracerProvider(), lambda: print(hung.wait()))
     await within(5, tracing.close())
     hung.set()
 

@@ -22,7 +22,7 @@ def record_fields(record: PendingRecord, num_records: int = 1) -> dict[str, Any]
     if num_records != 1:
         return position
     if record.trace is not None:
-        return position | record.trace.ids
+        return {**position, **record.trace.ids}
     return position | trace_fields(dict(original.headers).get(TRACEPARENT))
 
 

@@ -88,8 +88,8 @@ class RequestTraces:
         prepared = times.arrived + times.tokenize_ms / 1e3
         trace.add(Stage("tokenize", times.arrived, prepared))
         if self._has_cache:
-            hits: _Attributes = {"penstock.cached": request.num_cached}
-            trace.add(Stage("cache", prepared, prepared + times.cache_ms / 1e3, hits))
+            looked_up = prepared + times.cache_ms / 1e3
+            trace.add(Stage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
 
     def _begin(
         self, record: PendingRecord, traceparent: bytes | None, arrived: float, clock_ns: int, own: _Attributes

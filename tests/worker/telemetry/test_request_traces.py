@@ -17,7 +17,7 @@ from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection
 from penstock.worker.telemetry.record_fields import record_fields
 from penstock.worker.telemetry.request_traces import RequestTraces
-from tests.tracing import MemorySpans, traceparent
+from tests.tracing import MemorySpans, context_of, traceparent
 
 MakeSequences = Callable[..., list[PendingSequence]]
 MakeRecord = Callable[..., Any]
@@ -53,10 +53,6 @@ def offset_s(nanoseconds: int | None) -> float:
 
 def times(span: ReadableSpan) -> tuple[float, float]:
     return offset_s(span.start_time), offset_s(span.end_time)
-
-
-def span_id(span: ReadableSpan) -> int:
-    return int(span.get_span_context().span_id)  # type: ignore[no-untyped-call]  # the library's
 
 
 def prepared(sequences: list[PendingSequence], header: bytes | None) -> list[PendingSequence]:
@@ -109,7 +105,7 @@ def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_s
     assert expected.items() <= dict(process.attributes or {}).items()
     assert process.status.status_code is StatusCode.UNSET
 
-    children = [span for span in spans.ended if span.parent and span.parent.span_id == span_id(process)]
+    children = [span for span in spans.ended if span.parent and span.parent.span_id == context_of(process).span_id]
     assert {span.name: times(span) for span in children} == {
         "tokenize": (0.0, 0.002),
         "cache": (0.002, 0.005),
@@ -118,7 +114,7 @@ def test_a_request_is_one_trace_from_its_sender_to_its_acknowledged_reply(make_s
         "batch tiny": (0.012, 0.020),
         "send penstock.replies": (0.020, 0.025),
     }
-    assert {span.get_span_context().trace_id for span in spans.ended} == {sender.get_span_context().trace_id}  # type: ignore[no-untyped-call]
+    assert {context_of(span).trace_id for span in spans.ended} == {context_of(sender).trace_id}
     assert worker.acknowledged == [sequences[0].request.record]
 
 
@@ -130,7 +126,7 @@ def test_a_batch_links_to_its_records_and_they_to_it(make_sequences: MakeSequenc
     worker.traces.begin([first, second, third])
     worker.traces.batch_done(STATS, results(first, second, third))
     worker.end(first, second, third)
-    processes = {span_id(span) for span in spans.named(f"process {TOPIC}")}
+    processes = {context_of(span).span_id for span in spans.named(f"process {TOPIC}")}
     [batch] = spans.named("batch tiny")
     assert {link.context.span_id for link in batch.links} == processes
     assert len(processes) == 2
@@ -138,7 +134,7 @@ def test_a_batch_links_to_its_records_and_they_to_it(make_sequences: MakeSequenc
     assert attributes["messaging.batch.message_count"] == 3  # the unsampled one as well
     assert (attributes["penstock.batch.sequences"], attributes["penstock.batch.tokens"]) == (3, 7)
     for engine in spans.named("engine"):
-        assert [link.context.span_id for link in engine.links] == [span_id(batch)]
+        assert [link.context.span_id for link in engine.links] == [context_of(batch).span_id]
 
 
 def test_an_answer_from_the_cache_has_no_queue_and_no_engine(make_sequences: MakeSequences) -> None:
@@ -226,7 +222,7 @@ def test_log_events_name_the_span_of_the_record(make_sequences: MakeSequences) -
     fields = record_fields(sequence.request.record)
     worker.end(sequence)
     [process] = spans.named(f"process {TOPIC}")
-    context = process.get_span_context()  # type: ignore[no-untyped-call]
+    context = context_of(process)
     assert fields["trace_id"] == f"{context.trace_id:032x}"
     assert fields["span_id"] == f"{context.span_id:016x}"
-    assert fields["trace_flags"] == "01"
+    assert fields["trace_flags"] == f"{int(context.trace_flags):02x}"
