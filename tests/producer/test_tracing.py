@@ -224,7 +224,11 @@ def test_what_the_library_logs_is_logged_once_a_minute() -> None:
 async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing_module, "FLUSH_S", 0.05)
     hung = threading.Event()
-    tracing = Tracing(trace.NoOpTracerProvider(), lambda: print(hung.wait()))
+
+    def hang() -> None:
+        hung.wait()
+
+    tracing = Tracing(trace.NoOpTracerProvider(), hang)
     await within(5, tracing.close())
     hung.set()
 

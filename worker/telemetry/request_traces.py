@@ -17,11 +17,11 @@ from penstock.worker.requests.record_trace import RecordTrace, Stage
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection, Results
 from penstock.worker.telemetry.record_fields import unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
-from penstock.worker.telemetry.tracing import Acknowledged
 
 _GEN_AI_OPERATIONS = {"embed": "embeddings"}  # the conventions have no names for the other tasks
 
 _Attributes = dict[str, str | int | float]
+_Acknowledged = Callable[[Sequence[PendingRecord]], None]
 
 
 class RequestTraces:
@@ -172,7 +172,7 @@ class RequestTraces:
             if trace is not None and address is not None:
                 trace.reply_topic = address.topic
 
-    def ending(self, acknowledged: Acknowledged) -> Acknowledged:
+    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
         """See `Traces`."""
 
         def end(records: Sequence[PendingRecord]) -> None:

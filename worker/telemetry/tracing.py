@@ -13,7 +13,7 @@ from penstock.worker.requests.request import PendingSequence, Rejection, Results
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.telemetry.service import service_attributes
 
-Acknowledged = Callable[[Sequence[PendingRecord]], None]
+_Acknowledged = Callable[[Sequence[PendingRecord]], None]
 
 
 class Traces(Protocol):
@@ -28,7 +28,7 @@ class Traces(Protocol):
     def rejected(self, rejections: Sequence[Rejection]) -> None:
         """Records are about to be answered with errors."""
 
-    def ending(self, acknowledged: Acknowledged) -> Acknowledged:
+    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
         """`acknowledged`, which the broker's acknowledgements of answers call, and after it the end of the traces."""
 
 
@@ -41,7 +41,7 @@ class NoTraces:
 
     def rejected(self, rejections: Sequence[Rejection]) -> None: ...
 
-    def ending(self, acknowledged: Acknowledged) -> Acknowledged:
+    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
         return acknowledged
 
 
