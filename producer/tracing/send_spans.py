@@ -57,18 +57,20 @@ class SendSpans:
             self._name,
             within(parent),
             SpanKind.PRODUCER,
-            self._attributes
-            | {
-                "messaging.destination.partition.id": str(partition),
-                "messaging.message.conversation_id": correlation_id.hex(),
-                "messaging.message.body.size": num_bytes,
-            },
+            self._attributes,
             [Link(one) for one in callers if one is not parent],
         )
         context = span.get_span_context()
-        if not context.is_valid:
-            return None
-        return SendSpan(span if span.is_recording() else None, context)
+        if not span.is_recording():
+            return SendSpan(None, context) if context.is_valid else None
+        span.set_attributes(
+            {
+                "messaging.destination.partition.id": str(partition),
+                "messaging.message.conversation_id": correlation_id.hex(),
+                "messaging.message.body.size": num_bytes,
+            }
+        )
+        return SendSpan(span, context)
 
     async def close(self) -> None:
         """Export what is left, within a bound."""

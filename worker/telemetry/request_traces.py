@@ -71,19 +71,12 @@ class RequestTraces:
         return self._tracing.follows_parents and is_unsampled(traceparent)
 
     def _begin_request(self, request: PendingRequest, num_tokens: int) -> None:
-        times, task, original = request.times, request.message.task, request.record.original
-        own = self._gen_ai | {
-            "gen_ai.operation.name": _GEN_AI_OPERATIONS.get(task, task),
-            "gen_ai.usage.input_tokens": num_tokens,
-            "penstock.class": "bulk" if request.bulk else "online",
-            "penstock.sequences": len(request.results),
-            "penstock.cached": request.num_cached,
-            "penstock.kafka_ms": round(times.arrived_unix_ms - original.timestamp, 3),
-        }
+        times = request.times
         clock_ns = int((times.arrived_unix_ms / 1e3 - times.arrived) * 1e9)
-        trace = self._begin(request.record, request.address.traceparent, times.arrived, clock_ns, own)
+        trace = self._begin(request.record, request.address.traceparent, times.arrived, clock_ns)
         if trace is None:
             return
+        trace.span.set_attributes(self._gen_ai | _request_attributes(request, num_tokens))
         trace.reply_topic = request.address.topic
         prepared = times.arrived + times.tokenize_ms / 1e3
         trace.add(Stage("tokenize", times.arrived, prepared))
@@ -92,29 +85,20 @@ class RequestTraces:
             trace.add(Stage("cache", prepared, looked_up, {"penstock.cached": request.num_cached}))
 
     def _begin(
-        self, record: PendingRecord, traceparent: bytes | None, arrived: float, clock_ns: int, own: _Attributes
+        self, record: PendingRecord, traceparent: bytes | None, arrived: float, clock_ns: int
     ) -> RecordTrace | None:
-        """Begin the span of a record. None if the sampler does not record it."""
-        original = record.original
-        correlation_id = correlation_text(dict(original.headers).get(CORRELATION_ID))
-        if correlation_id is not None:
-            own["messaging.message.conversation_id"] = correlation_id
+        """Begin the span of a record. None if the sampler does not record it: what it does not need is added later."""
+        topic = record.original.topic
         span = self._tracer.start_span(
-            f"process {original.topic}",
+            f"process {topic}",
             within(remote_parent(traceparent)),
             SpanKind.CONSUMER,
-            self._process
-            | own
-            | {
-                "messaging.destination.name": original.topic,
-                "messaging.destination.partition.id": str(original.partition),
-                "messaging.kafka.offset": original.offset,
-                "messaging.message.body.size": record.num_bytes,
-            },
+            {**self._process, "messaging.destination.name": topic},
             start_time=clock_ns + int(arrived * 1e9),
         )
         if not span.is_recording():
             return None
+        span.set_attributes(_record_attributes(record))
         record.trace = RecordTrace(span, _ids(span.get_span_context()), clock_ns, arrived, None)
         return record.trace
 
@@ -168,7 +152,7 @@ class RequestTraces:
                 if self._is_dropped(traceparent):
                     continue
                 now = self._clock()
-                trace = self._begin(record, traceparent, now, time.time_ns() - int(now * 1e9), {})
+                trace = self._begin(record, traceparent, now, time.time_ns() - int(now * 1e9))
             if trace is not None and address is not None:
                 trace.reply_topic = address.topic
 
@@ -205,6 +189,29 @@ class RequestTraces:
         started = trace.unix_ns(trace.settled)
         span = self._tracer.start_span(f"send {topic}", inside, SpanKind.PRODUCER, attributes, start_time=started)
         span.end(trace.unix_ns(acknowledged))
+
+
+def _record_attributes(record: PendingRecord) -> _Attributes:
+    original = record.original
+    attributes: _Attributes = {
+        "messaging.destination.partition.id": str(original.partition),
+        "messaging.kafka.offset": original.offset,
+        "messaging.message.body.size": record.num_bytes,
+    }
+    correlation_id = correlation_text(dict(original.headers).get(CORRELATION_ID))
+    return attributes if correlation_id is None else attributes | {"messaging.message.conversation_id": correlation_id}
+
+
+def _request_attributes(request: PendingRequest, num_tokens: int) -> _Attributes:
+    task = request.message.task
+    return {
+        "gen_ai.operation.name": _GEN_AI_OPERATIONS.get(task, task),
+        "gen_ai.usage.input_tokens": num_tokens,
+        "penstock.class": "bulk" if request.bulk else "online",
+        "penstock.sequences": len(request.results),
+        "penstock.cached": request.num_cached,
+        "penstock.kafka_ms": round(request.times.arrived_unix_ms - request.record.original.timestamp, 3),
+    }
 
 
 def _mark_failed(span: Span, error: PenstockError) -> None:
