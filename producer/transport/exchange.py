@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -52,7 +52,7 @@ class Attempts:
     deadline: float  # monotonic seconds, which no step of the clock moves
     unix_deadline: float  # the same moment, as workers are told it
     refused: int = 0
-    callers: "list[SpanContext]" = field(default_factory=list)  # spans of the calls that share the record
+    callers: "tuple[SpanContext, ...]" = ()  # spans of the calls that share the record
 
     @classmethod
     def within(cls, timeout_s: float) -> Self:
@@ -65,7 +65,7 @@ class Attempts:
         """Another call shares the record. Called inside it."""
         caller = calling_span()
         if caller is not None and caller not in self.callers:
-            self.callers.append(caller)
+            self.callers += (caller,)
 
 
 class Exchange:
