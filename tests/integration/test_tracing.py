@@ -75,6 +75,7 @@ def plain(attributes: Any) -> dict[str, Any]:
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """The collector to which workers that are started now export."""
     received = Collector()
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
     yield received
     received.server.shutdown()
@@ -108,10 +109,13 @@ async def test_a_call_is_one_trace_through_the_client_the_members_their_cache_an
             async with asyncio.timeout(30):
                 while not await is_cached(client, model):
                     pass  # the cache is written behind
+        topic = request_topic(model)
+        async with asyncio.timeout(30):
+            while len(collector.named(f"process {topic}")) < len(spans.named(f"send {topic}")):  # noqa: ASYNC110 — no event
+                await asyncio.sleep(0.05)
     worker.process.terminate()
     assert await worker.exit_code() == 0
 
-    topic = request_topic(model)
     context = call.get_span_context()
     sent = {context_of(span).span_id: span for span in spans.named(f"send {topic}")}
     assert {span.parent and span.parent.span_id for span in sent.values()} == {context.span_id}

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_OFF, DEFAULT_ON, ParentBasedTraceIdRatio, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 from structlog.testing import capture_logs
@@ -219,6 +221,16 @@ def test_what_the_library_logs_is_logged_once_a_minute() -> None:
         ("refused by the collector", 0),
         ("refused by the collector", 2),
     ]
+
+
+async def test_the_end_exports_what_is_left() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000))
+    tracing = Tracing(provider, provider.shutdown)
+    tracing.tracer.start_span("last").end()
+    await within(5, tracing.close())
+    assert [span.name for span in exporter.get_finished_spans()] == ["last"]
 
 
 async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
