@@ -64,10 +64,9 @@ def _layer(
     module: nn.LSTM, index: int, words: Tensor, dtype: torch.dtype, device: torch.device, folded: bool
 ) -> LstmLayer:
     of_input, of_state = (getattr(module, f"weight_{kind}_l{index}").to(device).float() for kind in ("ih", "hh"))
-    biases = (
-        [getattr(module, f"bias_{kind}_l{index}").to(device).float() for kind in ("ih", "hh")] if module.bias else []
-    )
-    bias = sum(biases, torch.zeros(len(of_state), device=device))
+    bias = torch.zeros(len(of_state), device=device)
+    for kind in ("ih", "hh") if module.bias else ():
+        bias += getattr(module, f"bias_{kind}_l{index}").to(device)
     if index == 0 and folded:
         table = torch.addmm(bias, words.to(device).float(), of_input.t())
         return LstmLayer(of_state.to(dtype).contiguous(), table.to(dtype), None)
@@ -93,9 +92,7 @@ class LstmQuantum:
             return
         read = tokens[np.arange(batch.quantum) < batch.steps[:, None]]  # those of the steps that run
         if read.min() < 0 or read.max() >= self._cell.vocabulary:
-            raise InvalidBatch(
-                f"a token of {self._cell.spec.name} is outside of its {self._cell.vocabulary} embeddings"
-            )
+            raise InvalidBatch(f"a token of {batch.cell} is outside of the {self._cell.vocabulary} embeddings")
 
     def launch(self, batch: DeviceBatch) -> None:
         """Queue the steps of a batch. There are no results: no row stops early."""

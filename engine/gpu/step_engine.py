@@ -1,4 +1,4 @@
-"""The step engine on a GPU: batches of cells queued on one stream, each a CUDA graph, results copied back in one piece."""
+"""The step engine on a GPU: batches of cells on one stream, each a CUDA graph, and results copied back in one piece."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -183,7 +183,7 @@ class GpuStepEngine:
         return torch.zeros(count, dtype=torch.int32, device=self.device)
 
     def _raise(self, error: RuntimeError) -> NoReturn:
-        """Raise a batch's error as `GpuEngine` does: a lack of memory, a device that has failed, or the error itself."""
+        """Raise a batch's error as `GpuEngine` does: a lack of memory, a failed device, or the error itself."""
         if is_out_of_memory(error):
             release_cached_memory()
             raise torch.OutOfMemoryError(str(error)) from error

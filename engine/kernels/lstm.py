@@ -56,12 +56,13 @@ def lstm_step(
 ) -> None:
     """The rest of step `step` (0 is the first of the batch) after the product gates [R, 4H] = operand @ weight.t().
 
-    Gates are in the order of torch: input, forget, cell, output. addend [any, 4H] is added: row addend_rows (int32 [R]),
-    or row 0 without. cells float32 [S, H]: c, read from slot `read` at step 0 and else from `write`, written to
+    Gates are in the order of torch: input, forget, cell, output. addend [any, 4H] is added: row addend_rows (int32
+    [R]), or row 0 without. cells float32 [S, H]: c, read from slot `read` at step 0 and else from `write`, written to
     `write`. h goes to operand [R, I + H], to the first H columns of `above` (the next layer's operand) if there is one,
-    and after a row's last step to `write` of states [S, H]. With words [V, I] and next_tokens (int32 [R]), the inputs of
-    the next step go to the operand. Rows without a step left write nothing. Halves of one type where not said otherwise;
-    I and H multiples of 8. One launch. The caller has checked slots and tokens. Raises ValueError for anything else.
+    and after a row's last step to `write` of states [S, H]. With words [V, I] and next_tokens (int32 [R]), the inputs
+    of the next step go to the operand. Rows without a step left write nothing. Halves of one type where not said
+    otherwise; I and H multiples of 8. One launch. The caller has checked slots and tokens. Raises ValueError for
+    anything else.
     """
     dtype, (rows, width), hidden = operand.dtype, operand.shape, states.shape[1]
     inputs = _inputs_of(width, hidden)
