@@ -58,6 +58,7 @@ def test_compiles_without_spills(
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+        ("lstm", {"lstm_begin", "lstm_step"}),
     ],
 )
 def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:
