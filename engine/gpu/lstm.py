@@ -1,4 +1,4 @@
-"""LSTM chains by fused kernels: for each step one product for input and recurrent weights, and one pointwise launch."""
+"""LSTM chains by fused kernels: a step is one product for input and recurrent weights, and one pointwise launch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ from penstock.engine.cells.contract import CellBatch, CellSpec
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cell_batches import DeviceBatch, row_bucket
 from penstock.engine.gpu.state_pool import StatePool
-from penstock.engine.kernels.lstm import Chains, lstm_begin, lstm_step
+from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
+
+# Batches of so few rows run each step in one launch. It reads the operand anew for every 32 columns, so the product of
+# cuBLAS and a launch behind it are faster for more.
+MAX_SHORT_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,8 @@ class LstmLayer:
     """Weights of a layer, halves of one type on the device, gates in the order of torch."""
 
     weight: Tensor  # [4H, I + H]: of the input, then of h
-    addend: Tensor  # [1, 4H]: the biases; or, of a folded layer, [V, 4H]: with a token's input product
+    short_weight: Tensor  # the same in `short_order`
+    added: Tensor  # [1, 4H]: the biases; or, of a folded layer, [V, 4H]: with a token's input product
     words: Tensor | None  # [V, I]: of the first layer unless it is folded
 
 
@@ -33,16 +38,19 @@ class LstmCell:
 
     spec: CellSpec
     layers: tuple[LstmLayer, ...]
+    max_short_rows: int  # of a batch whose steps are one launch each
 
     @property
     def vocabulary(self) -> int:
         """Tokens of the embedding table."""
         first = self.layers[0]
-        return len(first.addend if first.words is None else first.words)
+        return len(first.added if first.words is None else first.words)
 
 
-def lstm_cell(spec: CellSpec, module: nn.LSTM, words: Tensor, *, device: torch.device, folded: bool = True) -> LstmCell:
-    """The cell of an `nn.LSTM` over an embedding table [V, I], with weights in the type of the states h.
+def lstm_cell(
+    spec: CellSpec, module: nn.LSTM, words: Tensor, *, folded: bool = True, max_short_rows: int = MAX_SHORT_ROWS
+) -> LstmCell:
+    """The cell of an `nn.LSTM` over an embedding table [V, I], on its device, with weights in the type of the states h.
 
     folded: whether the first layer's input products are computed here, for every token. It takes 8 H bytes a token, and
     halves the product of a step. ValueError for a module or specification that no kernel supports.
@@ -55,35 +63,36 @@ def lstm_cell(spec: CellSpec, module: nn.LSTM, words: Tensor, *, device: torch.d
     is_supported &= all((s.dtype, s.width) == (dtypes[i % 2], module.hidden_size) for i, s in enumerate(states))
     if not is_supported or len(spec.inputs) != 1 or spec.emits or spec.arity != 1:
         raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
-    layers = [_layer(module, index, words, states[0].dtype, device, folded) for index in range(module.num_layers)]
-    return LstmCell(spec, tuple(layers))
+    layers = [_layer(module, index, words, states[0].dtype, folded) for index in range(module.num_layers)]
+    return LstmCell(spec, tuple(layers), max_short_rows)
 
 
 @torch.no_grad()
-def _layer(
-    module: nn.LSTM, index: int, words: Tensor, dtype: torch.dtype, device: torch.device, folded: bool
-) -> LstmLayer:
-    of_input, of_state = (getattr(module, f"weight_{kind}_l{index}").to(device).float() for kind in ("ih", "hh"))
-    bias = torch.zeros(len(of_state), device=device)
-    for kind in ("ih", "hh") if module.bias else ():
-        bias += getattr(module, f"bias_{kind}_l{index}").to(device)
+def _layer(module: nn.LSTM, index: int, words: Tensor, dtype: torch.dtype, folded: bool) -> LstmLayer:
+    def parameter(name: str) -> Tensor:
+        found: Tensor = getattr(module, f"{name}_l{index}")
+        return found.to(words.device, torch.float32)
+
+    of_input, of_state = parameter("weight_ih"), parameter("weight_hh")
+    bias = parameter("bias_ih") + parameter("bias_hh") if module.bias else of_state.new_zeros(len(of_state))
     if index == 0 and folded:
-        table = torch.addmm(bias, words.to(device).float(), of_input.t())
-        return LstmLayer(of_state.to(dtype).contiguous(), table.to(dtype), None)
-    weight = torch.cat((of_input, of_state), 1).to(dtype).contiguous()
-    return LstmLayer(weight, bias[None].to(dtype), words.to(device, dtype).contiguous() if index == 0 else None)
+        weight, table = of_state.to(dtype), torch.addmm(bias, words.float(), of_input.t())
+        return LstmLayer(weight, short_order(weight), table.to(dtype), None)
+    weight = torch.cat((of_input, of_state), 1).to(dtype)
+    return LstmLayer(weight, short_order(weight), bias[None].to(dtype), words.to(dtype) if index == 0 else None)
 
 
 class LstmQuantum:
-    """Runs batches of an LSTM cell: a launch that gathers, then two launches a layer and step."""
+    """Runs batches of an LSTM cell: a launch that gathers; then two launches a layer and step, or one for few rows."""
 
     def __init__(self, cell: LstmCell, pool: StatePool) -> None:
         self._cell = cell
-        self._pool = pool
-        hidden, max_rows = cell.spec.states[0].width, row_bucket(cell.spec.max_rows)
-        like = cell.layers[0].weight
-        self._operands = [like.new_zeros(max_rows, layer.weight.shape[1]) for layer in cell.layers]
-        self._gates = like.new_zeros(max_rows, 4 * hidden)
+        states = [pool.states[state] for state in cell.spec.states]
+        self._states = list(zip(states[::2], states[1::2], strict=True))  # h and c of each layer
+        max_rows, like = row_bucket(cell.spec.max_rows), cell.layers[0].weight
+        # Of the even steps, and of the odd: while a step reads one, it writes the other.
+        self._operands = [[like.new_zeros(max_rows, layer.weight.shape[1]) for layer in cell.layers] for _ in range(2)]
+        self._gates = like.new_zeros(max_rows, len(like))
 
     def check(self, batch: CellBatch) -> None:
         """Raise InvalidBatch for a token outside of the table."""
@@ -99,34 +108,34 @@ class LstmQuantum:
         rows = len(batch.steps)
         chains = Chains(batch.read.view(rows), batch.write, batch.steps)
         (tokens,) = batch.inputs.values()
-        operands = [operand[:rows] for operand in self._operands]
-        for layer, operand, (states, _) in zip(self._cell.layers, operands, self._states(), strict=True):
-            lstm_begin(operand, states, chains, tokens[0], layer.words)
+        operands = [[operand[:rows] for operand in of_turn] for of_turn in self._operands]
+        for layer, operand, (states, _) in zip(self._cell.layers, operands[0], self._states, strict=True):
+            lstm_begin(operand, states, chains, _embedding(tokens[0], layer.words))
         for step in range(batch.quantum):
-            self._step(step, tokens, chains, operands)
+            self._step(step, tokens, chains, operands[step % 2], operands[1 - step % 2])
 
-    def _step(self, step: int, tokens: Tensor, chains: Chains, operands: Sequence[Tensor]) -> None:
-        gates = self._gates[: len(operands[0])]
-        next_tokens = tokens[step + 1] if step + 1 < len(tokens) else None
+    def _step(
+        self, step: int, tokens: Tensor, chains: Chains, operands: Sequence[Tensor], following: Sequence[Tensor]
+    ) -> None:
+        is_last, rows = step + 1 == len(tokens), len(tokens[step])
         above = [*operands[1:], None]
-        for index, (layer, (states, cells)) in enumerate(zip(self._cell.layers, self._states(), strict=True)):
-            torch.mm(operands[index], layer.weight.t(), out=gates)
-            is_folded = len(layer.addend) > 1
-            lstm_step(
-                gates,
-                layer.addend,
-                tokens[step] if is_folded else None,
+        for index, (layer, (states, cells)) in enumerate(zip(self._cell.layers, self._states, strict=True)):
+            rest = (
+                Embedding(tokens[step], layer.added),
                 cells,
                 states,
                 chains,
                 step,
-                operands[index],
+                following[index],
                 above[index],
-                next_tokens,
-                layer.words,
+                None if is_last else _embedding(tokens[step + 1], layer.words),
             )
+            if rows <= self._cell.max_short_rows:
+                short_lstm_step(operands[index], layer.short_weight, *rest)
+            else:
+                gates = torch.mm(operands[index], layer.weight.t(), out=self._gates[:rows])
+                lstm_step(gates, *rest)
 
-    def _states(self) -> list[tuple[Tensor, Tensor]]:
-        """h and c of each layer, in the pool."""
-        pooled = [self._pool.states[state] for state in self._cell.spec.states]
-        return list(zip(pooled[::2], pooled[1::2], strict=True))
+
+def _embedding(tokens: Tensor, words: Tensor | None) -> Embedding | None:
+    return None if words is None else Embedding(tokens, words)

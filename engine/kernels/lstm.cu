@@ -6,18 +6,11 @@
 //   batches. read, write, steps, tokens int32 [rows]: slots, steps of the row in this batch, first token of the row or
 //   next. words [vocabulary, inputs]. inputs and hidden are multiples of 8; matrices are contiguous.
 //   lstm_step adds a row of addend [any, 4 * hidden] to the gates: the row of the token in addend_rows, or the first if
-//   that is null. It writes h to the operand, and at a row's last step to its slot; c to its slot; the embedding of the
-//   next token to the operand, unless words is null; h to above, the operand of the next layer, unless that is null.
+//   that is null. It writes h and, unless words is null, the embedding of the next token to `following`, the operand of the
+//   next step; c, and at a row's last step h, to its slot; h to above, the next layer's operand, unless that is null.
 //   A row with no step left writes nothing.
 // Threads: y is the row, x a vector of eight columns, of h or, where it is wider, of the input.
 // Versions: 1. this: two rounds of loads, those of the row's description and the gates, then those at its addresses.
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-1.442695041f * x)); }
-
-// 1 - 2 / (e^2x + 1): an absolute error of some 1e-7.
-__device__ __forceinline__ float tanh_approx(float x) {
-    return 1.f - __fdividef(2.f, exp2_approx(2.885390082f * x) + 1.f);
-}
 
 extern "C" __global__ void lstm_begin(scalar* operand, const scalar* states, const int* read, const int* steps,
                                       const int* tokens, const scalar* words, int inputs, int hidden) {
@@ -37,7 +30,7 @@ extern "C" __global__ void lstm_begin(scalar* operand, const scalar* states, con
 
 extern "C" __global__ void __launch_bounds__(128)
     lstm_step(const scalar* gates, const scalar* addend, const int* addend_rows, float* cells, scalar* states,
-              const int* read, const int* write, const int* steps, int step, scalar* operand, int inputs, int hidden,
+              const int* read, const int* write, const int* steps, int step, scalar* following, int inputs, int hidden,
               scalar* above, int above_width, const int* next_tokens, const scalar* words) {
     const int column = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
     const int row = blockIdx.y;
@@ -54,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(128)
     const int slot = write[row];
     const int from = step == 0 ? read[row] : slot;
     const int added = addend_rows == nullptr ? 0 : addend_rows[row];
-    scalar* out = operand + (long long)row * (inputs + hidden);
+    scalar* out = following + (long long)row * (inputs + hidden);
 
     if (words != nullptr && left > 1 && column < inputs)
         store_vector(out + column, load_vector(words + (long long)next_tokens[row] * inputs + column));

@@ -7,7 +7,7 @@ import torch
 from penstock.engine.cells.contract import Cell
 from penstock.engine.gpu.lstm import LstmCell
 from penstock.engine.gpu.step_engine import GpuStepEngine
-from penstock.engine.kernels.lstm import Chains, lstm_begin, lstm_step
+from penstock.engine.kernels import lstm
 from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.closed_loop import Sentences
 from penstock.ops.bench.cellular.lstm_models import LstmModel
@@ -18,11 +18,18 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-@pytest.mark.parametrize(("kind", "layers"), [("folded", 1), ("folded", 2), ("unfolded", 2), ("torch", 1)])
-def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(kind: str, layers: int, is_prepared: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layers", "max_short_rows"),
+    [("folded", 1, 0), ("folded", 2, 0), ("folded", 2, 64), ("unfolded", 2, 0), ("unfolded", 2, 64), ("torch", 1, 0)],
+)
+def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
+    kind: str, layers: int, max_short_rows: int, is_prepared: bool
+) -> None:
     model = LstmModel.random(500, 256, layers, torch.device("cuda"), seed=1)
     cell: Cell | LstmCell = (
-        model.torch_cell("lstm", 40, 4) if kind == "torch" else model.fused_cell("lstm", 40, 4, folded=kind == "folded")
+        model.torch_cell("lstm", 40, 4)
+        if kind == "torch"
+        else model.fused_cell("lstm", 40, 4, folded=kind == "folded", max_short_rows=max_short_rows)
     )
     engine = GpuStepEngine([cell, model.reader(40)], num_slots=300)
     if is_prepared:
@@ -45,14 +52,17 @@ def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped(is
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("inputs", "hidden"), [(0, 1024), (72, 8), (8, 1032), (512, 512)])
 @pytest.mark.parametrize("step", [0, 1])
-def test_kernels_against_torch(inputs: int, hidden: int, dtype: torch.dtype, step: int) -> None:
-    rows, slots, vocabulary = 37, 80, 50
+@pytest.mark.parametrize(("rows", "is_short"), [(37, False), (37, True), (20, True), (150, True)])
+def test_kernels_against_torch(
+    inputs: int, hidden: int, dtype: torch.dtype, step: int, rows: int, is_short: bool
+) -> None:
+    slots, vocabulary = 400, 50
     rng = np.random.default_rng(1)
     read, write, steps, tokens = (
         torch.tensor(values, dtype=torch.int32, device="cuda")
         for values in (
-            rng.permutation(39)[:rows],
-            40 + rng.permutation(39)[:rows],
+            rng.permutation(200)[:rows],
+            200 + rng.permutation(200)[:rows],
             rng.integers(0, 4, rows),
             rng.integers(0, vocabulary, rows),
         )
@@ -60,14 +70,21 @@ def test_kernels_against_torch(inputs: int, hidden: int, dtype: torch.dtype, ste
     words = randn(vocabulary, inputs, dtype=dtype, seed=1) if inputs else None
     addend = randn(vocabulary, 4 * hidden, dtype=dtype, seed=2)
     gates = randn(rows, 4 * hidden, dtype=dtype, seed=3)
+    weight = randn(4 * hidden, inputs + hidden, dtype=dtype, seed=7, scale=hidden**-0.5)
     made = []
-    for begin, run in ((lstm_begin, lstm_step), (lstm_reference.lstm_begin, lstm_reference.lstm_step)):
+    for kernels in (lstm, lstm_reference):
         states, operand = (randn(n, w, dtype=dtype, seed=4) for n, w in ((slots, hidden), (rows, inputs + hidden)))
         cells, above = randn(slots, hidden, dtype=torch.float32, seed=5), randn(rows, hidden + 8, dtype=dtype, seed=6)
-        chains = Chains(read, write, steps)
-        begin(operand, states, chains, tokens, words)
-        run(gates, addend, tokens, cells, states, chains, step, operand, above, tokens.flip(0), words)
-        made.append((operand, states, cells, above))
+        following = randn(rows, inputs + hidden, dtype=dtype, seed=8)
+        chains = lstm.Chains(read, write, steps)
+        now, then = (None if words is None else lstm.Embedding(ids, words) for ids in (tokens, tokens.flip(0)))
+        kernels.lstm_begin(operand, states, chains, now)
+        rest = (lstm.Embedding(tokens, addend), cells, states, chains, step, following, above, then)
+        if is_short:
+            kernels.short_lstm_step(operand, lstm.short_order(weight), *rest)
+        else:
+            kernels.lstm_step(gates, *rest)
+        made.append((operand, following, states, cells, above))
     for ours, theirs in zip(*made, strict=True):
         error = (ours.float() - theirs.float()).abs().max().item()
         assert error <= 2 * torch.finfo(dtype if ours.dtype is dtype else torch.float16).eps, error

@@ -24,10 +24,12 @@ class LstmModel:
         module = nn.LSTM(hidden, hidden, layers, batch_first=True).eval().requires_grad_(False)
         return cls(module.half().to(device), torch.randn(vocabulary, hidden).half().to(device))
 
-    def fused_cell(self, name: str, max_rows: int, max_steps: int, *, folded: bool) -> LstmCell:
-        """The cell of fused kernels."""
+    def fused_cell(
+        self, name: str, max_rows: int, max_steps: int, *, folded: bool, max_short_rows: int = 0
+    ) -> LstmCell:
+        """The cell of fused kernels. max_short_rows: of batches whose steps are one launch each."""
         spec = self._spec(name, max_rows, max_steps)
-        return lstm_cell(spec, self.module, self.words, device=self.words.device, folded=folded)
+        return lstm_cell(spec, self.module, self.words, folded=folded, max_short_rows=max_short_rows)
 
     def torch_cell(self, name: str, max_rows: int, max_steps: int) -> Cell:
         """The same cell of plain torch operations. One layer."""

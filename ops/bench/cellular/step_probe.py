@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from penstock.engine.gpu.lstm import LstmCell
 from penstock.engine.gpu.products import MAX_ROWS
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.step_engine import GpuStepEngine, quantum_of
-from penstock.engine.kernels.short_product import Tile, short_product
 from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
 from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences, wmt_like_lengths
 from penstock.ops.bench.cellular.cudnn_baseline import padded_requests_per_s, sorted_requests_per_s
@@ -164,10 +163,10 @@ def parts_of(probe: Probe) -> dict[str, tuple[float, Callable[[], Any]]]:
     sentences = cache(lambda: Sentences.random(wmt_like_lengths(sizes.sentences, SEED), sizes.vocabulary, SEED))
 
     def steps(kind: str, quanta: Sequence[int]) -> Callable[[], Any]:
-        return lambda: _steps(probe, _cell(model(), kind, sizes), quanta)
+        return lambda: _steps(probe, _cell(model(), kind, sizes.rows[-1], sizes.quanta[-1]), quanta)
 
     def loops(kind: str, quanta: Sequence[int]) -> Callable[[], Any]:
-        return lambda: _loops(probe, _cell(model(), kind, sizes), sentences(), quanta)
+        return lambda: _loops(probe, _cell(model(), kind, sizes.rows[-1], sizes.quanta[-1]), sentences(), quanta)
 
     return {
         "lengths": (10, lambda: _describe(sentences())),
@@ -181,10 +180,12 @@ def parts_of(probe: Probe) -> dict[str, tuple[float, Callable[[], Any]]]:
         "nn_lstm_padded": (15, lambda: padded_requests_per_s(model(), sentences(), sizes.rows[-1])),
         "check_torch": (15, lambda: _check(probe, layers=1, kind="torch")),
         "check_decoder": (15, lambda: _check_decoder(probe)),
+        "check_short": (15, lambda: _check(probe, layers=2, kind="short")),
+        "steps_short": (10, steps("short", sizes.quanta[-1:])),
+        "steps_short_unfolded": (10, steps("short_unfolded", sizes.quanta[-1:])),
         "loop_unfolded": (15, loops("unfolded", sizes.quanta[-2:])),
         "steps_torch": (10, steps("torch", sizes.quanta[-1:])),
         "loop_torch": (10, loops("torch", sizes.quanta[-1:])),
-        "products_short": (10, lambda: _short_products(probe)),
     }
 
 
@@ -194,11 +195,12 @@ def _describe(sentences: Sentences) -> dict[str, Any]:
     return {"distribution": wmt_like_lengths.__doc__, "count": len(lengths), **described}
 
 
-def _cell(model: LstmModel, kind: str, sizes: Sizes) -> Cell | LstmCell:
-    """kind: "folded" or "unfolded" kernels, or "torch"."""
+def _cell(model: LstmModel, kind: str, max_rows: int, max_steps: int) -> Cell | LstmCell:
+    """kind: two launches a step, "folded" or "unfolded"; one, "short" or "short_unfolded"; or "torch"."""
     if kind == "torch":
-        return model.torch_cell(kind, sizes.rows[-1], sizes.quanta[-1])
-    return model.fused_cell(kind, sizes.rows[-1], sizes.quanta[-1], folded=kind == "folded")
+        return model.torch_cell(kind, max_rows, max_steps)
+    max_short_rows = MAX_ROWS if "short" in kind else 0
+    return model.fused_cell(kind, max_rows, max_steps, folded="unfolded" not in kind, max_short_rows=max_short_rows)
 
 
 def _check(probe: Probe, *, layers: int, kind: str) -> dict[str, Any]:
@@ -207,10 +209,7 @@ def _check(probe: Probe, *, layers: int, kind: str) -> dict[str, Any]:
     lengths = np.random.default_rng(SEED).integers(1, 41, sizes.check_chains)
     sentences = Sentences.random(lengths, sizes.vocabulary, SEED + 1)
     max_rows, max_quantum = (96, 5) if probe.device.type == "cuda" else (7, 3)
-    if kind == "torch":
-        cell: Cell | LstmCell = model.torch_cell(kind, max_rows, max_quantum)
-    else:
-        cell = model.fused_cell(kind, max_rows, max_quantum, folded=kind == "folded")
+    cell = _cell(model, kind, max_rows, max_quantum)
     engine = probe.engine([cell, model.reader(max_rows)], 3 * sizes.check_chains)
     found = check_lstm(engine, kind, model, sentences, max_rows, max_quantum, SEED)
     return _passed(found)
@@ -243,32 +242,13 @@ def _products(probe: Probe, model: LstmModel) -> dict[str, dict[str, float]]:
     return figures
 
 
-def _short_products(probe: Probe) -> dict[str, dict[str, float]]:
-    """Microseconds of the same products by our kernel for few rows, the better of two tiles."""
-    sizes = probe.sizes
-    figures: dict[str, dict[str, float]] = {}
-    for name, depth in {"unfolded": 2 * sizes.hidden, "folded": sizes.hidden}.items():
-        weight = torch.randn(4 * sizes.hidden, depth, device=probe.device).half()
-        for rows in (rows for rows in sizes.rows if 8 <= rows <= MAX_ROWS):
-            x = torch.randn(rows, depth, device=probe.device).half()
-            out = torch.empty(rows, 4 * sizes.hidden, device=probe.device, dtype=torch.float16)
-
-            def work(tile: Tile, x: torch.Tensor = x, weight: torch.Tensor = weight, out: torch.Tensor = out) -> None:
-                for _ in range(sizes.steps_timed):
-                    short_product(out, x, weight, None, "identity", tile)
-
-            times = [probe.step_us(partial(work, tile), sizes.steps_timed) for tile in (Tile(32, 32), Tile(64, 32))]
-            figures.setdefault(name, {})[str(rows)] = min(times)
-    return figures
-
-
 def _steps(probe: Probe, cell: Cell | LstmCell, quanta: Sequence[int]) -> dict[str, dict[str, float]]:
     """Microseconds of a step, by rows and quantum: graphs of quanta one after another, all rows with all steps."""
     sizes, spec = probe.sizes, cell.spec
     pool = StatePool([spec], sizes.rows[-1] + 1, probe.device)
     launched = quantum_of(cell, pool)
     figures: dict[str, dict[str, float]] = {}
-    for rows in sizes.rows:
+    for rows in (rows for rows in sizes.rows if "short" not in spec.name or rows <= MAX_ROWS):
         for quantum in quanta:
             layout = CellLayout(spec, row_bucket(rows), quantum)
             described = np.zeros(layout.num_described, np.int32)
@@ -317,20 +297,20 @@ def _summary(probe: Probe) -> int:
     records = {name: part for name, part in probe.results.items() if isinstance(part, dict) and "error" in part}
     products = (records.get("products") or {}).get("result") or {}
     print("\nMicroseconds of a step by quantum, the product alone, and the ratio at the largest quantum")
-    for kind in ("unfolded", "folded", "torch"):
-        alone = products.get("unfolded" if kind == "torch" else kind, {})
+    for kind in ("unfolded", "folded", "short_unfolded", "short", "torch"):
+        alone = products.get("folded" if kind in ("folded", "short") else "unfolded", {})
         for rows, by_quantum in (records[f"steps_{kind}"]["result"] or {}).items():
             times = " ".join(f"{quantum}:{us:7.2f}" for quantum, us in by_quantum.items())
             product = alone.get(rows, float("nan"))
             ratio = list(by_quantum.values())[-1] / product
-            print(f"{kind:9} rows {rows:>4}  {times}  product {product:7.2f}  ratio {ratio:5.2f}")
+            print(f"{kind:14} rows {rows:>4}  {times}  product {product:7.2f}  ratio {ratio:5.2f}")
     print("\nClosed loop: requests a second, fill, microseconds of a batch on the host, on the device, and waiting")
     for kind in ("folded", "unfolded", "torch"):
         for quantum, f in (records[f"loop_{kind}"]["result"] or {}).items():
             figures = " ".join(f"{f[name]:8.1f}" for name in ("host_us", "device_us", "wait_us"))
             print(f"{kind:9} quantum {quantum}  {f['requests_per_s']:10.0f} req/s  fill {f['fill']:.2f}  {figures}")
     print()
-    for name in ("lengths", "nn_lstm_sorted", "nn_lstm_padded", "products_short"):
+    for name in ("lengths", "nn_lstm_sorted", "nn_lstm_padded"):
         print(f"{name}: {records[name]['result']}")
     checks = {name: part["result"] for name, part in records.items() if name.startswith("check_")}
     print("\nchecks: " + ", ".join(f"{name} {bool(found and found['passed'])}" for name, found in checks.items()))

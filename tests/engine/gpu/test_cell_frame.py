@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "lstm_begin", lstm_reference.lstm_begin)
-    monkeypatch.setattr(fused, "lstm_step", lstm_reference.lstm_step)
+    for kernel in ("lstm_begin", "lstm_step", "short_lstm_step"):
+        monkeypatch.setattr(fused, kernel, getattr(lstm_reference, kernel))
 
 
 def sentences(count: int, vocabulary: int, seed: int = 3) -> Sentences:
@@ -38,14 +38,16 @@ def batch(cell: str, slots: list[int], steps: list[int], quantum: int) -> CellBa
     return CellBatch(cell, own[:, None], own, {"token": tokens}, np.array(steps, np.int32), is_first, quantum)
 
 
-@pytest.mark.parametrize("kind", ["folded", "unfolded", "torch"])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(kind: str, layers: int) -> None:
-    if (kind, layers) == ("torch", 2):
-        pytest.skip("the cell of plain torch has one layer")
+@pytest.mark.parametrize(
+    ("kind", "layers", "max_short_rows"),
+    [("folded", 1, 0), ("folded", 2, 8), ("unfolded", 1, 8), ("unfolded", 2, 0), ("unfolded", 3, 99), ("torch", 1, 0)],
+)
+def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(kind: str, layers: int, max_short_rows: int) -> None:
     model = LstmModel.random(40, 16, layers, CPU, seed=1)
     cell: Cell | fused.LstmCell = (
-        model.torch_cell("lstm", 9, 4) if kind == "torch" else model.fused_cell("lstm", 9, 4, folded=kind == "folded")
+        model.torch_cell("lstm", 9, 4)
+        if kind == "torch"
+        else model.fused_cell("lstm", 9, 4, folded=kind == "folded", max_short_rows=max_short_rows)
     )
     engine = HostEngine([cell, model.reader(9)], num_slots=64)
     found = check_lstm(engine, "lstm", model, sentences(20, 40), max_rows=9, max_quantum=4, seed=2)
