@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellSpec, Int32Array, StateSpec
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.types import Float32Array
 
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 _ROWS = (8, 16, 32, 64)  # then multiples of 64: a product's tiles have no fewer rows
@@ -95,13 +96,13 @@ class CellLayout:
 
     def results(
         self, values: Int32Array, count: int
-    ) -> tuple[Int32Array, Int32Array, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int32]]]]:
+    ) -> tuple[Int32Array, Int32Array, dict[str, Float32Array | Int32Array]]:
         """Copies of the steps that ran, the stop flags and the emissions of the first `count` rows."""
         ran, stopped, *emitted = (values[section] for section in self._resulting)
-        by_name = {}
+        by_name: dict[str, Float32Array | Int32Array] = {}
         for emission, section in zip(self.spec.emits, emitted, strict=True):
-            typed = section if is_integer(emission) else section.view(np.float32)
-            by_name[emission.name] = typed.reshape(self.rows, self.quantum, emission.width)[:count].copy()
+            rows = section.reshape(self.rows, self.quantum, emission.width)[:count].copy()
+            by_name[emission.name] = rows if is_integer(emission) else rows.view(np.float32)
         return ran[:count].copy(), stopped[:count].copy(), by_name
 
 

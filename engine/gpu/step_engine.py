@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
+from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.errors import DeviceFailed, InvalidBatch, is_out_of_memory
 from penstock.engine.gpu.cell_batches import BatchCheck, CellLayout, DeviceBatch, row_bucket, row_buckets
 from penstock.engine.gpu.graphs import Graphs, Work
@@ -202,7 +202,7 @@ class RunningQuantum:
 
     _engine: GpuStepEngine
     _layout: CellLayout
-    _asked: np.ndarray[tuple[int, ...], np.dtype[np.int32]]  # steps of each row
+    _asked: Int32Array  # steps of each row
     _fetched: Tensor | None  # the results, in `_landing`; filled once the batch's end has come
     _landing: Landing
     _ended: torch.cuda.Event

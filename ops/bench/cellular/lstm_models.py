@@ -34,8 +34,9 @@ class LstmModel:
     def torch_cell(self, name: str, max_rows: int, max_steps: int) -> Cell:
         """The same cell of plain torch operations. One layer."""
         module, words = self.module, self.words
-        weight = torch.cat((module.weight_ih_l0, module.weight_hh_l0), 1).t()
-        bias = (module.bias_ih_l0.float() + module.bias_hh_l0.float()).to(words.dtype)
+        of_input, of_state, *biases = (parameter.detach() for parameter in module.parameters())
+        weight = torch.cat((of_input, of_state), 1).t()
+        bias = torch.stack(biases).float().sum(0).to(words.dtype)
 
         def step(states: Tensors, inputs: Tensors) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
             operand = torch.cat((nn.functional.embedding(inputs["token"], words), states["h0"]), 1)

@@ -288,7 +288,7 @@ def _loops(
 def _machine(is_gpu: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     if is_gpu:
-        described |= {"gpu": torch.cuda.get_device_name(), "cudnn": torch.backends.cudnn.version()}
+        described |= {"gpu": torch.cuda.get_device_name(), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]  # torch
     return described
 
 
