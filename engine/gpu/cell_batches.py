@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellSpec, Int32Ar
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.types import Float32Array
 
+_Slots = npt.NDArray[np.intp]
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 _ROWS = (8, 16, 32, 64)  # then multiples of 64: a product's tiles have no fewer rows
 
@@ -111,7 +113,7 @@ class BatchCheck:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._writer = np.full(num_slots, -1, np.int32)  # row that writes a slot, within one call
+        self._writer = np.full(num_slots, -1)  # row that writes a slot, within one call
 
     def __call__(self, batch: CellBatch, spec: CellSpec) -> None:
         rows, quantum = len(batch.steps), batch.quantum
@@ -123,19 +125,18 @@ class BatchCheck:
             raise InvalidBatch(f"the arrays of a batch of {spec.name} do not agree on {rows} rows of {quantum} steps")
         if batch.steps.min() < 1 or batch.steps.max() > quantum:
             raise InvalidBatch(f"a row of {spec.name} has steps outside of [1, {quantum}]")
-        if batch.write.min() <= NO_SLOT or max(batch.write.max(), batch.read.max()) >= self._num_slots:
-            raise InvalidBatch(f"a slot is outside of the pool of {self._num_slots}")
-        if batch.read.min() < NO_SLOT:
-            raise InvalidBatch("a row reads a negative slot")
-        self._check_writers(batch)
+        read, write = batch.read.ravel().astype(np.intp), batch.write.astype(np.intp)  # numpy's own type: it is faster
+        if write.min() <= NO_SLOT or read.min() < NO_SLOT or max(write.max(), read.max()) >= self._num_slots:
+            raise InvalidBatch(f"a row of {spec.name} reads or writes a slot outside of the pool of {self._num_slots}")
+        self._check_writers(read, write, spec.arity)
 
-    def _check_writers(self, batch: CellBatch) -> None:
-        own = np.arange(len(batch.write), dtype=np.int32)
-        self._writer[batch.write] = own
-        is_shared = (self._writer[batch.write] != own).any()
-        writers = self._writer[batch.read]
-        is_raced = ((writers >= 0) & (writers != own[:, None])).any()
-        self._writer[batch.write] = -1
+    def _check_writers(self, read: _Slots, write: _Slots, arity: int) -> None:
+        writer, own = self._writer, np.arange(len(write))
+        writer[write] = own
+        is_shared = not np.array_equal(writer[write], own)
+        writers = writer[read]
+        is_raced = ((writers >= 0) & (writers != np.repeat(own, arity))).any()
+        writer[write] = -1
         if is_shared or is_raced:
             raise InvalidBatch("a row writes a slot that another row reads or writes")
 

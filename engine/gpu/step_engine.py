@@ -135,8 +135,8 @@ class GpuStepEngine:
         key = GraphKey(batch.cell, row_bucket(len(batch.steps)), batch.quantum)
         layout, _ = self._layout(key)
         landing = self._landings.take()
-        landing.started.record(self._stream)
         self._upload(layout, batch)
+        landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description
         self._graphs.run(key, self._work(key))
         fetched = None
         if layout.has_results:

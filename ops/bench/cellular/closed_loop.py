@@ -72,7 +72,7 @@ class ClosedLoop:
         self._at = sentences.starts[:rows].copy()  # of each row's next token
         self._left = sentences.lengths[:rows].copy()
         self._is_new = np.ones(rows, np.bool_)
-        self._columns = np.arange(quantum)
+        self._windows = np.lib.stride_tricks.sliding_window_view(sentences.tokens, quantum)
         self.finished = 0
         self.row_steps = 0
 
@@ -83,7 +83,7 @@ class ClosedLoop:
             cell=self._cell,
             read=np.where(self._is_new, np.int32(NO_SLOT), self._slots)[:, None],
             write=self._slots,
-            inputs={"token": self._sentences.tokens[self._at[:, None] + self._columns]},
+            inputs={"token": self._windows[self._at]},
             steps=steps.astype(np.int32),
             is_first=self._is_new,
             quantum=self._quantum,
