@@ -61,7 +61,7 @@ def lstm_cell(
     dtypes = states[0].dtype if states else None, torch.float32
     is_supported = dtypes[0] in (torch.float16, torch.bfloat16) and len(states) == 2 * module.num_layers
     is_supported &= all((s.dtype, s.width) == (dtypes[i % 2], module.hidden_size) for i, s in enumerate(states))
-    if not is_supported or len(spec.inputs) != 1 or spec.emits or spec.arity != 1:
+    if not is_supported or len(spec.inputs) != 1 or spec.emits or spec.feedback or spec.arity != 1:
         raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
     layers = [_layer(module, index, words, states[0].dtype, folded) for index in range(module.num_layers)]
     return LstmCell(spec, tuple(layers), max_short_rows)
