@@ -1,13 +1,13 @@
 """CUDA graphs of forward passes, one for each shape: captured ahead or while the device is idle, then replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
+from typing import Generic, TypeVar
 
 import structlog
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.inputs import Shape
 from penstock.engine.gpu.workspace import release_cached_memory
 
 _MAX_GRAPHS = 1024
@@ -17,12 +17,13 @@ _MAX_HELD_BYTES = 1 << 30
 _MAX_DRIVER_BYTES = 4 << 20
 
 _Graph = tuple[torch.cuda.CUDAGraph, Tensor]
-Work = Callable[[], Tensor]  # one forward pass of a shape
+Work = Callable[[], Tensor]  # one forward pass of a shape, or one batch of cells
+Shape = TypeVar("Shape", bound=Hashable)
 
 log = structlog.get_logger("penstock.engine")
 
 
-class Graphs:
+class Graphs(Generic[Shape]):
     """Graphs by shape. All share one memory pool and run in the order of one stream, so they may overwrite each other.
 
     A shape is captured ahead by `capture`, or by `capture_next` once two batches have had it. A shape whose capture
