@@ -1,6 +1,8 @@
 """CUDA graphs of forward passes, one for each shape: captured ahead or while the device is idle, then replayed."""
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -103,7 +105,10 @@ class Graphs(Generic[Shape]):
         release_cached_memory()  # the capture releases it too, which would hide the memory that it takes
         before = self._memory()
         try:
-            with torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"):
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"),
+            ):
                 result = work()
         except (RuntimeError, ValueError) as error:
             self._refused.add(shape)
@@ -122,6 +127,18 @@ class Graphs(Generic[Shape]):
         pool_bytes = max(0, after[0] - before[0])
         driver_bytes = before[1] - after[1] - pool_bytes
         self._held_bytes += pool_bytes + min(max(0, driver_bytes), _MAX_DRIVER_BYTES)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector off: it may free a graph of another engine, and CUDA refuses that during a capture."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 @cache
