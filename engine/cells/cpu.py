@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.engine.cells.batch_checks import BatchCheck, require_runnable
-from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
+from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.errors import EngineError, InvalidBatch
+
+Emissions = npt.NDArray[np.float32] | Int32Array
 
 
 class _Rows(NamedTuple):
@@ -142,7 +145,7 @@ class CpuStepEngine:
 
     def _settle(
         self, spec: CellSpec, batch: CellBatch, parts: Sequence[_Rows], failed: dict[int, EngineError]
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:  # type: ignore[type-arg] # as CellOutput has them
+    ) -> tuple[dict[str, Emissions], Int32Array, npt.NDArray[np.bool_]]:
         """Write what rows have computed to the pool and to the output's arrays; add the rows that became NaN."""
         num_rows = len(batch.steps)
         write = torch.from_numpy(batch.write).long()

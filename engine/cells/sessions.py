@@ -1,7 +1,7 @@
 """Active requests between their batches: slots, inputs and emissions of their nodes."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ class Sessions:
         if num_known == 0 and self._pool.num_free != self._pool.num_slots - 1:
             raise RuntimeError("slots are in use, but no request is open. This is a bug.")
 
-    def _store(self, cell: str, found: np.ndarray, ran: Int32Array, output: CellOutput) -> None:  # type: ignore[type-arg] # structured
+    def _store(self, cell: str, found: npt.NDArray[Any], ran: Int32Array, output: CellOutput) -> None:
         spec = next(spec for spec in self._specs if spec.name == cell)
         for column, emission in enumerate(spec.emits, len(spec.inputs)):
             emitted = np.ascontiguousarray(output.emitted[emission.name]).view(np.int32).reshape(len(ran), -1)

@@ -115,7 +115,7 @@ def test_arrays_that_no_builder_made_are_checked_too() -> None:
     inputs = {"token": InputValues(np.array([1], np.int32), np.array([0, 1], np.int32))}
     one, reads = np.ones(1, np.int32), np.full((1, 2), NO_NODE, np.int32)
 
-    def check(cells: int, steps: np.ndarray = one, reads: np.ndarray = reads) -> None:  # type: ignore[type-arg]
+    def check(cells: int, steps: np.ndarray = one, reads: np.ndarray = reads) -> None:
         check_graph(Unfolded(np.array([cells], np.int32), steps, reads, inputs), SPECS, GraphLimits())
 
     check(0)

@@ -77,7 +77,7 @@ def test_the_decoder_emits_what_a_loop_with_feedback_emits(layers: int, depth: i
 def test_a_decoder_that_never_stops_ends_after_max_tokens() -> None:
     parts = modules()
     with torch.no_grad():
-        parts["output"].bias[END] = -1e9  # type: ignore[index, operator]
+        parts["output"].bias[END] = -1e9  # type: ignore[operator]
     (result,) = run_all(model_of(parts), [{"tokens": [1, 2], "max_tokens": 50}])
     assert len(only(result, "token")) == 50
 
