@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
-from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, RotaryAttention
+from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, DistanceAttention, RotaryAttention
 
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
 
@@ -39,6 +39,24 @@ def biased(kind: BiasedAttention) -> GroupAttention:
         return _weighted(bias + _products(query, key) / math.sqrt(head_dim), value)
 
     return attention
+
+
+def by_distance(kind: DistanceAttention) -> GroupAttention:
+    """softmax(q k' / sqrt(d) + bias) v, with the bias of each pair's distance."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length, head_dim = query.shape[-2:]
+        bias = kind.bias.float()[:, _columns(length, kind.bias.shape[1] // 2)]
+        return _weighted(bias[:, None] + _products(query, key) / math.sqrt(head_dim), value)
+
+    return attention
+
+
+@lru_cache(maxsize=64)
+def _columns(length: int, reach: int) -> Tensor:
+    """[L, L] int64: the column of `DistanceAttention.bias` for query i and key j."""
+    positions = torch.arange(length)
+    return (positions[None, :] - positions[:, None]).clamp(-reach, reach) + reach
 
 
 def disentangled(kind: DisentangledAttention) -> GroupAttention:
