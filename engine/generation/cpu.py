@@ -65,6 +65,10 @@ class CpuSeq2Seq:
         if len(sources):
             self._key_values[:, torch.from_numpy(destinations)] = self._key_values[:, torch.from_numpy(sources)]
 
+    def clear_pages(self, pages: Int64Array) -> None:
+        """Make pages zero. Attention multiplies what lies behind a row's last key by zero, which no NaN survives."""
+        self._key_values[:, torch.from_numpy(pages)] = 0
+
     def _use_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)

@@ -161,7 +161,7 @@ class Generator:
                 tokens[request.id] += choice.tokens
                 if choice.is_finished:
                     finishes[request.id] = _finish(request, choice)
-                    self._leave(request)
+                    self._leave(request, has_ended=not choice.is_invalid)
         progress = (Progress(id, new, finishes.get(id)) for id, new in tokens.items())
         return [one for one in progress if one.tokens or one.finish]
 
@@ -173,7 +173,7 @@ class Generator:
     def cancel(self, id: int) -> bool:
         """Let a request leave, with its pages. Returns whether it was waiting or active."""
         if id in self._active:
-            self._leave(self._active[id])
+            self._leave(self._active[id], has_ended=False)
             return True
         return self._waiting.pop(id, None) is not None
 
@@ -184,11 +184,11 @@ class Generator:
         try:
             logits = self._device.step(self._decoder_rows(requests, rows, slots))
         except BaseException:
-            self._targets.retract(rows)
+            self._device.clear_pages(self._targets.retract(rows))
             raise
         choices = choose(logits, [request.hypotheses for request in requests])
         forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
-        moved = [(rows, rows[parents]) for rows, parents in forks if parents is not None]
+        moved = [(own, own[parents]) for own, parents in forks if parents is not None]
         if moved:
             self._device.copy_pages(*self._targets.reorder(*map(np.concatenate, zip(*moved, strict=True))))
         return choices
@@ -215,19 +215,22 @@ class Generator:
         request.source_row = self._sources.open(1)
         request.rows = self._targets.open(request.hypotheses.options.num_beams)
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: _Request, *, has_ended: bool = False) -> None:
+        """Give rows and pages back. Those of a request that has not ended as it should may hold NaN."""
         self._reserved -= request.num_pages
-        self._sources.close(request.source_row)
-        self._targets.close(request.rows)
+        for table, rows in ((self._sources, request.source_row), (self._targets, request.rows)):
+            pages = table.close(rows)
+            if not has_ended:
+                self._device.clear_pages(pages)
 
     def _run_encoder(self, requests: Sequence[_Request]) -> None:
         if requests:
             slots = [self._sources.fill(int(request.source_row[0]), len(request.source)) for request in requests]
             self._device.encode([request.source for request in requests], slots)
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: _Request, *, has_ended: bool) -> None:
         del self._active[request.id]
-        self._release(request)
+        self._release(request, has_ended=has_ended)
 
     def _require_source(self, input_ids: Int32Array) -> None:
         """Raise InvalidSource where the model cannot read the source."""

@@ -65,12 +65,14 @@ class PageTable:
         """`count` empty rows."""
         return np.array([self._free_rows.pop() for _ in range(count)], np.int64)
 
-    def close(self, rows: Int64Array) -> None:
-        """Give rows back with their pages."""
-        self._pool.drop(self.pages[rows].ravel())
+    def close(self, rows: Int64Array) -> Int64Array:
+        """Give rows back with their pages, which are returned."""
+        pages = self.pages[rows].ravel()
+        self._pool.drop(pages)
         self.pages[rows] = NO_PAGE
         self.lengths[rows] = 0
         self._free_rows.extend(rows[::-1].tolist())
+        return pages[pages != NO_PAGE]
 
     def fill(self, row: int, count: int) -> Int64Array:
         """Give an empty row `count` positions. Returns the slot of each: page * page size + offset."""
@@ -89,13 +91,15 @@ class PageTable:
         slots: Int64Array = self.pages[rows, columns] * self._page_size + offsets
         return slots
 
-    def retract(self, rows: Int64Array) -> None:
-        """Take back each row's last position: `extend` undone."""
+    def retract(self, rows: Int64Array) -> Int64Array:
+        """Take back each row's last position: `extend` undone. Returns the pages that rows give back."""
         self.lengths[rows] -= 1
         columns, offsets = np.divmod(self.lengths[rows], self._page_size)
         emptied, columns = rows[offsets == 0], columns[offsets == 0]
-        self._pool.drop(self.pages[emptied, columns])
+        pages = self.pages[emptied, columns]
+        self._pool.drop(pages)
         self.pages[emptied, columns] = NO_PAGE
+        return pages
 
     def reorder(self, rows: Int64Array, parents: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Continue in each of `rows` what the row of `parents` at its place has held until now.

@@ -1,0 +1,108 @@
+"""Tokens equal those of transformers' `generate` in float32, whatever runs in the same batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine.generation.loading import load_seq2seq
+from tests.engine.generation.helpers import EOS, FAMILIES, expected, generate, model_of, save_seq2seq, sources
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (1, 33, 2, 5, 17, 60, 4)
+
+
+def assert_parity(family: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0, **options: Any) -> list[list[int]]:
+    """Returns the tokens."""
+    checkpoint, model = model_of(family)
+    batch = sources(lengths, seed)
+    tokens = generate(checkpoint, batch, **options)
+    assert tokens == [expected(model, source, **options) for source in batch]
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy(family: str) -> None:
+    tokens = assert_parity(family, max_new_tokens=30)
+    assert len({len(row) for row in tokens}) > 1  # some stop and some do not
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_four_beams(family: str, length_penalty: float) -> None:
+    assert_parity(family, (1, 33, 5), max_new_tokens=14, num_beams=4, length_penalty=length_penalty)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.6])
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_when_beams_stop(early_stopping: bool | str, length_penalty: float, num_beams: int) -> None:
+    assert_parity(
+        "marian",
+        (3, 21, 8),
+        max_new_tokens=16,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+    )
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_new_tokens": 6},
+        {"min_length": 6},
+        {"no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3},
+        {"repetition_penalty": 0.7},
+        {"bad_words_ids": [[40], [2], [41, 42], [20, 21, 22]]},
+        {"suppress_tokens": list(range(20, 60))},
+        {"begin_suppress_tokens": list(range(50, 90))},
+        {"forced_bos_token_id": 33},
+        {"forced_bos_token_id": 33, "begin_suppress_tokens": list(range(50, 90))},
+        {"forced_eos_token_id": 13},
+        {"renormalize_logits": True, "suppress_tokens": list(range(20, 60))},
+        {"eos_token_id": 17},
+        {"decoder_start_token_id": 60},
+        {"max_length": 9},
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], num_beams: int) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 12} if "max_length" not in options else {}
+    assert_parity("bart", (1, 19, 6), num_beams=num_beams, **given, **options)
+
+
+def test_the_models_own_options() -> None:
+    """Without any argument, as generation_config.json has them."""
+    tokens = assert_parity("bart")
+    assert max(map(len, tokens)) == 20
+
+
+def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "t5")
+    (tmp_path / "generation_config.json").unlink()
+    assert load_seq2seq(str(tmp_path)).options().eos_token_ids == tuple(EOS)
+
+
+def test_requests_with_different_options_share_a_batch() -> None:
+    from penstock.engine.generation.generator import Generator
+    from tests.engine.generation.helpers import SMALL, drain
+
+    checkpoint, model = model_of("t5")
+    mixed: list[dict[str, Any]] = [
+        {"max_new_tokens": 9},
+        {"max_new_tokens": 5, "num_beams": 2},
+        {"max_new_tokens": 12, "num_beams": 4, "length_penalty": 2.0},
+        {"max_new_tokens": 7, "num_beams": 4, "length_penalty": 2.0},
+        {"max_new_tokens": 8, "no_repeat_ngram_size": 2},
+    ]
+    generator = Generator(checkpoint.weights, SMALL)
+    batch = sources((9, 30, 2, 30, 9))
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        generator.start(id, source, checkpoint.options(**options))
+    tokens = drain(generator, quantum=3)
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        assert tokens[id] == expected(model, source, **options), options
