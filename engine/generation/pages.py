@@ -67,7 +67,7 @@ class PageTable:
 
     def close(self, rows: Int64Array) -> Int64Array:
         """Give rows back with their pages, which are returned."""
-        pages = self.pages[rows].ravel()
+        pages: Int64Array = self.pages[rows].ravel()
         self._pool.drop(pages)
         self.pages[rows] = NO_PAGE
         self.lengths[rows] = 0
@@ -96,7 +96,7 @@ class PageTable:
         self.lengths[rows] -= 1
         columns, offsets = np.divmod(self.lengths[rows], self._page_size)
         emptied, columns = rows[offsets == 0], columns[offsets == 0]
-        pages = self.pages[emptied, columns]
+        pages: Int64Array = self.pages[emptied, columns]
         self._pool.drop(pages)
         self.pages[emptied, columns] = NO_PAGE
         return pages

@@ -40,8 +40,8 @@ _T5: dict[str, Any] = {
     "d_model": 32,
     "d_kv": 12,  # heads times it is not d_model
     "d_ff": 48,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
     "num_heads": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
@@ -72,8 +72,12 @@ def save_seq2seq(directory: Path, family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = _AUTO_MODEL.from_config(kind(**(values | changes)))
     randomise(model, seed=7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "shared" in name or "embed_tokens" in name:
+                parameter *= 0.1  # else random weights repeat the token that they read
     if hasattr(model, "final_logits_bias"):
-        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
+        model.final_logits_bias.normal_(std=0.03, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(directory)
     return _AUTO_MODEL.from_pretrained(directory, dtype=torch.float32).eval()
 

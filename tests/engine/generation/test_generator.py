@@ -19,9 +19,9 @@ from tests.engine.generation.helpers import SMALL, drain, expected, model_of, so
 
 LENGTHS = (1, 9, 24, 4)
 KINDS: tuple[dict[str, Any], ...] = (
-    {"max_new_tokens": 11},
+    {"max_new_tokens": 11, "no_repeat_ngram_size": 1},
     {"max_new_tokens": 5, "eos_token_id": 89},
-    {"max_new_tokens": 9, "num_beams": 3},
+    {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2},
     {"max_new_tokens": 14, "do_sample": True, "temperature": 1.5, "top_k": 20},
 )
 
@@ -223,10 +223,10 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_scores_that_are_not_numbers_end_their_request_alone() -> None:
-    weights = with_nan_word(model_of("marian")[0].weights, 50)
-    generator = Generator(weights, replace(SMALL, num_pages=20))
+    weights = with_nan_word(model_of("marian")[0].weights, 3)
+    generator = Generator(weights, replace(SMALL, num_pages=22))
     start(generator, 0, 9, 0)
-    generator.start(1, np.array([50, 20], np.int32), options_of(num_beams=3))
+    generator.start(1, np.array([3, 20], np.int32), options_of(num_beams=3))
     progress = generator.step()
     assert Progress(1, (), "invalid") in progress
     assert generator.active == (0,)
