@@ -43,20 +43,16 @@ def biased(kind: BiasedAttention) -> GroupAttention:
 
 def by_distance(kind: DistanceAttention) -> GroupAttention:
     """softmax(q k' / sqrt(d) + bias) v, with the bias of each pair's distance."""
+    reach = kind.bias.shape[1] // 2
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         length, head_dim = query.shape[-2:]
-        bias = kind.bias.float()[:, _columns(length, kind.bias.shape[1] // 2)]
+        distances = torch.arange(1 - length, length).clamp(-reach, reach)
+        columns = kind.bias.float()[:, distances + reach]
+        bias = columns.unfold(1, length, 1).flip(1)  # [heads, L, L]: query i reads the columns from L - 1 - i on
         return _weighted(bias[:, None] + _products(query, key) / math.sqrt(head_dim), value)
 
     return attention
-
-
-@lru_cache(maxsize=64)
-def _columns(length: int, reach: int) -> Tensor:
-    """[L, L] int64: the column of `DistanceAttention.bias` for query i and key j."""
-    positions = torch.arange(length)
-    return (positions[None, :] - positions[:, None]).clamp(-reach, reach) + reach
 
 
 def disentangled(kind: DisentangledAttention) -> GroupAttention:

@@ -10,7 +10,8 @@ to the rounding of matrix products. As cells (`engine.cells.contract`) a request
   stops with an end token. `Generator.decode` runs a batch of chains for a quantum of steps. Chains that stop within
   the quantum leave at once, so no step is computed for nothing.
 
-A scheduler's task becomes `encode(ids)` or `decode(ids, quantum)`. Without a scheduler, `step()` is one step of all.
+A scheduler's task becomes `encode(ids)` or `decode(ids, quantum)`, with one id for all beams of a request. Without a
+scheduler, `step()` is one step of all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,26 +20,14 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.engine.errors import GeneratorFull, InvalidOption, InvalidSource
+from penstock.engine.errors import GeneratorFull
 from penstock.engine.generation.cpu import CpuSeq2Seq, DecoderRows
+from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.pages import Int64Array, PagePool, PageTable, pages_of
+from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorLimits:
-    """Bounds of a generator's memory."""
-
-    num_pages: int = 4096
-    page_size: int = 16  # positions of a page, in all layers
-    max_rows: int = 256  # of one step: a row for each beam of each request
-    max_waiting: int = 1024  # requests that have not joined
-    max_encode_tokens: int = 16384  # of one batch of the encoder; a longer source runs alone
-    max_source_tokens: int = 1024
-    max_new_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +56,7 @@ class Generator:
     Joining reserves the pages that the request needs at most, so a request that has joined always finishes.
     """
 
-    def __init__(self, weights: Seq2SeqWeights, limits: GeneratorLimits = GeneratorLimits(), threads: int = 1) -> None:
+    def __init__(self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1) -> None:
         """threads: of the matrix products; each call sets the calling thread's torch thread count to it."""
         self._weights = weights
         self._limits = limits
@@ -101,18 +90,13 @@ class Generator:
         """
         if id in self._waiting or id in self._active:
             raise ValueError(f"request {id} was started twice. This is a bug.")
-        self._require_source(input_ids)
-        self._require_options(options)
+        self._limits.require_source(input_ids, self._weights)
+        self._limits.require_options(options, self._weights)
+        num_pages = self._limits.pages_of(len(input_ids), options)
+        self._limits.require_pages(num_pages)
         if len(self._waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(self._waiting)} requests wait, which is the limit. Try again later.")
-        pages = options.num_beams * pages_of(options.max_new_tokens, self._limits.page_size)
-        pages += pages_of(len(input_ids), self._limits.page_size)
-        if pages > self._limits.num_pages:
-            raise InvalidOption(
-                f"max_new_tokens {options.max_new_tokens} and num_beams {options.num_beams} need {pages} pages; "
-                f"there are {self._limits.num_pages}."
-            )
-        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), pages)
+        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages)
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -231,24 +215,6 @@ class Generator:
     def _leave(self, request: _Request, *, has_ended: bool) -> None:
         del self._active[request.id]
         self._release(request, has_ended=has_ended)
-
-    def _require_source(self, input_ids: Int32Array) -> None:
-        """Raise InvalidSource where the model cannot read the source."""
-        longest = min(filter(None, (self._limits.max_source_tokens, self._weights.max_source_tokens)))
-        if not 1 <= len(input_ids) <= longest:
-            raise InvalidSource(f"the source has {len(input_ids)} tokens; 1 to {longest} can be read.")
-        vocab_size = self._weights.source_vocab_size
-        if input_ids.min() < 0 or input_ids.max() >= vocab_size:
-            raise InvalidSource(f"tokens must lie in [0, {vocab_size}); found {input_ids.min()} to {input_ids.max()}.")
-
-    def _require_options(self, options: GenerationOptions) -> None:
-        """Raise InvalidOption where the model or the limits do not allow the options."""
-        options.require_tokens(self._weights.target_vocab_size)
-        longest = min(filter(None, (self._limits.max_new_tokens, self._weights.max_target_tokens)))
-        if options.max_new_tokens > longest:
-            raise InvalidOption(f"max_new_tokens must be at most {longest}, not {options.max_new_tokens}.")
-        if options.num_beams > self._limits.max_rows:
-            raise InvalidOption(f"num_beams must be at most {self._limits.max_rows}, not {options.num_beams}.")
 
 
 def _finish(request: _Request, choice: Choice) -> Literal["stop", "length", "invalid"]:

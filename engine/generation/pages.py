@@ -67,12 +67,13 @@ class PageTable:
 
     def close(self, rows: Int64Array) -> Int64Array:
         """Give rows back with their pages, which are returned."""
-        pages: Int64Array = self.pages[rows].ravel()
+        pages = self.pages[rows].ravel()
         self._pool.drop(pages)
         self.pages[rows] = NO_PAGE
         self.lengths[rows] = 0
         self._free_rows.extend(rows[::-1].tolist())
-        return pages[pages != NO_PAGE]
+        closed: Int64Array = pages[pages != NO_PAGE]
+        return closed
 
     def fill(self, row: int, count: int) -> Int64Array:
         """Give an empty row `count` positions. Returns the slot of each: page * page size + offset."""

@@ -93,9 +93,11 @@ class BeamSearch:
     def advance(self, found: Continuations) -> Int64Array | None:
         """Take one step. Returns the parent of each growing hypothesis, or None when the search has ended."""
         options, beams = self._options, self._options.num_beams
-        tokens = [(*self._tokens[i], token) for i, token in zip(found.parents, found.tokens.tolist(), strict=True)]
+        last = found.tokens.tolist()
+        tokens = [(*self._tokens[i], token) for i, token in zip(found.parents.tolist(), last, strict=True)]
         length = len(tokens[0])
-        ends = np.isin(found.tokens, options.eos_token_ids) | (length >= options.max_new_tokens)
+        is_full = length >= options.max_new_tokens
+        ends = np.array([is_full or token in options.eos_token_ids for token in last])
         self._keep_ended(tokens, found.scores / length**options.length_penalty, ends)
         growing = found.scores + np.where(ends, _OUT, np.float32(0))
         order = np.argsort(-growing, kind="stable")[:beams]

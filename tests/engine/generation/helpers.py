@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import transformers
 
-from penstock.engine.generation.generator import Generator, GeneratorLimits
+from penstock.engine.generation.generator import Generator
+from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.types import Int32Array
 from tests.engine.helpers import randomise
