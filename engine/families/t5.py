@@ -19,7 +19,7 @@ from penstock.engine.generation.weights import (
     Seq2SeqWeights,
     TokenEmbeddings,
 )
-from penstock.engine.model.checkpoint import Checkpoint
+from penstock.engine.model.checkpoint import Checkpoint, Config
 from penstock.engine.model.weights import Dense, DistanceAttention, Layer, Norm
 
 _SHARED = "shared.weight"
@@ -35,7 +35,6 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
     source = first_of(weights, ("encoder.embed_tokens.weight", _SHARED), -1, hidden)
     target = first_of(weights, ("decoder.embed_tokens.weight", _SHARED), -1, hidden)
     head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
-    is_scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
     past = _distance_attention(checkpoint, "decoder", is_causal=True)
     around = _distance_attention(checkpoint, "encoder", is_causal=False)
     return Seq2Seq(
@@ -55,7 +54,7 @@ def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
             ),
             num_heads=heads,
             width=heads * require_int(config, "d_kv"),
-            head=Dense(head * hidden**-0.5 if is_scaled else head, None, "identity"),
+            head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
         ),
         pre_norm=True,
     )
@@ -134,6 +133,12 @@ def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, 
 def _norm(checkpoint: Checkpoint, name: str) -> Norm:
     hidden, eps = require_int(checkpoint.config, "d_model"), float(checkpoint.config.get("layer_norm_epsilon", 1e-6))
     return replace(read_norm(checkpoint.weights, name, hidden, eps, bias=False), subtracts_mean=False)
+
+
+def _is_scaled(config: Config) -> bool:
+    """Whether the last hidden state is scaled: in T5's first version, which alone has tied embeddings."""
+    is_tied = config.get("tie_word_embeddings") is not False
+    return config.get("model_type") == "t5" and bool(config.get("scale_decoder_outputs", is_tied))
 
 
 def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:

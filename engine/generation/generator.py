@@ -36,7 +36,7 @@ class Progress:
 
     id: int
     tokens: tuple[int, ...]  # of beam search: none before the end, then all
-    finish: Literal["stop", "length", "invalid"] | None = None  # invalid: the model's scores are not numbers
+    finish: Literal["stop", "length", "invalid"] | None = None  # invalid: NaN, or no token left
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """The choice of tokens for the rows of one step, of any sequences."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,7 +38,10 @@ class Choice:
     tokens: tuple[int, ...]  # that are certain now; of beams none before the end
     is_finished: bool
     parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
-    is_invalid: bool = False  # whether the scores were not numbers; then the sequence has no further tokens
+    is_invalid: bool = False  # whether scores were not numbers, or the rules left no token
+
+
+_INVALID = Choice((), is_finished=True, is_invalid=True)
 
 
 def choose(logits: Tensor, sequences: Sequence[Hypotheses]) -> list[Choice]:
@@ -51,7 +55,7 @@ def choose(logits: Tensor, sequences: Sequence[Hypotheses]) -> list[Choice]:
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         if is_invalid[starts[index] : starts[index + 1]].any():
-            choices[index] = Choice((), is_finished=True, is_invalid=True)
+            choices[index] = _INVALID
         else:
             groups.setdefault(id(sequence.rules), []).append(index)
     for members in groups.values():
@@ -68,29 +72,36 @@ def _choose_by_rules(logits: Tensor, sequences: list[Hypotheses]) -> Iterator[Ch
     max_new_tokens = [sequence.options.max_new_tokens for sequence in sequences for _ in sequence.rows]
     scores = torch.log_softmax(logits, dim=-1) if options.num_beams > 1 else logits
     scores = rules.apply(scores, histories, np.array(max_new_tokens))
+    has_token = (scores.amax(dim=1) > -math.inf).tolist()
     if options.num_beams > 1:
-        return _advance_beams(scores, sequences)
+        return _advance_beams(scores, has_token, sequences)
     if options.do_sample:
         seeds = [sequence.seed for sequence in sequences]
         tokens = sample(scores, seeds, [len(history) - 1 for history in histories])
     else:
         tokens = greedy(scores)
-    return map(_append, sequences, tokens)
+    return map(_append, sequences, tokens, has_token)
 
 
-def _append(sequence: Hypotheses, token: int) -> Choice:
+def _append(sequence: Hypotheses, token: int, has_token: bool) -> Choice:
+    if not has_token:
+        return _INVALID
     (row,), options = sequence.rows, sequence.options
     row.append(token)
     return Choice((token,), is_finished=token in options.eos_token_ids or len(row) > options.max_new_tokens)
 
 
-def _advance_beams(scores: Tensor, sequences: list[Hypotheses]) -> Iterator[Choice]:
+def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypotheses]) -> Iterator[Choice]:
     searches = [sequence.beams for sequence in sequences if sequence.beams is not None]
     vocab_size = scores.shape[1]
     sums = scores + torch.from_numpy(np.concatenate([search.scores for search in searches]))[:, None]
     best = torch.topk(sums.view(len(searches), -1), searches[0].num_candidates)
     parents, tokens = np.divmod(best.indices.numpy(), vocab_size)
     for i, (sequence, search) in enumerate(zip(sequences, searches, strict=True)):
+        first = i * len(search.hypotheses)
+        if not any(has_token[first : first + len(search.hypotheses)]):
+            yield _INVALID
+            continue
         chosen = search.advance(Continuations(best.values[i].numpy(), parents[i], tokens[i]))
         if chosen is None:
             yield Choice(search.best, is_finished=True)

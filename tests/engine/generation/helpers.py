@@ -73,12 +73,15 @@ def save_seq2seq(directory: Path, family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = _AUTO_MODEL.from_config(kind(**(values | changes)))
     randomise(model, seed=7)
+    last_norms = ("decoder.final_layer_norm", f"decoder.layers.{_BART['decoder_layers'] - 1}.final_layer_norm")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "shared" in name or "embed_tokens" in name:
                 parameter *= 0.1  # else random weights repeat the token that they read
+            if any(norm in name for norm in last_norms):
+                parameter *= 30  # else all tokens are about as likely, and rounding decides between beams
     if hasattr(model, "final_logits_bias"):
-        model.final_logits_bias.normal_(std=0.03, generator=torch.Generator().manual_seed(1))
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
     model.save_pretrained(directory)
     return _AUTO_MODEL.from_pretrained(directory, dtype=torch.float32).eval()
 

@@ -239,6 +239,16 @@ def test_scores_that_are_not_numbers_end_their_request_alone() -> None:
     assert drain(generator) == {2: alone(24, 2)}
 
 
+@pytest.mark.parametrize("kind", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
+def test_a_request_whose_options_leave_no_token_ends_alone(kind: dict[str, Any]) -> None:
+    generator = small_generator()
+    start(generator, 0, 9, 0)
+    generator.start(1, source_of(4), options_of(forced_bos_token_id=20, suppress_tokens=[20], **kind))
+    progress = generator.step()
+    assert [one.finish for one in progress] == [None, "invalid"]
+    assert [*progress[0].tokens, *drain(generator)[0]] == alone(9, 0)
+
+
 def with_nan_word(weights: Seq2SeqWeights, token: int) -> Seq2SeqWeights:
     """The weights with a word of the source that is not a number."""
     words = weights.encoder.embeddings.words.clone()

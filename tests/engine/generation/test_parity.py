@@ -1,5 +1,6 @@
 """Tokens equal those of transformers' `generate` in float32, whatever runs in the same batch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.engine.generation.helpers import (
     save_seq2seq,
     sources,
 )
+from tests.engine.helpers import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +102,18 @@ def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None
     save_seq2seq(tmp_path, "t5")
     (tmp_path / "generation_config.json").unlink()
     assert load_seq2seq(str(tmp_path)).options().eos_token_ids == tuple(EOS)
+
+
+def test_an_old_config_of_t5_whose_head_is_untied(tmp_path: Path) -> None:
+    """It says by tie_word_embeddings alone that the last hidden state is not scaled, which beams show."""
+    model = save_seq2seq(tmp_path, "t5-gated")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    del config["scale_decoder_outputs"]
+    write_json(tmp_path / "config.json", config | {"tie_word_embeddings": False})
+    options: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 12}
+    batch = sources((3, 20))
+    tokens = generate(load_seq2seq(str(tmp_path)), batch, **options)
+    assert tokens == [expected(model, source, **options) for source in batch]
 
 
 def test_requests_with_different_options_share_a_batch() -> None:
