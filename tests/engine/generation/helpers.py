@@ -1,9 +1,10 @@
 """Small random encoder-decoder checkpoints, and what transformers generates with them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import transformers
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
+from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import Int32Array
 from tests.engine.helpers import randomise
 
@@ -89,9 +91,9 @@ def save_seq2seq(directory: Path, family: str, **changes: Any) -> Any:
 @cache
 def model_of(family: str) -> tuple[Seq2SeqCheckpoint, Any]:
     """A random checkpoint of a family, and transformers' model of it; made once a process."""
-    directory = Path(mkdtemp(prefix="penstock-"))
-    model = save_seq2seq(directory, family)
-    return load_seq2seq(str(directory)), model
+    with TemporaryDirectory() as directory:
+        model = save_seq2seq(Path(directory), family)
+        return load_seq2seq(directory), model
 
 
 def sources(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:
@@ -124,3 +126,13 @@ def generate(checkpoint: Seq2SeqCheckpoint, batch: Sequence[Int32Array], **optio
     tokens = drain(generator)
     assert generator.num_free_pages == SMALL.num_pages
     return [tokens[id] for id in range(len(batch))]
+
+
+def small_generator(**limits: int) -> Generator:
+    """Of a Marian model, with some limits changed."""
+    return Generator(model_of("marian")[0].weights, replace(SMALL, **limits))
+
+
+def options_of(**changes: Any) -> GenerationOptions:
+    """The options of `small_generator`'s model, with some changed."""
+    return model_of("marian")[0].options(**changes)

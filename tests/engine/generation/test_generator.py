@@ -1,4 +1,4 @@
-"""Requests that join and leave: schedules, cancellation, bounded memory, and what is rejected."""
+"""Requests that join and leave: schedules, cancellation, memory that is full, and steps that fail."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.errors import GeneratorFull, InvalidOption, InvalidSource
 from penstock.engine.generation.generator import Generator, Progress
-from penstock.engine.generation.limits import GeneratorLimits
-from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
-from tests.engine.generation.helpers import SMALL, drain, expected, model_of, sources
+from tests.engine.generation.helpers import SMALL, drain, expected, model_of, options_of, small_generator, sources
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = (1, 9, 24, 4)
 KINDS: tuple[dict[str, Any], ...] = (
@@ -26,14 +25,6 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2},
     {"max_new_tokens": 14, "do_sample": True, "temperature": 1.5, "top_k": 20},
 )
-
-
-def small_generator(**limits: int) -> Generator:
-    return Generator(model_of("marian")[0].weights, replace(SMALL, **limits))
-
-
-def options_of(**changes: Any) -> GenerationOptions:
-    return model_of("marian")[0].options(**changes)
 
 
 @cache
@@ -67,7 +58,6 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(ACTIONS)
 def test_any_schedule_gives_each_request_its_own_tokens(actions: list[Action]) -> None:
@@ -152,22 +142,6 @@ def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
     assert generator.waiting == (1, 2)
 
 
-def test_rows_are_bounded() -> None:
-    generator = small_generator(max_rows=4)
-    for id in range(3):
-        start(generator, id, 4, 2)  # 3 beams
-    assert generator.encode() == [0]
-    assert set(drain(generator)) == {0, 1, 2}
-
-
-def test_a_batch_of_the_encoder_is_bounded() -> None:
-    generator = small_generator(max_encode_tokens=20)
-    for id in range(3):
-        start(generator, id, 9, 0)
-    assert generator.encode() == [0, 1]
-    assert generator.encode() == [2]
-
-
 def test_a_decoder_that_never_stops_ends_at_its_length() -> None:
     generator = small_generator()
     options = replace(options_of(max_new_tokens=50), eos_token_ids=(), forced_eos_token_ids=())
@@ -189,40 +163,6 @@ def test_beams_report_their_tokens_at_the_end() -> None:
     start(generator, 0, 9, 2)
     progress = [one for _ in range(9) for one in generator.step()]
     assert [one.tokens for one in progress] == [tuple(alone(9, 2))]
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [([], "has 0 tokens; 1 to 64"), ([20] * 65, "has 65 tokens"), ([90], r"\[0, 90\)"), ([-1, 5], "found -1 to 5")],
-)
-def test_sources_that_are_rejected(source: list[int], words: str) -> None:
-    generator = small_generator()
-    with pytest.raises(InvalidSource, match=words):
-        generator.start(0, np.array(source, np.int32), options_of())
-    assert generator.waiting == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_new_tokens": 65}, "max_new_tokens must be at most 64"),
-        ({"num_beams": 65}, "num_beams must be at most 64"),
-        ({"eos_token_id": 90}, "eos_token_id must be a token in"),
-        ({"num_beams": 60, "max_new_tokens": 64}, "need 961 pages; there are 400"),
-    ],
-)
-def test_options_that_the_model_or_the_limits_do_not_allow(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
-        small_generator().start(0, source_of(4), options_of(**changes))
-
-
-def test_what_waits_is_bounded() -> None:
-    generator = small_generator(max_waiting=1)
-    start(generator, 0, 4, 0)
-    with pytest.raises(GeneratorFull, match="1 requests wait"):
-        start(generator, 1, 4, 0)
-    generator.encode()
-    start(generator, 1, 4, 0)
 
 
 def test_scores_that_are_not_numbers_end_their_request_alone() -> None:
@@ -287,9 +227,3 @@ def fail_once(generator: Generator, name: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(device, name, fail)
     return []
-
-
-def test_the_default_limits_hold_a_request() -> None:
-    generator = Generator(model_of("marian")[0].weights, GeneratorLimits())
-    start(generator, 0, 9, 0)
-    assert drain(generator) == {0: alone(9, 0)}

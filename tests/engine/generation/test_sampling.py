@@ -58,6 +58,7 @@ def test_numbers_of_neighbouring_seeds_and_steps_are_independent() -> None:
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.01
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_seed_in_any_batch() -> None:
     checkpoint, _ = model_of("bart")
     batch = sources((5, 5, 5, 20, 1, 33))
