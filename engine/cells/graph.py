@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, InvalidRequest, UnknownCell, WrongArity
+
+Rows = npt.NDArray[np.int64]
 
 
 class InputValues(NamedTuple):
@@ -15,6 +18,11 @@ class InputValues(NamedTuple):
 
     values: Int32Array  # [V]
     offsets: Int32Array  # [N + 1]; a node has one value for each step, or one for all steps, or none
+
+    @property
+    def counts(self) -> Int32Array:
+        """Values of each node [N]."""
+        return self.offsets[1:] - self.offsets[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,12 @@ class Unfolded:
     steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the cell has a stop
     reads: Int32Array  # [N, largest arity] nodes whose states are read; NO_NODE: zeros
     inputs: Mapping[str, InputValues]
+
+    def by_cell(self) -> list[tuple[int, Rows]]:
+        """The cell types of the graph, each with the index of its nodes."""
+        if len(self.cells) == 1:
+            return [(int(self.cells[0]), np.zeros(1, np.int64))]
+        return [(cell, np.flatnonzero(self.cells == cell)) for cell in sorted(set(self.cells.tolist()))]
 
     def dependencies(self) -> tuple[Int32Array, Int32Array]:
         """Offsets [N + 1] and, end to end, the nodes that must end before each node starts."""

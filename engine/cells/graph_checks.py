@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
-from penstock.engine.cells.contract import NO_NODE, CellSpec
+from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import (
     CyclicGraph,
     DisconnectedGraph,
@@ -17,7 +17,7 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graph import Unfolded
+from penstock.engine.cells.graph import InputValues, Rows, Unfolded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def _check_reads(graph: Unfolded, specs: Sequence[CellSpec]) -> None:
     is_late = reads >= np.arange(num_nodes)[:, None]
     if is_late.any():
         raise _late_read(graph, int(np.flatnonzero(is_late.any(axis=1))[0]))
-    states = [{(state.name, state.width, state.dtype) for state in spec.states} for spec in specs]
     nodes, columns = np.nonzero(reads != NO_NODE)
-    pairs = np.stack((graph.cells[nodes], graph.cells[reads[nodes, columns]]), axis=1)
-    for reader, writer in set(map(tuple, pairs.tolist())):
-        if not states[reader] <= states[writer]:
+    pairs = set(zip(graph.cells[nodes].tolist(), graph.cells[reads[nodes, columns]].tolist(), strict=True))
+    for reader, writer in pairs:
+        missing = set(specs[reader].states) - set(specs[writer].states)
+        if missing:
             raise WrongArity(
                 f"a node of cell {specs[reader].name!r} reads states that cell {specs[writer].name!r} does not write: "
-                f"{sorted(name for name, *_ in states[reader] - states[writer])}."
+                f"{sorted(state.name for state in missing)}."
             )
 
 
@@ -92,32 +92,44 @@ def _late_read(graph: Unfolded, node: int) -> InvalidGraph:
 
 
 def _check_inputs(graph: Unfolded, specs: Sequence[CellSpec]) -> None:
-    num_nodes = len(graph.cells)
-    for name in {name for spec in specs for name in spec.inputs}:
-        if name not in graph.inputs or len(graph.inputs[name].offsets) != num_nodes + 1:
-            raise InvalidRequest(f"input {name!r} needs values and {num_nodes + 1} offsets.")
-        counts = np.diff(graph.inputs[name].offsets)
-        for cell, spec in enumerate(specs):
-            mine = graph.cells == cell
-            wanted = graph.steps[mine]
-            if name in spec.inputs and name in spec.feedback:
-                wanted = np.ones_like(wanted)
-            elif name not in spec.inputs:
-                wanted = np.zeros_like(wanted)
-            is_right = (counts[mine] == wanted) | ((counts[mine] == 1) & (wanted > 1))
-            if not is_right.all():
-                node = int(np.flatnonzero(mine)[int(is_right.argmin())])
-                raise InvalidRequest(
-                    f"node {node} has {counts[node]} values of input {name!r}; "
-                    f"cell {spec.name!r} needs one for each of {graph.steps[node]} steps, or one for all."
-                )
+    num_nodes, groups = len(graph.cells), graph.by_cell()
+    for name, (_, offsets) in graph.inputs.items():
+        if len(offsets) != num_nodes + 1:
+            raise InvalidRequest(f"input {name!r} needs {num_nodes + 1} offsets; found {len(offsets)}.")
+    for cell, mine in groups:
+        spec = specs[cell]
+        missing = set(spec.inputs) - graph.inputs.keys()
+        if missing:
+            raise InvalidRequest(f"cell {spec.name!r} needs the inputs {spec.inputs}; {sorted(missing)} are missing.")
+        for name, given in graph.inputs.items():
+            _check_counts(graph.steps[mine], given.counts[mine], mine, name, spec)
             if name in spec.input_sizes:
-                _check_values(graph, name, mine, spec.input_sizes[name])
+                _check_values(given, mine, name, spec.input_sizes[name])
 
 
-def _check_values(graph: Unfolded, name: str, mine: "np.ndarray[tuple[int], np.dtype[np.bool_]]", size: int) -> None:
-    values = graph.inputs[name].values[np.repeat(mine, np.diff(graph.inputs[name].offsets))]
-    if len(values) > 0 and (values.min() < 0 or values.max() >= size):
+def _check_counts(steps: Int32Array, counts: Int32Array, mine: Rows, name: str, spec: CellSpec) -> None:
+    """Whether nodes of a cell have a value of an input for each step, or one for all. mine: the nodes' numbers."""
+    if name not in spec.inputs:
+        is_right = counts == 0
+    elif name in spec.feedback:
+        is_right = counts == 1
+    else:
+        is_right = (counts == steps) | (counts == 1)
+    if not is_right.all():
+        wrong = int(is_right.argmin())
+        raise InvalidRequest(
+            f"node {mine[wrong]} has {counts[wrong]} values of input {name!r} for {steps[wrong]} steps of cell "
+            f"{spec.name!r}. It needs one for each step or one for all; one where it is fed back; else none."
+        )
+
+
+def _check_values(given: InputValues, mine: Rows, name: str, size: int) -> None:
+    values = given.values
+    if len(mine) < len(given.offsets) - 1:
+        is_mine = np.zeros(len(given.offsets) - 1, np.bool_)
+        is_mine[mine] = True
+        values = values[np.repeat(is_mine, given.counts)]
+    if values.min() < 0 or values.max() >= size:
         raise InvalidRequest(
             f"input {name!r} must be in [0, {size}); found values from {values.min()} to {values.max()}."
         )

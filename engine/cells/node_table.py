@@ -13,8 +13,6 @@ from penstock.engine.cells.blocks import Blocks
 from penstock.engine.cells.contract import NO_SLOT, CellSpec, Int32Array
 from penstock.engine.cells.graph import Unfolded
 
-Rows = npt.NDArray[np.int64]
-
 
 class SlotPlan(NamedTuple):
     """Which slots a request's nodes use, numbered from 0; chosen so that the request never waits for a slot.
@@ -134,10 +132,10 @@ class NodeTable:
         """Starts and strides [N, columns] of a request's values, from 0, and their number."""
         shape = (len(graph.cells), self._num_columns)
         lengths, strides = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for cell, mine in self._groups(graph):
+        for cell, mine in graph.by_cell():
             spec, steps = self._specs[cell], graph.steps[mine]
             for column, name in enumerate(spec.inputs):
-                counts = np.diff(graph.inputs[name].offsets)[mine]
+                counts = graph.inputs[name].counts[mine]
                 lengths[mine, column] = counts
                 strides[mine, column] = counts > 1
             for column, emission in enumerate(spec.emits, len(spec.inputs)):
@@ -147,26 +145,21 @@ class NodeTable:
         return ends - lengths, strides, int(ends[-1, -1])
 
     def _write_inputs(self, graph: Unfolded, starts: Int32Array) -> None:
-        for cell, mine in self._groups(graph):
+        for cell, mine in graph.by_cell():
             for column, name in enumerate(self._specs[cell].inputs):
-                values, offsets = graph.inputs[name]
-                counts = np.diff(offsets)[mine]
+                given = graph.inputs[name]
+                if len(mine) == 1:
+                    first, start, count = given.offsets[mine[0]], starts[mine[0], column], given.counts[mine[0]]
+                    self.values[start : start + count] = given.values[first : first + count]
+                    continue
+                counts = given.counts[mine]
                 inside = _ranges(counts)
-                self.values[np.repeat(starts[mine, column], counts) + inside] = values[
-                    np.repeat(offsets[:-1][mine], counts) + inside
-                ]
-
-    def _groups(self, graph: Unfolded) -> list[tuple[int, Any]]:
-        """Cell types of a graph, each with the index of its nodes."""
-        if len(graph.cells) == 1:
-            return [(int(graph.cells[0]), slice(None))]
-        return [(cell, np.flatnonzero(graph.cells == cell)) for cell in np.unique(graph.cells).tolist()]
+                sources = np.repeat(given.offsets[:-1][mine], counts) + inside
+                self.values[np.repeat(starts[mine, column], counts) + inside] = given.values[sources]
 
 
 def _ranges(counts: Int32Array) -> Int32Array:
     """0, 1, ... counts[0] - 1, 0, 1, ... counts[1] - 1, ..."""
-    if len(counts) == 1:
-        return np.arange(counts[0], dtype=np.int32)
     ends = np.cumsum(counts, dtype=np.int32)
     return np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - counts, counts)
 

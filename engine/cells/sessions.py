@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.cells.errors import GraphTooLarge
-from penstock.engine.cells.graph import Unfolded
-from penstock.engine.cells.node_table import NodeRange, NodeTable, Rows, plan_slots
+from penstock.engine.cells.graph import Rows, Unfolded
+from penstock.engine.cells.node_table import NodeRange, NodeTable, plan_slots
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import EngineError
 

@@ -97,8 +97,9 @@ def test_a_chain_feeds_itself_until_it_stops_and_then_does_nothing() -> None:
     assert second.emitted["half"][0, :, 0].tolist() == [2, 1, 0]
     assert second.steps.tolist() == [3, 0, 0]
     assert second.is_stopped.tolist() == [True, True, True]
-    # A slot that held a stopped chain starts another one.
+    # A slot of a stopped chain starts another one, which reads it or not.
     assert running.start(batch).result().steps.tolist() == [3, 2, 1]
+    assert running.start(replace(batch, read=batch.write[:, None])).result().steps.tolist() == [3, 2, 1]
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [0, 1], [0, 5, 6], list(range(7))])
@@ -128,8 +129,18 @@ def test_rows_that_become_nan_fail_and_leave_nothing_behind() -> None:
 
 
 def test_a_value_beyond_a_rows_steps_is_not_read() -> None:
-    output = engine().start(batch_of([[1, RAISES], [1, 2]], steps=np.array([1, 2], np.int32))).result()
+    calls = 0
+
+    def counted(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        nonlocal calls
+        calls += 1
+        return add(states, inputs)
+
+    running = CpuStepEngine([replace(ADD, step=counted)], 8)
+    calls = 0
+    output = running.start(batch_of([[1, RAISES], [1, 2]], steps=np.array([1, 2], np.int32))).result()
     assert output.failed == {}
+    assert calls == 2  # no row raised, so nothing ran again
 
 
 @pytest.mark.parametrize(

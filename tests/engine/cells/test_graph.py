@@ -125,7 +125,7 @@ def test_arrays_that_no_builder_made_are_checked_too() -> None:
         check(0, steps=np.ones(2, np.int32))
     with pytest.raises(WrongArity, match="more than 1"):
         check(0, reads=np.array([[NO_NODE, 0]], np.int32))
-    with pytest.raises(InvalidRequest, match="offsets"):
+    with pytest.raises(InvalidRequest, match="are missing"):
         check_graph(Unfolded(np.zeros(1, np.int32), one, reads, {}), SPECS, GraphLimits())
 
 

@@ -124,6 +124,17 @@ def test_a_chain_that_stops_while_its_next_quantum_is_underway_ends_once() -> No
     bench.sessions.check_integrity()
 
 
+def test_a_node_that_stopped_before_its_last_batch_is_not_counted_again() -> None:
+    bench = Bench()
+    bench.sessions.open(1, graph_of([5, 5, 1, 1], [2], [3]))
+    first, second = bench.batch((1, 0, 2)), bench.batch((1, 0, 2))
+    assert bench.finish(first).has_ended.tolist() == [True]
+    assert bench.finish(second).has_ended.tolist() == [False]
+    assert bench.finish(bench.batch((1, 1, 1))).finished == []
+    assert bench.finish(bench.batch((1, 2, 1))).finished == [1]
+    assert bench.sums(1) == [[5, 10], [12], [13]]
+
+
 def test_a_cancelled_request_keeps_its_slots_until_its_batch_is_done() -> None:
     bench = Bench()
     bench.sessions.open(1, graph_of([1, 2, 3], [4]))
