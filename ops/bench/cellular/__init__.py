@@ -1,0 +1,1 @@
+"""Cellular batching beside the policies that came before it."""

@@ -1,0 +1,232 @@
+"""Compiled operations on `Arrays`. Imported on first use: numba takes half a second to load.
+
+Each visits a row a few times at most. In numpy, the same would take several passes over all jobs.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.scheduler.cellular.arrays import (
+    BLOCKED,
+    BULK,
+    CELL,
+    EDGE,
+    ENDED,
+    FREE_JOB,
+    FREE_NODE,
+    GONE,
+    ID,
+    INDEX,
+    JOB,
+    JOBS_LEFT,
+    LEFT,
+    NEXT,
+    NODE,
+    NODES_LEFT,
+    NONE,
+    OPEN,
+    OUTSTANDING,
+    ROWS,
+    SIBLING,
+    SLOTS,
+    Arrays,
+)
+from penstock.scheduler.cellular.links import append, compact, connect, free, inlined, insert, release, unlink
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+
+
+def find_invalid(
+    sizes: Int64Array,
+    cells: Int32Array,
+    steps: Int32Array,
+    offsets: Int32Array,
+    dependencies: Int32Array,
+    num_cells: int,
+) -> int:
+    """The first graph that breaks the contract of CellGraph, or NONE. Graphs lie end to end: see table.Graphs."""
+    node = place = edge = 0
+    for graph in range(sizes.shape[1]):
+        nodes, num_steps, num_offsets, edges = sizes[0, graph], sizes[1, graph], sizes[2, graph], sizes[3, graph]
+        if nodes < 1 or num_steps != nodes or num_offsets != nodes + 1:
+            return graph
+        if offsets[place] != 0 or offsets[place + nodes] != edges:
+            return graph
+        for index in range(nodes):
+            first, last = offsets[place + index], offsets[place + index + 1]
+            if not (0 <= cells[node + index] < num_cells and steps[node + index] >= 1 and 0 <= first <= last <= edges):
+                return graph
+            for at in range(edge + first, edge + last):
+                if not 0 <= dependencies[at] < index:
+                    return graph
+        node += nodes
+        place += nodes + 1
+        edge += edges
+    return NONE
+
+
+def join(
+    arrays: Arrays,
+    columns: Int64Array,
+    due: Float64Array,
+    num_nodes: Int64Array,
+    cells: Int32Array,
+    steps: Int32Array,
+    offsets: Int32Array,
+    dependencies: Int32Array,
+    rows: Int64Array,
+) -> None:
+    """Add jobs with valid graphs, end to end, for which there is room. `columns`: ID, NUMBER, BULK, SLOTS of each.
+
+    Writes the row of each job to `rows`.
+    """
+    nodes, jobs, sizes = arrays.nodes, arrays.jobs, arrays.sizes
+    begin = place = edge_begin = 0
+    node_rows = np.empty(num_nodes.max(), np.int32)
+    for number in range(len(num_nodes)):
+        job = sizes[FREE_JOB]
+        sizes[FREE_JOB] = jobs[NODE, job]
+        sizes[JOBS_LEFT] -= 1
+        rows[number] = job
+        jobs[ID : SLOTS + 1, job] = columns[:, number]
+        jobs[OPEN, job] = num_nodes[number]
+        jobs[OUTSTANDING, job] = 0
+        jobs[NODE, job] = NONE
+        jobs[GONE, job] = 0
+        arrays.due[job] = due[number]
+        arrays.lists[:, :, job] = NONE
+        arrays.slots[jobs[BULK, job]] += jobs[SLOTS, job]
+        for index in range(num_nodes[number]):
+            node = sizes[FREE_NODE]
+            sizes[FREE_NODE] = nodes[NEXT, node]
+            sizes[NODES_LEFT] -= 1
+            node_rows[index] = node
+            first, last = offsets[place + index], offsets[place + index + 1]
+            nodes[CELL, node] = cells[begin + index]
+            nodes[JOB, node] = job
+            nodes[INDEX, node] = index
+            nodes[LEFT, node] = steps[begin + index]
+            nodes[BLOCKED, node] = last - first
+            nodes[ROWS, node] = 0
+            nodes[EDGE, node] = NONE
+            nodes[SIBLING, node] = jobs[NODE, job]
+            nodes[ENDED, node] = 0
+            jobs[NODE, job] = node
+            for at in range(edge_begin + first, edge_begin + last):
+                connect(arrays, node_rows[dependencies[at]], node)
+            if first == last:
+                append(arrays, node)
+        begin += num_nodes[number]
+        place += num_nodes[number] + 1
+        edge_begin += offsets[place - 1]
+        insert(arrays, job)
+
+
+def plan(
+    arrays: Arrays,
+    cell: int,
+    quantum: int,
+    rows: Int32Array,
+    steps: Int32Array,
+    ids: Int64Array,
+    indices: Int32Array,
+) -> int:
+    """Put the ready nodes of a cell that are due first into a task. The last four are its rows, all to be filled.
+
+    Returns the most steps of a row; NONE where fewer nodes are ready.
+    """
+    nodes, jobs, lists = arrays.nodes, arrays.jobs, arrays.lists
+    count = longest = 0
+    for group in range(2):
+        for place in range(arrays.num_jobs[group]):
+            if count == len(rows):
+                break
+            job = arrays.order[group, place]
+            before, node = NONE, lists[0, cell, job]
+            while node != NONE and count < len(rows):
+                following = nodes[NEXT, node]
+                taken = min(nodes[LEFT, node], quantum)
+                longest = max(longest, taken)
+                rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[ID, job], nodes[INDEX, node]
+                count += 1
+                nodes[LEFT, node] -= taken
+                nodes[ROWS, node] += 1
+                jobs[OUTSTANDING, job] += 1
+                if nodes[LEFT, node] == 0:
+                    unlink(arrays, before, node)
+                else:
+                    before = node
+                node = following
+    # Only now: a node and what depends on it must not run in one task.
+    for row in range(count):
+        if nodes[LEFT, rows[row]] == 0:
+            release(arrays, rows[row])
+    return longest if count == len(rows) else NONE
+
+
+def settle(
+    arrays: Arrays,
+    rows: Int32Array,
+    asked: Int32Array,
+    ran: Int32Array,
+    is_stopped: npt.NDArray[np.bool_],
+    ended: Int64Array,
+) -> int:
+    """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
+
+    NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
+    """
+    nodes, jobs = arrays.nodes, arrays.jobs
+    for row in range(len(rows)):
+        node = rows[row]
+        may_be_short = is_stopped[row] or nodes[ENDED, node] or jobs[GONE, nodes[JOB, node]]
+        if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
+            return NONE
+    num_ended = 0
+    for row in range(len(rows)):
+        node = rows[row]
+        job = nodes[JOB, node]
+        nodes[ROWS, node] -= 1
+        jobs[OUTSTANDING, job] -= 1
+        if not jobs[GONE, job] and _ends(arrays, node, is_stopped[row]):
+            nodes[ENDED, node] = 1
+            jobs[OPEN, job] -= 1
+            if jobs[OPEN, job] == 0:
+                jobs[GONE, job] = 1
+                ended[num_ended] = jobs[ID, job]
+                num_ended += 1
+        if jobs[GONE, job] and jobs[OUTSTANDING, job] == 0:
+            free(arrays, job)
+    if num_ended:
+        compact(arrays)
+    return num_ended
+
+
+def drop(arrays: Arrays, rows: Int64Array) -> None:
+    """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
+    nodes, jobs = arrays.nodes, arrays.jobs
+    for job in rows:
+        node = jobs[NODE, job]
+        while node != NONE:
+            if nodes[LEFT, node] > 0 and nodes[BLOCKED, node] == 0:
+                arrays.ready[jobs[BULK, job], nodes[CELL, node]] -= 1
+            node = nodes[SIBLING, node]
+        jobs[GONE, job] = 1
+        if jobs[OUTSTANDING, job] == 0:
+            free(arrays, job)
+    compact(arrays)
+
+
+@inlined
+def _ends(arrays: Arrays, node: int, is_stopped: bool) -> bool:
+    """Whether a node ends now. One that stops runs none of its steps that are left, and its dependents may run."""
+    nodes = arrays.nodes
+    if nodes[ENDED, node]:
+        return False
+    if is_stopped and nodes[LEFT, node] > 0:
+        before, ready = NONE, arrays.lists[0, nodes[CELL, node], nodes[JOB, node]]
+        while ready != node:
+            before, ready = ready, nodes[NEXT, ready]
+        unlink(arrays, before, node)
+        nodes[LEFT, node] = 0
+        release(arrays, node)
+    return bool(is_stopped or (nodes[LEFT, node] == 0 and nodes[ROWS, node] == 0))
