@@ -3,6 +3,7 @@
 python -m penstock.ops.bench.cellular.decision
 """
 
+import itertools
 import time
 from typing import NamedTuple
 
