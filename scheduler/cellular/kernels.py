@@ -187,9 +187,9 @@ def settle(
         job = nodes[JOB, node]
         nodes[ROWS, node] -= 1
         jobs[OUTSTANDING, job] -= 1
-        if not jobs[GONE, job] and _ends(arrays, node, is_stopped[row]):
-            nodes[ENDED, node] = 1
-            jobs[OPEN, job] -= 1
+        is_done = is_stopped[row] or (nodes[LEFT, node] == 0 and nodes[ROWS, node] == 0)
+        if is_done and not nodes[ENDED, node] and not jobs[GONE, job]:
+            _end(arrays, node)
             if jobs[OPEN, job] == 0:
                 jobs[GONE, job] = 1
                 ended[num_ended] = jobs[ID, job]
@@ -217,16 +217,15 @@ def drop(arrays: Arrays, rows: Int64Array) -> None:
 
 
 @inlined
-def _ends(arrays: Arrays, node: int, is_stopped: bool) -> bool:
-    """Whether a node ends now. One that stops runs none of its steps that are left, and its dependents may run."""
-    nodes = arrays.nodes
-    if nodes[ENDED, node]:
-        return False
-    if is_stopped and nodes[LEFT, node] > 0:
+def _end(arrays: Arrays, node: int) -> None:
+    """End a node. One that stops runs none of its steps that are left, and its dependents may run."""
+    nodes, jobs = arrays.nodes, arrays.jobs
+    if nodes[LEFT, node] > 0:
         before, ready = NONE, arrays.lists[0, nodes[CELL, node], nodes[JOB, node]]
         while ready != node:
             before, ready = ready, nodes[NEXT, ready]
         unlink(arrays, before, node)
         nodes[LEFT, node] = 0
         release(arrays, node)
-    return bool(is_stopped or (nodes[LEFT, node] == 0 and nodes[ROWS, node] == 0))
+    nodes[ENDED, node] = 1
+    jobs[OPEN, nodes[JOB, node]] -= 1

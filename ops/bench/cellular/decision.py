@@ -38,9 +38,8 @@ def measure_decision(num_active: int = 2048, max_rows: int = 512, num_decisions:
     chance = np.random.default_rng(0)
     lengths = np.clip(chance.lognormal(np.log(_MEAN_STEPS) - 0.25, 0.7, 1 << 16), 1, _MAX_STEPS).astype(int)
     graphs = {length: CellGraph.of_stages((0, length)) for length in set(lengths.tolist())}
-    jobs = (
-        CellJob(number, graphs[length], float(number)) for number, length in enumerate(np.tile(lengths, 99).tolist())
-    )
+    endless = enumerate(itertools.cycle(lengths.tolist()))
+    jobs = (CellJob(number, graphs[length], float(number)) for number, length in endless)
     times = np.zeros((3, num_decisions))
     num_ended = np.zeros(num_decisions)
     scheduler.add([next(jobs) for _ in range(num_active)], 0.0)

@@ -170,7 +170,9 @@ class Model:
         """Run all jobs to their end. Each has left exactly once."""
         devices = range(self.settings.num_devices)
         while self.jobs:
-            assert any([self.poll(device) for device in devices]) or any(self.outstanding) or not self.jobs
+            for device in devices:
+                self.poll(device)
+            assert any(self.outstanding) or not self.jobs
             for device in devices:
                 if self.outstanding[device]:
                     self.finish(device)

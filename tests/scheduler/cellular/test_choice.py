@@ -53,7 +53,7 @@ def test_what_was_not_measured_is_estimated_from_the_nearest_of_the_cell() -> No
     assert cost.seconds(1, 64, 1) == 0
     cost.observe(0, 64, 1, 2e-4)
     assert cost.seconds(0, 64, 1) == 2e-4
-    assert cost.seconds(0, 512, 2) == pytest.approx(4e-4)
+    assert cost.seconds(0, 512, 8) == pytest.approx(8e-4)
 
 
 def test_an_outlier_changes_little_and_no_time_changes_nothing() -> None:

@@ -165,13 +165,14 @@ def test_a_low_priority_does_not_starve() -> None:
     """Though tasks of the high priority are always full."""
     model = Model(SEQ2SEQ, CellSettings(max_tasks=1))
     low = model.add(chain(1))
-    for turn in range(MAX_PASSES + 1):
+    cells = []
+    for _ in range(MAX_PASSES + 1):
         for _ in range(4):
             model.add(chain(2, cell=1))
-        task_of(model)
-        if low in model.finish():
-            break
-    assert turn == MAX_PASSES
+        cells.append(task_of(model).cell)
+        model.finish()
+    assert cells == [1] * MAX_PASSES + [0]
+    assert low in model.left
     model.drain()
 
 
