@@ -26,9 +26,11 @@ def choose_cell(
         return max(overdue, key=lambda cell: num_passes[cell])
     ready = online if any(online) else bulk
     some = [cell for cell, num_ready in enumerate(ready) if num_ready]
+    if len(some) < 2:
+        return some[0] if some else None
     full = [cell for cell in some if ready[cell] >= rules[cell].max_rows]
     candidates = full or [cell for cell in some if not num_running[cell]] or some
-    return max(candidates, key=lambda cell: (rules[cell].priority, num_passes[cell]), default=None)
+    return max(candidates, key=lambda cell: (rules[cell].priority, num_passes[cell]))
 
 
 def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) -> int:

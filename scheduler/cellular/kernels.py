@@ -10,8 +10,11 @@ from penstock.scheduler.cellular.arrays import (
     BLOCKED,
     BULK,
     CELL,
+    CHILD,
     EDGE,
+    EDGES_LEFT,
     ENDED,
+    FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
     GONE,
@@ -21,6 +24,7 @@ from penstock.scheduler.cellular.arrays import (
     JOBS_LEFT,
     LEFT,
     NEXT,
+    NEXT_EDGE,
     NODE,
     NODES_LEFT,
     NONE,
@@ -31,7 +35,7 @@ from penstock.scheduler.cellular.arrays import (
     SLOTS,
     Arrays,
 )
-from penstock.scheduler.cellular.links import append, compact, connect, free, inlined, insert, release, unlink
+from penstock.scheduler.cellular.links import append, compact, free, insert, release, withdraw
 from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
 
 
@@ -79,7 +83,8 @@ def join(
 
     Writes the row of each job to `rows`.
     """
-    nodes, jobs, sizes = arrays.nodes, arrays.jobs, arrays.sizes
+    nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
+    first_ready = NONE
     begin = place = edge_begin = 0
     node_rows = np.empty(num_nodes.max(), np.int32)
     for number in range(len(num_nodes)):
@@ -112,13 +117,20 @@ def join(
             nodes[ENDED, node] = 0
             jobs[NODE, job] = node
             for at in range(edge_begin + first, edge_begin + last):
-                connect(arrays, node_rows[dependencies[at]], node)
+                parent, edge = node_rows[dependencies[at]], sizes[FREE_EDGE]
+                sizes[FREE_EDGE] = edges[NEXT_EDGE, edge]
+                sizes[EDGES_LEFT] -= 1
+                edges[CHILD, edge] = node
+                edges[NEXT_EDGE, edge] = nodes[EDGE, parent]
+                nodes[EDGE, parent] = edge
             if first == last:
-                append(arrays, node)
+                nodes[NEXT, node] = first_ready
+                first_ready = node
         begin += num_nodes[number]
         place += num_nodes[number] + 1
         edge_begin += offsets[place - 1]
         insert(arrays, job)
+    append(arrays, first_ready)
 
 
 def plan(
@@ -151,15 +163,18 @@ def plan(
                 nodes[LEFT, node] -= taken
                 nodes[ROWS, node] += 1
                 jobs[OUTSTANDING, job] += 1
-                if nodes[LEFT, node] == 0:
-                    unlink(arrays, before, node)
-                else:
+                if nodes[LEFT, node] > 0:
                     before = node
+                else:
+                    arrays.ready[group, cell] -= 1
+                    if before == NONE:
+                        lists[0, cell, job] = following
+                    else:
+                        nodes[NEXT, before] = following
+                    if following == NONE:
+                        lists[1, cell, job] = before
                 node = following
-    # Only now: a node and what depends on it must not run in one task.
-    for row in range(count):
-        if nodes[LEFT, rows[row]] == 0:
-            release(arrays, rows[row])
+    release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
     return longest if count == len(rows) else NONE
 
 
@@ -181,7 +196,8 @@ def settle(
         may_be_short = is_stopped[row] or nodes[ENDED, node] or jobs[GONE, nodes[JOB, node]]
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
             return NONE
-    num_ended = 0
+    stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+    num_stopped = num_free = num_ended = 0
     for row in range(len(rows)):
         node = rows[row]
         job = nodes[JOB, node]
@@ -189,13 +205,23 @@ def settle(
         jobs[OUTSTANDING, job] -= 1
         is_done = is_stopped[row] or (nodes[LEFT, node] == 0 and nodes[ROWS, node] == 0)
         if is_done and not nodes[ENDED, node] and not jobs[GONE, job]:
-            _end(arrays, node)
+            if nodes[LEFT, node] > 0:
+                withdraw(nodes, arrays.lists, node)
+                arrays.ready[jobs[BULK, job], nodes[CELL, node]] -= 1
+                nodes[LEFT, node] = 0
+                stopped[num_stopped] = node
+                num_stopped += 1
+            nodes[ENDED, node] = 1
+            jobs[OPEN, job] -= 1
             if jobs[OPEN, job] == 0:
                 jobs[GONE, job] = 1
                 ended[num_ended] = jobs[ID, job]
                 num_ended += 1
         if jobs[GONE, job] and jobs[OUTSTANDING, job] == 0:
-            free(arrays, job)
+            free_jobs[num_free] = job
+            num_free += 1
+    release(arrays, stopped[:num_stopped])
+    free(arrays, free_jobs[:num_free])
     if num_ended:
         compact(arrays)
     return num_ended
@@ -204,6 +230,7 @@ def settle(
 def drop(arrays: Arrays, rows: Int64Array) -> None:
     """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
     nodes, jobs = arrays.nodes, arrays.jobs
+    free_jobs, num_free = np.empty(len(rows), np.int64), 0
     for job in rows:
         node = jobs[NODE, job]
         while node != NONE:
@@ -212,20 +239,7 @@ def drop(arrays: Arrays, rows: Int64Array) -> None:
             node = nodes[SIBLING, node]
         jobs[GONE, job] = 1
         if jobs[OUTSTANDING, job] == 0:
-            free(arrays, job)
+            free_jobs[num_free] = job
+            num_free += 1
+    free(arrays, free_jobs[:num_free])
     compact(arrays)
-
-
-@inlined
-def _end(arrays: Arrays, node: int) -> None:
-    """End a node. One that stops runs none of its steps that are left, and its dependents may run."""
-    nodes, jobs = arrays.nodes, arrays.jobs
-    if nodes[LEFT, node] > 0:
-        before, ready = NONE, arrays.lists[0, nodes[CELL, node], nodes[JOB, node]]
-        while ready != node:
-            before, ready = ready, nodes[NEXT, ready]
-        unlink(arrays, before, node)
-        nodes[LEFT, node] = 0
-        release(arrays, node)
-    nodes[ENDED, node] = 1
-    jobs[OPEN, nodes[JOB, node]] -= 1

@@ -1,4 +1,7 @@
-"""The lists in `Arrays`: ready nodes of a job, dependents of a node, jobs in due order, free rows. For kernels.py."""
+"""The lists in `Arrays`: ready nodes of a job, dependents of a node, jobs in due order, free rows. For kernels.py.
+
+A call with all arrays costs as much as some ten rows of work, since numba counts references. So most take many rows.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -18,6 +21,7 @@ from penstock.scheduler.cellular.arrays import (
     GONE,
     JOB,
     JOBS_LEFT,
+    LEFT,
     NEXT,
     NEXT_EDGE,
     NODE,
@@ -28,55 +32,59 @@ from penstock.scheduler.cellular.arrays import (
     SLOTS,
     Arrays,
 )
+from penstock.scheduler.cellular.types import Int32Array, Int64Array
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
 @inlined
-def connect(arrays: Arrays, parent: int, child: int) -> None:
-    """Make `child` wait for `parent`."""
-    edges, sizes = arrays.edges, arrays.sizes
-    edge = sizes[FREE_EDGE]
-    sizes[FREE_EDGE] = edges[NEXT_EDGE, edge]
-    sizes[EDGES_LEFT] -= 1
-    edges[CHILD, edge] = child
-    edges[NEXT_EDGE, edge] = arrays.nodes[EDGE, parent]
-    arrays.nodes[EDGE, parent] = edge
+def release(arrays: Arrays, rows: Int32Array) -> None:
+    """All steps of these nodes have run or are in tasks, so that their dependents may be in later tasks.
 
-
-@inlined
-def release(arrays: Arrays, node: int) -> None:
-    """All steps of the node have run or are in tasks, so that its dependents may be in later tasks."""
+    Nodes with steps that are left are skipped.
+    """
     nodes, edges = arrays.nodes, arrays.edges
-    edge = nodes[EDGE, node]
-    while edge != NONE:
-        child = edges[CHILD, edge]
-        nodes[BLOCKED, child] -= 1
-        if nodes[BLOCKED, child] == 0:
-            append(arrays, child)
-        edge = edges[NEXT_EDGE, edge]
+    first = NONE
+    for node in rows:
+        edge = nodes[EDGE, node] if nodes[LEFT, node] == 0 else NONE
+        while edge != NONE:
+            child = edges[CHILD, edge]
+            nodes[BLOCKED, child] -= 1
+            if nodes[BLOCKED, child] == 0:
+                nodes[NEXT, child] = first
+                first = child
+            edge = edges[NEXT_EDGE, edge]
+    if first != NONE:
+        append(arrays, first)
 
 
 @inlined
-def append(arrays: Arrays, node: int) -> None:
-    """Make a node ready: the last of its job's."""
-    nodes, lists = arrays.nodes, arrays.lists
-    cell, job = nodes[CELL, node], nodes[JOB, node]
-    nodes[NEXT, node] = NONE
-    if lists[0, cell, job] == NONE:
-        lists[0, cell, job] = node
-    else:
-        nodes[NEXT, lists[1, cell, job]] = node
-    lists[1, cell, job] = node
-    arrays.ready[arrays.jobs[BULK, job], cell] += 1
+def append(arrays: Arrays, first: int) -> None:
+    """Make nodes ready, which are linked by NEXT: each becomes the last of its job's."""
+    nodes, lists, jobs, ready = arrays.nodes, arrays.lists, arrays.jobs, arrays.ready
+    node = first
+    while node != NONE:
+        following = nodes[NEXT, node]
+        cell, job = nodes[CELL, node], nodes[JOB, node]
+        nodes[NEXT, node] = NONE
+        last = lists[1, cell, job]
+        if last == NONE:
+            lists[0, cell, job] = node
+        else:
+            nodes[NEXT, last] = node
+        lists[1, cell, job] = node
+        ready[jobs[BULK, job], cell] += 1
+        node = following
 
 
 @inlined
-def unlink(arrays: Arrays, before: int, node: int) -> None:
-    """Take a node out of its job's ready ones. `before`: the one before it in the list, or NONE."""
-    nodes, lists = arrays.nodes, arrays.lists
+def withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
+    """Take a node out of its job's ready ones. The caller counts."""
     cell, job = nodes[CELL, node], nodes[JOB, node]
+    before, ready = NONE, lists[0, cell, job]
+    while ready != node:
+        before, ready = ready, nodes[NEXT, ready]
     following = nodes[NEXT, node]
     if before == NONE:
         lists[0, cell, job] = following
@@ -84,7 +92,6 @@ def unlink(arrays: Arrays, before: int, node: int) -> None:
         nodes[NEXT, before] = following
     if following == NONE:
         lists[1, cell, job] = before
-    arrays.ready[arrays.jobs[BULK, job], cell] -= 1
 
 
 @inlined
@@ -92,14 +99,14 @@ def insert(arrays: Arrays, job: int) -> None:
     """Put a job at its place in the order. Most are due last."""
     jobs, due = arrays.jobs, arrays.due
     group = jobs[BULK, job]
-    order, place = arrays.order[group], arrays.num_jobs[group]
+    place = arrays.num_jobs[group]
     while place > 0:
-        other = order[place - 1]
+        other = arrays.order[group, place - 1]
         if due[other] < due[job] or (due[other] == due[job] and jobs[NUMBER, other] < jobs[NUMBER, job]):
             break
-        order[place] = other
+        arrays.order[group, place] = other
         place -= 1
-    order[place] = job
+    arrays.order[group, place] = job
     arrays.num_jobs[group] += 1
 
 
@@ -117,23 +124,24 @@ def compact(arrays: Arrays) -> None:
 
 
 @inlined
-def free(arrays: Arrays, job: int) -> None:
-    """Give back the rows of a job, its nodes and their edges."""
+def free(arrays: Arrays, rows: Int64Array) -> None:
+    """Give back the rows of jobs, their nodes and their edges."""
     nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
-    arrays.slots[jobs[BULK, job]] -= jobs[SLOTS, job]
-    node = jobs[NODE, job]
-    while node != NONE:
-        edge = nodes[EDGE, node]
-        while edge != NONE:
-            following = edges[NEXT_EDGE, edge]
-            edges[NEXT_EDGE, edge] = sizes[FREE_EDGE]
-            sizes[FREE_EDGE] = edge
-            sizes[EDGES_LEFT] += 1
-            edge = following
-        nodes[NEXT, node] = sizes[FREE_NODE]
-        sizes[FREE_NODE] = node
-        sizes[NODES_LEFT] += 1
-        node = nodes[SIBLING, node]
-    jobs[NODE, job] = sizes[FREE_JOB]
-    sizes[FREE_JOB] = job
-    sizes[JOBS_LEFT] += 1
+    for job in rows:
+        arrays.slots[jobs[BULK, job]] -= jobs[SLOTS, job]
+        node = jobs[NODE, job]
+        while node != NONE:
+            edge = nodes[EDGE, node]
+            while edge != NONE:
+                following = edges[NEXT_EDGE, edge]
+                edges[NEXT_EDGE, edge] = sizes[FREE_EDGE]
+                sizes[FREE_EDGE] = edge
+                sizes[EDGES_LEFT] += 1
+                edge = following
+            nodes[NEXT, node] = sizes[FREE_NODE]
+            sizes[FREE_NODE] = node
+            sizes[NODES_LEFT] += 1
+            node = nodes[SIBLING, node]
+        jobs[NODE, job] = sizes[FREE_JOB]
+        sizes[FREE_JOB] = job
+        sizes[JOBS_LEFT] += 1
