@@ -23,13 +23,13 @@ FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 
 
 class Arrays(NamedTuple):
-    """Rows of nodes, edges and jobs. Classes are 0 (online) and 1 (bulk)."""
+    """Rows of nodes, edges and jobs: the fields of a row lie together. Classes are 0 (online) and 1 (bulk)."""
 
-    nodes: Int32Array  # [10, N]
-    edges: Int32Array  # [2, E]
-    jobs: Int64Array  # [8, J]
+    nodes: Int32Array  # [N, 10]
+    edges: Int32Array  # [E, 2]
+    jobs: Int64Array  # [J, 8]
     due: Float64Array  # [J]
-    lists: Int32Array  # [2, C, J] first and last ready node of each job, by cell
+    lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
     ready: Int64Array  # [2, C] ready nodes by class and cell
     order: Int32Array  # [2, J] rows of jobs by class, in the order in which they are due
     num_jobs: Int64Array  # [2] jobs in `order`, by class
@@ -42,11 +42,11 @@ def make_arrays(num_cells: int) -> Arrays:
     int32, int64 = np.int32, np.int64
     sizes = np.array([NONE, NONE, NONE, 0, 0, 0], int64)
     return Arrays(
-        nodes=np.empty((10, 0), int32),
-        edges=np.empty((2, 0), int32),
-        jobs=np.empty((8, 0), int64),
+        nodes=np.empty((0, 10), int32),
+        edges=np.empty((0, 2), int32),
+        jobs=np.empty((0, 8), int64),
         due=np.empty(0),
-        lists=np.empty((2, num_cells, 0), int32),
+        lists=np.empty((0, num_cells, 2), int32),
         ready=np.zeros((2, num_cells), int64),
         order=np.empty((2, 0), int32),
         num_jobs=np.zeros(2, int64),
@@ -59,23 +59,23 @@ def with_room(arrays: Arrays, num_nodes: int, num_edges: int, num_jobs: int) -> 
     """The arrays with so many free rows. Arrays that lack them double at least."""
     nodes_left, edges_left, jobs_left = arrays.sizes[NODES_LEFT:].tolist()
     if nodes_left < num_nodes:
-        more = max(num_nodes, arrays.nodes.shape[1])
+        more = max(num_nodes, len(arrays.nodes))
         arrays = arrays._replace(nodes=_grown(arrays.nodes, more))
-        _link(arrays.nodes[NEXT], more, arrays.sizes, FREE_NODE)
+        _link(arrays.nodes[:, NEXT], more, arrays.sizes, FREE_NODE)
     if edges_left < num_edges:
-        more = max(num_edges, arrays.edges.shape[1])
+        more = max(num_edges, len(arrays.edges))
         arrays = arrays._replace(edges=_grown(arrays.edges, more))
-        _link(arrays.edges[NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
+        _link(arrays.edges[:, NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
     if jobs_left < num_jobs:
-        more = max(num_jobs, arrays.jobs.shape[1])
-        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "due", "lists", "order")}
-        arrays = arrays._replace(**grown)
-        _link(arrays.jobs[NODE], more, arrays.sizes, FREE_JOB)
+        more = max(num_jobs, len(arrays.jobs))
+        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "due", "lists")}
+        arrays = arrays._replace(order=_grown(arrays.order.T, more).T.copy(), **grown)
+        _link(arrays.jobs[:, NODE], more, arrays.sizes, FREE_JOB)
     return arrays
 
 
 def _grown(array: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
-    return np.concatenate([array, np.zeros((*array.shape[:-1], more), array.dtype)], axis=-1)
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
 
 
 def _link(links: Int32Array | Int64Array, more: int, sizes: Int64Array, free: int) -> None:

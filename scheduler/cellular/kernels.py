@@ -89,42 +89,42 @@ def join(
     node_rows = np.empty(num_nodes.max(), np.int32)
     for number in range(len(num_nodes)):
         job = sizes[FREE_JOB]
-        sizes[FREE_JOB] = jobs[NODE, job]
+        sizes[FREE_JOB] = jobs[job, NODE]
         sizes[JOBS_LEFT] -= 1
         rows[number] = job
-        jobs[ID : SLOTS + 1, job] = columns[:, number]
-        jobs[OPEN, job] = num_nodes[number]
-        jobs[OUTSTANDING, job] = 0
-        jobs[NODE, job] = NONE
-        jobs[GONE, job] = 0
+        jobs[job, ID : SLOTS + 1] = columns[number]
+        jobs[job, OPEN] = num_nodes[number]
+        jobs[job, OUTSTANDING] = 0
+        jobs[job, NODE] = NONE
+        jobs[job, GONE] = 0
         arrays.due[job] = due[number]
-        arrays.lists[:, :, job] = NONE
-        arrays.slots[jobs[BULK, job]] += jobs[SLOTS, job]
+        arrays.lists[job] = NONE
+        arrays.slots[jobs[job, BULK]] += jobs[job, SLOTS]
         for index in range(num_nodes[number]):
             node = sizes[FREE_NODE]
-            sizes[FREE_NODE] = nodes[NEXT, node]
+            sizes[FREE_NODE] = nodes[node, NEXT]
             sizes[NODES_LEFT] -= 1
             node_rows[index] = node
             first, last = offsets[place + index], offsets[place + index + 1]
-            nodes[CELL, node] = cells[begin + index]
-            nodes[JOB, node] = job
-            nodes[INDEX, node] = index
-            nodes[LEFT, node] = steps[begin + index]
-            nodes[BLOCKED, node] = last - first
-            nodes[ROWS, node] = 0
-            nodes[EDGE, node] = NONE
-            nodes[SIBLING, node] = jobs[NODE, job]
-            nodes[ENDED, node] = 0
-            jobs[NODE, job] = node
+            nodes[node, CELL] = cells[begin + index]
+            nodes[node, JOB] = job
+            nodes[node, INDEX] = index
+            nodes[node, LEFT] = steps[begin + index]
+            nodes[node, BLOCKED] = last - first
+            nodes[node, ROWS] = 0
+            nodes[node, EDGE] = NONE
+            nodes[node, SIBLING] = jobs[job, NODE]
+            nodes[node, ENDED] = 0
+            jobs[job, NODE] = node
             for at in range(edge_begin + first, edge_begin + last):
                 parent, edge = node_rows[dependencies[at]], sizes[FREE_EDGE]
-                sizes[FREE_EDGE] = edges[NEXT_EDGE, edge]
+                sizes[FREE_EDGE] = edges[edge, NEXT_EDGE]
                 sizes[EDGES_LEFT] -= 1
-                edges[CHILD, edge] = node
-                edges[NEXT_EDGE, edge] = nodes[EDGE, parent]
-                nodes[EDGE, parent] = edge
+                edges[edge, CHILD] = node
+                edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
+                nodes[parent, EDGE] = edge
             if first == last:
-                nodes[NEXT, node] = first_ready
+                nodes[node, NEXT] = first_ready
                 first_ready = node
         begin += num_nodes[number]
         place += num_nodes[number] + 1
@@ -153,26 +153,26 @@ def plan(
             if count == len(rows):
                 break
             job = arrays.order[group, place]
-            before, node = NONE, lists[0, cell, job]
+            before, node = NONE, lists[job, cell, 0]
             while node != NONE and count < len(rows):
-                following = nodes[NEXT, node]
-                taken = min(nodes[LEFT, node], quantum)
+                following = nodes[node, NEXT]
+                taken = min(nodes[node, LEFT], quantum)
                 longest = max(longest, taken)
-                rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[ID, job], nodes[INDEX, node]
+                rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[job, ID], nodes[node, INDEX]
                 count += 1
-                nodes[LEFT, node] -= taken
-                nodes[ROWS, node] += 1
-                jobs[OUTSTANDING, job] += 1
-                if nodes[LEFT, node] > 0:
+                nodes[node, LEFT] -= taken
+                nodes[node, ROWS] += 1
+                jobs[job, OUTSTANDING] += 1
+                if nodes[node, LEFT] > 0:
                     before = node
                 else:
                     arrays.ready[group, cell] -= 1
                     if before == NONE:
-                        lists[0, cell, job] = following
+                        lists[job, cell, 0] = following
                     else:
-                        nodes[NEXT, before] = following
+                        nodes[before, NEXT] = following
                     if following == NONE:
-                        lists[1, cell, job] = before
+                        lists[job, cell, 1] = before
                 node = following
     release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
     return longest if count == len(rows) else NONE
@@ -193,31 +193,31 @@ def settle(
     nodes, jobs = arrays.nodes, arrays.jobs
     for row in range(len(rows)):
         node = rows[row]
-        may_be_short = is_stopped[row] or nodes[ENDED, node] or jobs[GONE, nodes[JOB, node]]
+        may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], GONE]
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
             return NONE
     stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
     num_stopped = num_free = num_ended = 0
     for row in range(len(rows)):
         node = rows[row]
-        job = nodes[JOB, node]
-        nodes[ROWS, node] -= 1
-        jobs[OUTSTANDING, job] -= 1
-        is_done = is_stopped[row] or (nodes[LEFT, node] == 0 and nodes[ROWS, node] == 0)
-        if is_done and not nodes[ENDED, node] and not jobs[GONE, job]:
-            if nodes[LEFT, node] > 0:
+        job = nodes[node, JOB]
+        nodes[node, ROWS] -= 1
+        jobs[job, OUTSTANDING] -= 1
+        is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
+        if is_done and not nodes[node, ENDED] and not jobs[job, GONE]:
+            if nodes[node, LEFT] > 0:
                 withdraw(nodes, arrays.lists, node)
-                arrays.ready[jobs[BULK, job], nodes[CELL, node]] -= 1
-                nodes[LEFT, node] = 0
+                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                nodes[node, LEFT] = 0
                 stopped[num_stopped] = node
                 num_stopped += 1
-            nodes[ENDED, node] = 1
-            jobs[OPEN, job] -= 1
-            if jobs[OPEN, job] == 0:
-                jobs[GONE, job] = 1
-                ended[num_ended] = jobs[ID, job]
+            nodes[node, ENDED] = 1
+            jobs[job, OPEN] -= 1
+            if jobs[job, OPEN] == 0:
+                jobs[job, GONE] = 1
+                ended[num_ended] = jobs[job, ID]
                 num_ended += 1
-        if jobs[GONE, job] and jobs[OUTSTANDING, job] == 0:
+        if jobs[job, GONE] and jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
     release(arrays, stopped[:num_stopped])
@@ -232,13 +232,13 @@ def drop(arrays: Arrays, rows: Int64Array) -> None:
     nodes, jobs = arrays.nodes, arrays.jobs
     free_jobs, num_free = np.empty(len(rows), np.int64), 0
     for job in rows:
-        node = jobs[NODE, job]
+        node = jobs[job, NODE]
         while node != NONE:
-            if nodes[LEFT, node] > 0 and nodes[BLOCKED, node] == 0:
-                arrays.ready[jobs[BULK, job], nodes[CELL, node]] -= 1
-            node = nodes[SIBLING, node]
-        jobs[GONE, job] = 1
-        if jobs[OUTSTANDING, job] == 0:
+            if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
+                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+            node = nodes[node, SIBLING]
+        jobs[job, GONE] = 1
+        if jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
     free(arrays, free_jobs[:num_free])

@@ -47,14 +47,14 @@ def release(arrays: Arrays, rows: Int32Array) -> None:
     nodes, edges = arrays.nodes, arrays.edges
     first = NONE
     for node in rows:
-        edge = nodes[EDGE, node] if nodes[LEFT, node] == 0 else NONE
+        edge = nodes[node, EDGE] if nodes[node, LEFT] == 0 else NONE
         while edge != NONE:
-            child = edges[CHILD, edge]
-            nodes[BLOCKED, child] -= 1
-            if nodes[BLOCKED, child] == 0:
-                nodes[NEXT, child] = first
+            child = edges[edge, CHILD]
+            nodes[child, BLOCKED] -= 1
+            if nodes[child, BLOCKED] == 0:
+                nodes[child, NEXT] = first
                 first = child
-            edge = edges[NEXT_EDGE, edge]
+            edge = edges[edge, NEXT_EDGE]
     if first != NONE:
         append(arrays, first)
 
@@ -65,44 +65,44 @@ def append(arrays: Arrays, first: int) -> None:
     nodes, lists, jobs, ready = arrays.nodes, arrays.lists, arrays.jobs, arrays.ready
     node = first
     while node != NONE:
-        following = nodes[NEXT, node]
-        cell, job = nodes[CELL, node], nodes[JOB, node]
-        nodes[NEXT, node] = NONE
-        last = lists[1, cell, job]
+        following = nodes[node, NEXT]
+        cell, job = nodes[node, CELL], nodes[node, JOB]
+        nodes[node, NEXT] = NONE
+        last = lists[job, cell, 1]
         if last == NONE:
-            lists[0, cell, job] = node
+            lists[job, cell, 0] = node
         else:
-            nodes[NEXT, last] = node
-        lists[1, cell, job] = node
-        ready[jobs[BULK, job], cell] += 1
+            nodes[last, NEXT] = node
+        lists[job, cell, 1] = node
+        ready[jobs[job, BULK], cell] += 1
         node = following
 
 
 @inlined
 def withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
     """Take a node out of its job's ready ones. The caller counts."""
-    cell, job = nodes[CELL, node], nodes[JOB, node]
-    before, ready = NONE, lists[0, cell, job]
+    cell, job = nodes[node, CELL], nodes[node, JOB]
+    before, ready = NONE, lists[job, cell, 0]
     while ready != node:
-        before, ready = ready, nodes[NEXT, ready]
-    following = nodes[NEXT, node]
+        before, ready = ready, nodes[ready, NEXT]
+    following = nodes[node, NEXT]
     if before == NONE:
-        lists[0, cell, job] = following
+        lists[job, cell, 0] = following
     else:
-        nodes[NEXT, before] = following
+        nodes[before, NEXT] = following
     if following == NONE:
-        lists[1, cell, job] = before
+        lists[job, cell, 1] = before
 
 
 @inlined
 def insert(arrays: Arrays, job: int) -> None:
     """Put a job at its place in the order. Most are due last."""
     jobs, due = arrays.jobs, arrays.due
-    group = jobs[BULK, job]
+    group = jobs[job, BULK]
     place = arrays.num_jobs[group]
     while place > 0:
         other = arrays.order[group, place - 1]
-        if due[other] < due[job] or (due[other] == due[job] and jobs[NUMBER, other] < jobs[NUMBER, job]):
+        if due[other] < due[job] or (due[other] == due[job] and jobs[other, NUMBER] < jobs[job, NUMBER]):
             break
         arrays.order[group, place] = other
         place -= 1
@@ -117,7 +117,7 @@ def compact(arrays: Arrays) -> None:
         kept = 0
         for place in range(arrays.num_jobs[group]):
             job = arrays.order[group, place]
-            if not arrays.jobs[GONE, job]:
+            if not arrays.jobs[job, GONE]:
                 arrays.order[group, kept] = job
                 kept += 1
         arrays.num_jobs[group] = kept
@@ -128,20 +128,20 @@ def free(arrays: Arrays, rows: Int64Array) -> None:
     """Give back the rows of jobs, their nodes and their edges."""
     nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
     for job in rows:
-        arrays.slots[jobs[BULK, job]] -= jobs[SLOTS, job]
-        node = jobs[NODE, job]
+        arrays.slots[jobs[job, BULK]] -= jobs[job, SLOTS]
+        node = jobs[job, NODE]
         while node != NONE:
-            edge = nodes[EDGE, node]
+            edge = nodes[node, EDGE]
             while edge != NONE:
-                following = edges[NEXT_EDGE, edge]
-                edges[NEXT_EDGE, edge] = sizes[FREE_EDGE]
+                following = edges[edge, NEXT_EDGE]
+                edges[edge, NEXT_EDGE] = sizes[FREE_EDGE]
                 sizes[FREE_EDGE] = edge
                 sizes[EDGES_LEFT] += 1
                 edge = following
-            nodes[NEXT, node] = sizes[FREE_NODE]
+            nodes[node, NEXT] = sizes[FREE_NODE]
             sizes[FREE_NODE] = node
             sizes[NODES_LEFT] += 1
-            node = nodes[SIBLING, node]
-        jobs[NODE, job] = sizes[FREE_JOB]
+            node = nodes[node, SIBLING]
+        jobs[job, NODE] = sizes[FREE_JOB]
         sizes[FREE_JOB] = job
         sizes[JOBS_LEFT] += 1

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost
 from penstock.scheduler.cellular.settings import CellSettings
@@ -17,6 +18,14 @@ from penstock.scheduler.types import Cause, RejectedJob, Wait
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
 _FEW = 1000
+
+
+class _Active(NamedTuple):
+    """A job that has not left. Its number tells it from one that had the same id before."""
+
+    number: int
+    device: int = NONE  # NONE: it waits for slots
+    row: int = NONE
 
 
 class _Outstanding(NamedTuple):
@@ -54,22 +63,17 @@ class CellScheduler:
         self.cost = TaskCost()
         self._rules, self._settings = tuple(rules), settings
         self._devices = [_Device(len(rules)) for _ in range(settings.num_devices)]
-        self._numbers: dict[int, int] = {}  # of active jobs, by id, in the order of `add`
-        self._places: dict[int, tuple[_Device, int]] = {}  # device and row of those that have joined
-        self._queue: list[QueuedCellJob] = []  # a heap; an entry whose number is not in `_numbers` counts as gone
-        self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number, id, with entries gone likewise
+        self._active: dict[int, _Active] = {}
+        self._queue: list[QueuedCellJob] = []  # a heap, also with jobs that have left
+        self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number and id, likewise
         self._num_added = self._num_planned = 0
+        self.num_joined = 0  # jobs on a device
         self._latest = -math.inf
-
-    @property
-    def num_joined(self) -> int:
-        """Jobs on a device."""
-        return len(self._places)
 
     @property
     def num_waiting(self) -> int:
         """Jobs that wait for state slots."""
-        return len(self._numbers) - len(self._places)
+        return len(self._active) - self.num_joined
 
     def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]:
         """Add jobs. Returns those that came after their deadline.
@@ -87,7 +91,7 @@ class CellScheduler:
                 rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
                 continue
             number = self._num_added = self._num_added + 1
-            self._numbers[job.id] = number
+            self._active[job.id] = _Active(number)
             due = min(latest, job.arrival + self._settings.patience_s)
             heapq.heappush(self._queue, QueuedCellJob(job.bulk, due, number, job))
             if latest < math.inf:
@@ -130,7 +134,8 @@ class CellScheduler:
         place.num_running[task.cell] -= 1
         self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
         for job_id in ended:
-            del self._numbers[job_id], self._places[job_id]
+            del self._active[job_id]
+        self.num_joined -= len(ended)
         self._join()
         return ended
 
@@ -139,12 +144,12 @@ class CellScheduler:
 
         Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
         """
-        active = [job_id for job_id in ids if self._numbers.pop(job_id, None) is not None]
-        places = [self._places.pop(job_id) for job_id in active if job_id in self._places]
-        for device in self._devices:
-            rows = [row for place, row in places if place is device]
+        active = [job for job in [self._active.pop(job_id, None) for job_id in ids] if job is not None]
+        for number, device in enumerate(self._devices):
+            rows = [job.row for job in active if job.device == number]
             if rows:
                 device.table.drop(rows)
+                self.num_joined -= len(rows)
         self._join()
         return len(active)
 
@@ -157,7 +162,7 @@ class CellScheduler:
 
     def _check(self, jobs: Sequence[CellJob]) -> None:
         ids = {job.id for job in jobs}
-        if len(ids) < len(jobs) or not ids.isdisjoint(self._numbers):
+        if len(ids) < len(jobs) or not ids.isdisjoint(self._active):
             raise ValueError("Job ids must be unique among active jobs.")
         max_slots = self._settings.max_slots or math.inf
         for job in jobs:
@@ -180,17 +185,19 @@ class CellScheduler:
         slots = [list(device.table.slots) for device in self._devices]
         while self._queue:
             entry = self._queue[0]
-            if self._numbers.get(entry.job.id) == entry.number:
+            if self._is_active(entry.job.id, entry.number):
                 device = min(range(len(slots)), key=lambda device: sum(slots[device]))
                 if not self._has_room(entry, *slots[device]):
                     break
                 slots[device][entry.bulk] += entry.job.slots
                 joining[device].append(entry)
             heapq.heappop(self._queue)
-        for place, entries in zip(self._devices, joining, strict=True):
+        for number, entries in enumerate(joining):
             if entries:
-                rows = place.table.join(entries)
-                self._places.update((entry.job.id, (place, row)) for entry, row in zip(entries, rows, strict=True))
+                rows = self._devices[number].table.join(entries)
+                for entry, row in zip(entries, rows, strict=True):
+                    self._active[entry.job.id] = _Active(entry.number, number, row)
+                self.num_joined += len(entries)
 
     def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:
         max_slots = self._settings.max_slots
@@ -225,16 +232,20 @@ class CellScheduler:
         rejected = []
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, number, job_id = heapq.heappop(self._deadlines)
-            if self._numbers.get(job_id) == number:
+            if self._is_active(job_id, number):
                 rejected.append(RejectedJob(job_id, Cause.QUEUED, now - deadline))
         self.cancel([rejection.id for rejection in rejected])
         return tuple(rejected)
 
     def _next_deadline(self) -> float | None:
         """Of active jobs. Entries of jobs that have left are removed once they are half of all."""
-        if len(self._deadlines) > 2 * len(self._numbers) + _FEW:
-            self._deadlines = [entry for entry in self._deadlines if self._numbers.get(entry[2]) == entry[1]]
+        if len(self._deadlines) > 2 * len(self._active) + _FEW:
+            self._deadlines = [entry for entry in self._deadlines if self._is_active(entry[2], entry[1])]
             heapq.heapify(self._deadlines)
-        while self._deadlines and self._numbers.get(self._deadlines[0][2]) != self._deadlines[0][1]:
+        while self._deadlines and not self._is_active(self._deadlines[0][2], self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_active(self, job_id: int, number: int) -> bool:
+        job = self._active.get(job_id)
+        return job is not None and job.number == number

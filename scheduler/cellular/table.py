@@ -56,7 +56,7 @@ class JobTable:
         rows = np.empty(len(entries), np.int64)
         self._kernels.join(
             self._arrays,
-            np.array(columns, np.int64).T.copy(),
+            np.array(columns, np.int64),
             np.array([entry.due for entry in entries]),
             graphs.sizes[0],
             graphs.cells,
@@ -144,7 +144,7 @@ def _exercise(kernels: Kernels) -> None:
     arrays = with_room(make_arrays(1), 1, 1, 1)
     one, none, row = np.ones(1, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int64)
     cells, offsets, is_stopped = np.zeros(1, np.int32), np.zeros(2, np.int32), np.zeros(1, np.bool_)
-    sizes, columns = np.array([[1], [1], [2], [0]], np.int64), np.zeros((4, 1), np.int64)
+    sizes, columns = np.array([[1], [1], [2], [0]], np.int64), np.zeros((1, 4), np.int64)
     nodes, steps, indices = np.empty((3, 1), np.int32)
     kernels.find_invalid(sizes, cells, one, offsets, none, 1)
     kernels.join(arrays, columns, np.zeros(1), sizes[0], cells, one, offsets, none, row)
