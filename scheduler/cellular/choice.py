@@ -21,9 +21,10 @@ def choose_cell(
     the highest priority. A type that was ready but passed over `MAX_PASSES` times goes first, so none starves.
     `online`, `bulk`: ready nodes of each type. Those of bulk jobs count where no online node is ready.
     """
-    overdue = [cell for cell, passes in enumerate(num_passes) if passes >= MAX_PASSES and online[cell] + bulk[cell]]
-    if overdue:
-        return max(overdue, key=lambda cell: num_passes[cell])
+    if max(num_passes) >= MAX_PASSES:
+        overdue = [cell for cell, passes in enumerate(num_passes) if passes >= MAX_PASSES and online[cell] + bulk[cell]]
+        if overdue:
+            return max(overdue, key=lambda cell: num_passes[cell])
     ready = online if any(online) else bulk
     some = [cell for cell, num_ready in enumerate(ready) if num_ready]
     if len(some) < 2:

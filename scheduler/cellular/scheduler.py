@@ -110,8 +110,9 @@ class CellScheduler:
             online, bulk = place.table.num_ready
             cell = choose_cell(self._rules, online, bulk, place.num_running, place.num_passes)
             if cell is not None:
-                for other, num_ready in enumerate(zip(online, bulk, strict=True)):
-                    place.num_passes[other] = place.num_passes[other] + 1 if other != cell and any(num_ready) else 0
+                for other, passes in enumerate(place.num_passes):
+                    is_passed = other != cell and online[other] + bulk[other]
+                    place.num_passes[other] = passes + 1 if is_passed else 0
                 return self._plan(device, cell, online, bulk, rejected)
         return Wait(self._next_deadline(), rejected)
 
@@ -125,8 +126,10 @@ class CellScheduler:
         first. ValueError, and nothing changed: a row ran other steps than asked, and did not stop.
         """
         self._steady(now)
-        place = next((place for place in self._devices if place.tasks and place.tasks[0].task.id == task_id), None)
-        if place is None:
+        for place in self._devices:
+            if place.tasks and place.tasks[0].task.id == task_id:
+                break
+        else:
             raise ValueError(f"Task {task_id} is not the first outstanding one of a device.")
         task, rows = place.tasks[0]
         ended = place.table.settle(rows, np.array(steps, np.int32), np.array(is_stopped, np.bool_))
@@ -213,7 +216,8 @@ class CellScheduler:
         rule, place = self._rules[cell], self._devices[device]
         num_rows = min(online[cell] + bulk[cell], rule.max_rows)
         num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
-        quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1), self._settings.host_s)
+        host_s = self._settings.host_s
+        quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
         rows = place.table.plan(cell, num_rows, quantum)
         quantum = min(quantum, power_of_two(rows.longest))
         self._num_planned += 1

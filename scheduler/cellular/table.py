@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class JobTable:
             graphs.dependencies,
             rows,
         )
-        return rows.tolist()
+        return cast(list[int], rows.tolist())
 
     def plan(self, cell: int, num_rows: int, quantum: int) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, those first that are due first."""
@@ -113,7 +113,7 @@ def find_invalid(graphs: Graphs, num_cells: int) -> int | None:
 
 
 class Kernels(NamedTuple):
-    """The compiled functions of kernels.py."""
+    """The compiled functions of joining.py and running.py."""
 
     find_invalid: Any
     join: Any
@@ -127,27 +127,34 @@ def load_kernels() -> Kernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
-    from penstock.scheduler.cellular import kernels
+    from penstock.scheduler.cellular import joining, running
 
-    functions = kernels.find_invalid, kernels.join, kernels.plan, kernels.settle, kernels.drop
+    functions = joining.find_invalid, joining.join, running.plan, running.settle, running.drop
     try:
-        compiled = Kernels(*[njit(function, cache=True) for function in functions])
-        _exercise(compiled)
-    except Exception:  # of numba's cache: no folder, one that is full or read-only, or an error of unpickling its files
-        compiled = Kernels(*[njit(function) for function in functions])
-        _exercise(compiled)
-    return compiled
+        kernels = Kernels(*[njit(function, cache=True) for function in functions])
+        _exercise(kernels)
+    except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
+        kernels = Kernels(*[njit(function) for function in functions])
+        _exercise(kernels)
+    return kernels
 
 
 def _exercise(kernels: Kernels) -> None:
-    """Call each kernel once, with arrays of the types that come later."""
-    arrays = with_room(make_arrays(1), 1, 1, 1)
-    one, none, row = np.ones(1, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int64)
-    cells, offsets, is_stopped = np.zeros(1, np.int32), np.zeros(2, np.int32), np.zeros(1, np.bool_)
-    sizes, columns = np.array([[1], [1], [2], [0]], np.int64), np.zeros((1, 4), np.int64)
-    nodes, steps, indices = np.empty((3, 1), np.int32)
-    kernels.find_invalid(sizes, cells, one, offsets, none, 1)
-    kernels.join(arrays, columns, np.zeros(1), sizes[0], cells, one, offsets, none, row)
-    kernels.plan(arrays, 0, 1, nodes, steps, row, indices)
-    kernels.settle(arrays, nodes, steps, steps, is_stopped, row)
+    """Call each kernel with arrays of the types that come later: two nodes, one after the other.
+
+    RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
+    """
+    graphs = end_to_end([CellGraph.of_stages((0, 1), (0, 1))])
+    arrays = with_room(make_arrays(1), 2, 1, 1)
+    columns = np.array([[7, 0, 0, 1]], np.int64)
+    row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    nodes, steps, indices = np.zeros((3, 1), np.int32)
+    results = [kernels.find_invalid(*graphs, 1)]
+    kernels.join(arrays, columns, np.zeros(1), graphs.sizes[0], *graphs[1:], row)
+    for _ in range(2):
+        results.append(kernels.plan(arrays, 0, 1, nodes, steps, ids, indices))
+        results += [int(ids[0]), int(indices[0])]
+        results.append(kernels.settle(arrays, nodes, steps, steps, is_stopped, ids))
     kernels.drop(arrays, row[:0])
+    if results != [NONE, 1, 7, 0, 0, 1, 7, 1, 1] or arrays.ready.any():
+        raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

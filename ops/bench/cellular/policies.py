@@ -104,7 +104,7 @@ class BucketPadding(GraphBatching):
         while True:
             bucket = self._turns.popleft()
             ids = self._buckets[bucket]
-            batch = []
+            batch: list[CellJob] = []
             while ids and len(batch) < self._max_jobs:
                 job = self._queue.get(ids.popleft())
                 batch += [] if job is None else [job]
