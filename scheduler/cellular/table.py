@@ -65,7 +65,7 @@ class JobTable:
             graphs.dependencies,
             rows,
         )
-        return cast(list[int], rows.tolist())
+        return rows.tolist()
 
     def plan(self, cell: int, num_rows: int, quantum: int) -> PlannedRows:
         """Take `num_rows` ready nodes of a cell into a task, those first that are due first."""
@@ -82,7 +82,7 @@ class JobTable:
         num_ended = self._kernels.settle(self._arrays, planned.nodes, planned.steps, ran, is_stopped, ended)
         if num_ended == NONE:
             raise ValueError("A row runs as many steps as its task says, or fewer where it stops.")
-        return ended[:num_ended].tolist()
+        return cast(list[int], ended[:num_ended].tolist())
 
     def drop(self, rows: Sequence[int]) -> None:
         """Remove jobs by their rows."""
@@ -127,9 +127,10 @@ def load_kernels() -> Kernels:
     """The kernels, compiled and ready to run: at once where an earlier process kept them, else within seconds."""
     from numba import njit  # takes half a second to load
 
-    from penstock.scheduler.cellular import joining, running
+    from penstock.scheduler.cellular.joining import find_invalid, join
+    from penstock.scheduler.cellular.running import drop, plan, settle
 
-    functions = joining.find_invalid, joining.join, running.plan, running.settle, running.drop
+    functions = find_invalid, join, plan, settle, drop
     try:
         kernels = Kernels(*[njit(function, cache=True) for function in functions])
         _exercise(kernels)
