@@ -160,6 +160,9 @@ def test_a_cell_type_without_an_outstanding_task_goes_before_one_that_has_one() 
     model.add(chain(20, cell=1))
     model.add(chain(20, cell=0))
     assert [task_of(model).cell, task_of(model).cell] == [1, 0]
+    for cell in (1, 0):
+        model.finish()
+        assert task_of(model).cell == cell
     model.drain()
 
 
