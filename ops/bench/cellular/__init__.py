@@ -1,1 +1,1 @@
-"""Cellular batching beside the policies that came before it."""
+"""Benchmarks of cellular batching."""
