@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,8 +10,9 @@ import numpy as np
 from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
 from penstock.scheduler.cellular.cost import TaskCost
+from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import JobTable, PlannedRows, QueuedCellJob, end_to_end, find_invalid
+from penstock.scheduler.cellular.table import QueuedCellJob, end_to_end, find_invalid
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
@@ -26,21 +26,6 @@ class _Active(NamedTuple):
     number: int
     device: int = NONE  # NONE: it waits for slots
     row: int = NONE
-
-
-class _Outstanding(NamedTuple):
-    task: CellTask
-    rows: PlannedRows
-
-
-class _Device:
-    """What is planned, and may be planned, on a device."""
-
-    def __init__(self, num_cells: int) -> None:
-        self.table = JobTable(num_cells)
-        self.tasks: deque[_Outstanding] = deque()
-        self.num_running = [0] * num_cells  # outstanding tasks
-        self.num_passes = [0] * num_cells  # tasks of other cells since a node was ready
 
 
 class CellScheduler:
@@ -62,7 +47,7 @@ class CellScheduler:
             raise ValueError(f"There must be cells, with max_rows and max_steps of 1 or more. Given: {list(rules)}")
         self.cost = TaskCost()
         self._rules, self._settings = tuple(rules), settings
-        self._devices = [_Device(len(rules)) for _ in range(settings.num_devices)]
+        self._devices = [Device(len(rules)) for _ in range(settings.num_devices)]
         self._active: dict[int, _Active] = {}
         self._queue: list[QueuedCellJob] = []  # a heap, also with jobs that have left
         self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number and id, likewise
@@ -225,7 +210,7 @@ class CellScheduler:
         task = CellTask(
             self._num_planned, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, rejected
         )
-        place.tasks.append(_Outstanding(task, rows))
+        place.tasks.append(Outstanding(task, rows))
         place.num_running[cell] += 1
         return task
 
