@@ -64,26 +64,27 @@ def _keys_of_first(block: bytes) -> list[str]:
 
 def _scanned(kernel: ModuleType, block: bytes, keys: list[str]) -> Cut:
     pl = polars()
-    data = np.frombuffer(block, np.uint8)
-    rows = np.empty((len(block) // _MIN_LINE_BYTES + 2, len(keys)))
+    rows = np.empty((len(keys), len(block) // _MIN_LINE_BYTES + 2))
     texts, others = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.empty((len(block) // 2 + 2, 2), np.int64)
-    num_rows, num_texts, num_others = kernel.scan(data, *_layout(kernel, keys), rows, texts, others)
-    values = dict(zip(keys, rows[:num_rows].T, strict=True))
+    data, words = np.frombuffer(block, np.uint8), kernel.words_of(block)
+    num_rows, num_texts, num_others = kernel.scan(data, words, *_layout(kernel, keys), rows, texts, others)
+    values = dict(zip(keys, rows[:, :num_rows], strict=True))
     found = [block[start:end].decode("utf-8", "replace") for start, end in texts[:num_texts].tolist()]
     names = pl.Series(found, dtype=pl.String)
     columns = {"second": pl.Series(values["timestamp"].astype(np.int64))}
     columns |= {key: names.gather(values[key].astype(np.int64)) for key in _TEXTS}
     missing = pl.Series([None] * num_rows, dtype=pl.Int64) if "worker" not in values else None
     columns |= {key: pl.Series(values[key].astype(np.int64)) if key in values else missing for key in _INTEGERS}
-    columns |= {key: pl.Series(np.ascontiguousarray(values[key])) for key in _FLOATS}
+    columns |= {key: pl.Series(values[key]) for key in _FLOATS}
     lines = [block[start:end] for start, end in others[:num_others].tolist()]
     return Cut(pl.DataFrame(columns).select(BATCH_COLUMNS), [line for line in lines if line.strip()])
 
 
-def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
-    """The bytes before each value, their ends, and the kinds of the values."""
+def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any, Any]:
+    """The bytes before each value in words, the masks of the words, the sizes in bytes, and the kinds of the values."""
     kinds = {
-        **dict.fromkeys((*_INTEGERS, *_FLOATS), kernel.NUMBER),
+        **dict.fromkeys(_INTEGERS, kernel.INTEGER),
+        **dict.fromkeys(_FLOATS, kernel.NUMBER),
         **dict.fromkeys(_TEXTS, kernel.TEXT),
         "timestamp": kernel.TIME,
         "event": kernel.NOTHING,
@@ -91,9 +92,11 @@ def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
     starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(keys)]
     starts = [start + '"batch_done"' if key == "event" else start for key, start in zip(keys, starts, strict=True)]
     encoded = [start.encode() for start in starts]
-    ends = np.cumsum([len(one) for one in encoded])
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    return data, ends, np.array([kinds.get(key, kernel.SKIP) for key in keys], np.int64)
+    padded = [one.ljust(-(-len(one) // kernel.WORD) * kernel.WORD, b"\0") for one in encoded]
+    masks = [(b"\xff" * len(one)).ljust(len(whole), b"\0") for one, whole in zip(encoded, padded, strict=True)]
+    key_words, key_masks = (np.frombuffer(b"".join(one), "<u8") for one in (padded, masks))
+    sizes = np.array([len(one) for one in encoded], np.int64)
+    return key_words, key_masks, sizes, np.array([kinds.get(key, kernel.SKIP) for key in keys], np.int64)
 
 
 @cache
@@ -102,8 +105,7 @@ def _load_kernel() -> ModuleType | None:
     try:
         from penstock.ops.logs import batch_kernel
 
-        nothing, places = np.zeros(1, np.uint8), np.zeros((1, 2), np.int64)
-        batch_kernel.scan(nothing, nothing, places[0, :1], places[0, :1], np.zeros((1, 1)), places, places)
+        _scanned(batch_kernel, b"\n" * (2 * batch_kernel.WORD), [*_NEEDED, "event"])
     except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
         return None
     return batch_kernel
