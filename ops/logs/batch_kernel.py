@@ -40,30 +40,35 @@ def _compiled(function: object) -> Dispatcher:
         return cast(Dispatcher, njit(nogil=True)(function))
 
 
+def _inlined(function: object) -> Dispatcher:
+    """Compile a function into its callers: a call would cost as much as its work."""
+    return cast(Dispatcher, njit(nogil=True, forceinline=True)(function))
+
+
 def words_of(data: bytes) -> WordArray:
     """The eight bytes from each place on, [bytes - 7], little-endian. A view."""
     return np.ndarray((max(0, len(data) - WORD + 1),), "<u8", data, 0, (1,))
 
 
-@_compiled
+@_inlined
 def byte(data: ByteArray, place: int) -> int:
     """A byte. An index without a sign cannot count from the end, which saves the test for it: a third of the time."""
     return data[np.uintp(place)]  # type: ignore[no-any-return]  # numba has no cast
 
 
-@_compiled
+@_inlined
 def word(words: WordArray, place: int) -> np.uint64:
     """The eight bytes from a place on. The caller knows that they are there."""
     return words[np.uintp(place)]
 
 
-@_compiled
+@_inlined
 def is_digit(block: ByteArray, place: int, end: int) -> bool:
     """Whether a digit is here."""
     return place < end and _ZERO <= byte(block, place) <= _NINE
 
 
-@_compiled
+@_inlined
 def scan_text(block: ByteArray, place: int, end: int) -> int:
     """The place after a string without escapes, which begins here."""
     if place >= end or byte(block, place) != _QUOTE:
@@ -79,7 +84,7 @@ def scan_text(block: ByteArray, place: int, end: int) -> int:
     return _FAILED
 
 
-@_compiled
+@_inlined
 def scan_integer(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     """The place after an integer without a sign, and its value."""
     first, value = place, 0
@@ -91,7 +96,7 @@ def scan_integer(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     return place, value
 
 
-@_compiled
+@_inlined
 def scan_exponent(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     """The place after an exponent, if one is here, and its value."""
     if place >= end or (byte(block, place) != _EXPONENT and byte(block, place) != _CAPITAL):
@@ -107,7 +112,7 @@ def scan_exponent(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     return (_FAILED if place == first else place), (-exponent if is_negative else exponent)
 
 
-@_compiled
+@_inlined
 def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     """The place after a finite number, and its value. Up to 15 digits are exact."""
     is_negative = place < end and byte(block, place) == _MINUS
@@ -143,7 +148,7 @@ def scan_number(block: ByteArray, place: int, end: int) -> tuple[int, float]:
     return (place if np.isfinite(number) else _FAILED), number
 
 
-@_compiled
+@_inlined
 def scan_digits(block: ByteArray, place: int, count: int) -> int:
     """The number of so many digits; a large negative number if one is none."""
     value = 0
@@ -154,7 +159,7 @@ def scan_digits(block: ByteArray, place: int, count: int) -> int:
     return value
 
 
-@_compiled
+@_inlined
 def scan_minute(block: ByteArray, place: int) -> float:
     """The seconds since 1970 of `"2026-01-31T12:34`, of which all bytes are there. Negative if it is no UTC time."""
     if byte(block, place) != _QUOTE or byte(block, place + 5) != _DASH or byte(block, place + 8) != _DASH:
@@ -178,7 +183,7 @@ def scan_minute(block: ByteArray, place: int) -> float:
     return days * 86400.0 + hour * 3600.0 + minute * 60.0
 
 
-@_compiled
+@_inlined
 def scan_seconds(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     """The place after `:56.789Z"`, and its whole seconds."""
     if place + 5 > end or byte(block, place) != _COLON:
@@ -197,7 +202,7 @@ def scan_seconds(block: ByteArray, place: int, end: int) -> tuple[int, int]:
     return place + 2, seconds
 
 
-@_compiled
+@_inlined
 def find_text(block: ByteArray, words: WordArray, first: int, last: int, texts: IntArray, num_texts: int) -> int:
     """The number of a text among those before it; `num_texts` if it is new. A word after the text is in the block."""
     size = last - first
@@ -215,7 +220,7 @@ def find_text(block: ByteArray, words: WordArray, first: int, last: int, texts: 
     return num_texts
 
 
-@_compiled
+@_inlined
 def skip(block: ByteArray, words: WordArray, place: int, end: int) -> int:
     """The place after a string without escapes, a number or a literal."""
     if place + WORD > end:
@@ -231,7 +236,7 @@ def skip(block: ByteArray, words: WordArray, place: int, end: int) -> int:
     return scan_number(block, place, end)[0]
 
 
-@_compiled
+@_inlined
 def find_newline(block: ByteArray, words: WordArray, place: int, end: int) -> int:
     """The place of the next newline; the end without one."""
     while place + WORD <= end:
@@ -275,7 +280,7 @@ def scan(
                 break
             end = place + key_size
             while place < end:
-                if word(words, place) & key_masks[key] != keys[key]:
+                if word(words, place) & key_masks[np.uintp(key)] != keys[np.uintp(key)]:
                     break
                 place += WORD
                 key += 1

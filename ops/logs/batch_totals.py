@@ -81,9 +81,9 @@ class BatchTotals:
 
     def _count(self, frame: Any) -> None:
         numpy = {name: frame[name].to_numpy() for name in ("sequences", "tokens", "max_seqlen", "device_s", "dp_gain")}
-        self.sequences.add(numpy["sequences"].astype(np.float64))
-        self.tokens.add(numpy["tokens"].astype(np.float64))
-        self.longest.add(numpy["max_seqlen"].astype(np.float64))
+        self.sequences.add_integers(numpy["sequences"])
+        self.tokens.add_integers(numpy["tokens"])
+        self.longest.add_integers(numpy["max_seqlen"])
         self.seconds.add(numpy["device_s"])
         gains = numpy["dp_gain"]
         self.dp_gain.add(gains[np.isfinite(gains) & (gains > 0)])
