@@ -76,7 +76,7 @@ def _scanned(kernel: ModuleType, block: bytes, first: dict[str, Any], room: npt.
     num_rows, num_texts, num_others = kernel.scan(data, words, *_layout(kernel, first), room, texts, others)
     values = dict(zip(first, room[:, :num_rows], strict=True))
     found = [block[start:end].decode("utf-8", "replace") for start, end in texts[:num_texts].tolist()]
-    names = pl.Series(found, dtype=pl.String)
+    names = pl.Series(found, dtype=pl.Categorical)
     columns = {"second": pl.Series(values["timestamp"].astype(np.int64))}
     columns |= {key: names.gather(pl.Series(values[key].astype(np.uint32))) for key in _TEXTS}
     missing = pl.Series([None] * num_rows, dtype=pl.Int64) if "worker" not in values else None
@@ -137,4 +137,4 @@ def empty_batches() -> Any:
     """A frame with BATCH_COLUMNS and no row."""
     pl = polars()
     integers, floats = dict.fromkeys(_INTEGERS, pl.Int64), dict.fromkeys(_FLOATS, pl.Float64)
-    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **integers, **floats})
+    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.Categorical), **integers, **floats})

@@ -1,9 +1,11 @@
 """Members that serve their real metrics, a supervisor's port over them, and a clock that stands still."""
 
+import threading
 from collections.abc import Mapping
 from typing import Self
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from penstock.engine.types import ModelInfo
 from penstock.scheduler import CostTable, LearnedCost, PackedCost, Scheduler, SchedulerSettings
@@ -16,11 +18,18 @@ from penstock.worker.supervision.member_metrics import MemberMetrics
 from penstock.worker.telemetry.metrics import Metrics
 
 
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
 class Port:
     """A metrics port on the loopback interface."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._server, self._thread = start_http_server(0, "127.0.0.1", registry=registry)
+        self._server = make_server("127.0.0.1", 0, make_wsgi_app(registry), handler_class=_Silent)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
         self.number: int = self._server.server_port
         self.address = f"http://127.0.0.1:{self.number}/metrics"
 

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said(fleet: Fleet, looks: Looks) -> None:
     looks.look()
     lines = text_of(looks)
     assert "1 serving, 1 restarting" in lines[0]
-    assert any(line.startswith("1       gone 0 s") for line in lines)
+    assert [line.split()[:4] for line in lines if line[:2] == "1 "] == [["1", "gone", "0", "s"]]
 
 
 def test_keys(fleet: Fleet, looks: Looks) -> None:
