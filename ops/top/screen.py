@@ -15,6 +15,7 @@ from penstock.ops.top.fleet import Fleet, Row, describe_states
 
 _UP = "green"
 _PADDING = 2
+_SHORTEST_S = 1e-6
 
 
 class Column(NamedTuple):
@@ -39,7 +40,7 @@ def _short(value: float | None) -> str:
 
 
 def _time(value: float | None) -> str:
-    return "-" if value is None else duration(value)
+    return "-" if value is None else duration(value if value >= _SHORTEST_S else 0.0)
 
 
 def _share(value: float | None) -> str:
@@ -77,7 +78,7 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     """What is shown until the next look. `moment`: of the last look."""
     rows = _ordered(fleet.rows(), view.sort)
     parts: list[RenderableType] = [_head(fleet, rows, moment)]
-    if any(fleet.rates):
+    if len(fleet.rates) > 1 and any(fleet.rates):
         parts.append(curve(list(fleet.rates), "requests/s", width=min(60, width - 14)))
     parts += [Text(), _table(fleet, rows, view, width)]
     parts += [Text(f"{printable(reason)}.", style=BAD) for reason in fleet.silent.values()]

@@ -1,6 +1,6 @@
 """What a member has counted during the last seconds: differences of scrapes, through restarts."""
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Counted(NamedTuple):
 
     def quantile(self, histogram: str, part: float, **labels: str) -> float | None:
         """A quantile, straight within a bucket; the greatest finite bound beyond it. None without observations."""
-        buckets: Counter[float] = Counter()
+        buckets: defaultdict[float, float] = defaultdict(float)
         wanted = set(labels.items())
         for key, value in self.counts.items():
             if key.name == f"{histogram}_bucket" and wanted <= set(key.labels):
@@ -82,7 +82,8 @@ def together(members: Iterable[Counted]) -> Counted:
 
 
 def _added(several: Iterable[Values]) -> Values:
-    sums = Counter[SampleKey]()
+    sums: defaultdict[SampleKey, float] = defaultdict(float)
     for counts in several:
-        sums.update(counts)  # type: ignore[arg-type]  # sums of floats work as those of integers
+        for key, value in counts.items():
+            sums[key] += value
     return sums
