@@ -81,7 +81,7 @@ def _scanned(kernel: ModuleType, block: bytes, first: dict[str, Any], room: npt.
     columns |= {key: names.gather(pl.Series(values[key].astype(np.uint32))) for key in _TEXTS}
     missing = pl.Series([None] * num_rows, dtype=pl.Int64) if "worker" not in values else None
     columns |= {key: pl.Series(values[key].astype(np.int64)) if key in values else missing for key in _INTEGERS}
-    columns |= {key: pl.Series(values[key]) for key in _FLOATS}
+    columns |= {key: pl.Series(values[key].copy()) for key in _FLOATS}  # polars would keep the room itself
     lines = [block[start:end] for start, end in others[:num_others].tolist()]
     return Cut(pl.DataFrame(columns).select(BATCH_COLUMNS), [line for line in lines if line.strip()])
 

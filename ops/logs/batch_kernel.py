@@ -59,7 +59,7 @@ def byte(data: ByteArray, place: int) -> int:
 @_inlined
 def word(words: WordArray, place: int) -> np.uint64:
     """The eight bytes from a place on. The caller knows that they are there."""
-    return words[np.uintp(place)]
+    return words[np.uintp(place)]  # type: ignore[no-any-return]  # of numba
 
 
 @_inlined
@@ -180,7 +180,7 @@ def scan_minute(block: ByteArray, place: int) -> float:
     of_era = year - era * 400
     of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
     days = era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
-    return days * 86400.0 + hour * 3600.0 + minute * 60.0
+    return days * 86400.0 + hour * 3600.0 + minute * 60.0  # type: ignore[no-any-return]  # of numba
 
 
 @_inlined
@@ -227,13 +227,13 @@ def skip(block: ByteArray, words: WordArray, place: int, end: int) -> int:
         return _FAILED
     first = byte(block, place)
     if first == _QUOTE:
-        return scan_text(block, place, end)
+        return scan_text(block, place, end)  # type: ignore[no-any-return]  # of numba
     if first in (_LOW_T, _LOW_F, _LOW_N):
         found = word(words, place) & _MASKS[4]
         if found == _FALSE and byte(block, place + 4) == _EXPONENT:
             return place + 5
         return place + 4 if found in (_TRUE, _NULL) else _FAILED
-    return scan_number(block, place, end)[0]
+    return scan_number(block, place, end)[0]  # type: ignore[no-any-return]  # of numba
 
 
 @_inlined
