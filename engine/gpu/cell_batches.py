@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellSpec, Int32Array, StateSpec
-from penstock.engine.errors import InvalidBatch
 from penstock.engine.types import Float32Array
 
-_Slots = npt.NDArray[np.intp]
 _SECTION = 64  # int32 values: sections begin at multiples of 256 bytes
 _ROWS = (8, 16, 32, 64)  # then multiples of 64: a product's tiles have no fewer rows
 
@@ -106,39 +103,6 @@ class CellLayout:
             rows = section.reshape(self.rows, self.quantum, emission.width)[:count].copy()
             by_name[emission.name] = rows if is_integer(emission) else rows.view(np.float32)
         return ran[:count].copy(), stopped[:count].copy(), by_name
-
-
-class BatchCheck:
-    """Raises InvalidBatch for what would read or write outside of the pool, or race."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._writer = np.full(num_slots, -1)  # row that writes a slot, within one call
-
-    def __call__(self, batch: CellBatch, spec: CellSpec) -> None:
-        rows, quantum = len(batch.steps), batch.quantum
-        if not 1 <= rows <= spec.max_rows or not 1 <= quantum <= spec.max_steps:
-            raise InvalidBatch(f"{rows} rows of {quantum} steps; {spec.name} has {spec.max_rows} of {spec.max_steps}")
-        shapes = [batch.read.shape == (rows, spec.arity), batch.write.shape == batch.is_first.shape == (rows,)]
-        shapes += [name in batch.inputs and batch.inputs[name].shape == (rows, quantum) for name in spec.inputs]
-        if not all(shapes):
-            raise InvalidBatch(f"the arrays of a batch of {spec.name} do not agree on {rows} rows of {quantum} steps")
-        if batch.steps.min() < 1 or batch.steps.max() > quantum:
-            raise InvalidBatch(f"a row of {spec.name} has steps outside of [1, {quantum}]")
-        read, write = batch.read.ravel().astype(np.intp), batch.write.astype(np.intp)  # numpy's own type: it is faster
-        if write.min() <= NO_SLOT or read.min() < NO_SLOT or max(write.max(), read.max()) >= self._num_slots:
-            raise InvalidBatch(f"a row of {spec.name} reads or writes a slot outside of the pool of {self._num_slots}")
-        self._check_writers(read, write, spec.arity)
-
-    def _check_writers(self, read: _Slots, write: _Slots, arity: int) -> None:
-        writer, own = self._writer, np.arange(len(write))
-        writer[write] = own
-        is_shared = not np.array_equal(writer[write], own)
-        writers = writer[read]
-        is_raced = ((writers >= 0) & (writers != np.repeat(own, arity))).any()
-        writer[write] = -1
-        if is_shared or is_raced:
-            raise InvalidBatch("a row writes a slot that another row reads or writes")
 
 
 def is_integer(emission: StateSpec) -> bool:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
 from penstock.engine.errors import DeviceFailed, InvalidBatch, is_out_of_memory
-from penstock.engine.gpu.cell_batches import BatchCheck, CellLayout, DeviceBatch, row_bucket, row_buckets
+from penstock.engine.gpu.cell_batches import CellLayout, DeviceBatch, row_bucket, row_buckets
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.lstm import LstmCell, LstmQuantum
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec
-from penstock.engine.gpu.cell_batches import BatchCheck, CellLayout, row_bucket
+from penstock.engine.gpu.cell_batches import CellLayout, row_bucket
 from penstock.engine.gpu.lstm import LstmCell
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.step_engine import quantum_of
