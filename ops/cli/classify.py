@@ -16,7 +16,9 @@ class ClassifySettings(JobSettings):
 
 @takes(ClassifySettings)
 def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = None) -> int:
-    """Compute labels for a text, or for every row of a file. A worker must be running for the model.
+    """Compute labels for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
 
     $ penstock classify --model intents --text "Where is my card?"
 

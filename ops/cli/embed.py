@@ -33,7 +33,9 @@ class EmbedSettings(JobSettings):
 
 @takes(EmbedSettings)
 def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) -> int:
-    """Compute vectors for a text, or for every row of a file. A worker must be running for the model.
+    """Compute vectors for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
 
     $ penstock embed --model minilm --text "Where is my card?"
 

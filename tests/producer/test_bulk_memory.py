@@ -74,7 +74,7 @@ async def test_eight_times_the_rows_take_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str, task: str
 ) -> None:
     """All of the many rows with their results would be more than 10 MB."""
-    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 1024)
+    monkeypatch.setattr(answer_stream, "MOST_WINDOW_ROWS", 1024)
     monkeypatch.setattr(part_writer, "PART_ROWS", 2048)
     monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 4096)
     assert await peak_bytes(tmp_path / f"few.{extension}", task, 5_000) < 5_000_000
