@@ -80,8 +80,11 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
     with tempfile.TemporaryDirectory(prefix="penstock-local-") as folder:
         async with WorkerProcess(arguments, Path(folder) / "worker.jsonl", environment) as worker:
-            with _phases(f"Starting a worker for {settings.model}") as show:
-                await worker.while_alive(_until_ready(worker, settings, show))
+            try:
+                with _phases(f"Starting a worker for {settings.model}") as show:
+                    await worker.while_alive(_until_ready(worker, settings, show))
+            except WorkerFailed as failure:
+                raise WorkerFailed(_fault(worker.log_path) or str(failure)) from failure
             yield worker.while_alive
 
 
@@ -115,6 +118,12 @@ def _logged(path: Path) -> list[str]:
         if line.startswith("{") and line.endswith("}"):
             names.append(str(json.loads(line).get("event")))
     return names
+
+
+def _fault(path: Path) -> str:
+    """The sentence with which the worker ended; empty if it has none."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), "")
 
 
 @contextmanager
