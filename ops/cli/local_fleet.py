@@ -73,7 +73,7 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
         yield _as_it_is
         return
     # Settings of a worker on another cluster are in the same variables and files: what concerns the model is kept.
-    model = ModelSettings(**{"model": settings.model, **({"config": settings.config} if settings.config else {})})
+    model = ModelSettings.model_validate({"model": settings.model, "config": settings.config})
     arguments = [part for name, value in model if _is_option(name, value) for part in (option_name(name), str(value))]
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]

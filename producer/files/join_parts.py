@@ -1,5 +1,6 @@
 """Join the parts of a job into its output, each as soon as it is finished."""
 
+import contextlib
 import io
 import shutil
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,8 @@ class JoinedFile:
 
     def close(self) -> None:
         """Close the file as it is. May be called twice."""
+        if self._sink is not None:
+            self._sink.close()
         if self._file is not None:
             self._file.close()
         self._file = self._sink = None
@@ -75,6 +78,10 @@ class _Sink(Protocol):
 
     def finish(self) -> None:
         """Write what follows the last row."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held, whether or not the output is finished. The file is still open."""
         ...
 
 
@@ -96,6 +103,9 @@ class _TextSink:
             shutil.copyfileobj(content, self._file, 1 << 20)
 
     def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -128,6 +138,10 @@ class _ParquetSink:
         if self._collected:
             self._write_group()
         self._writer.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of an output that is given up, as on a full disk
+            self._writer.close()
 
     def _write_group(self) -> None:
         import pyarrow as pa

@@ -18,7 +18,8 @@ from penstock.ops.demo.banking77 import HEAD
 from penstock.ops.kafka import BrokerError
 
 _CPU_CORES = 2
-_ROWS = {"share": {"cpu": 2000, "cuda": 400_000}, "memory": 5_000_000}
+_SHARE_ROWS = {"cpu": 2000, "cuda": 400_000}
+_MEMORY_ROWS = 5_000_000
 
 
 def main() -> int:
@@ -56,13 +57,13 @@ def _run(arguments: argparse.Namespace, folder: Path, clock: RunClock) -> dict[s
 
         if chosen is None:
             raise ProcessFailed("Part share needs a model.")
-        rows = arguments.rows or _ROWS["share"][device]
+        rows = arguments.rows or _SHARE_ROWS[device]
         worker = shlex.split(arguments.worker_args)
         figures = measure_share(chosen, device, rows, arguments.rounds, worker, folder, clock)
     elif part == "memory":
         from penstock.ops.bench.bulk.part_memory import measure_memory
 
-        figures = measure_memory(arguments.rows or _ROWS["memory"], arguments.format, folder, clock)
+        figures = measure_memory(arguments.rows or _MEMORY_ROWS, arguments.format, folder, clock)
     else:
         from penstock.ops.bench.bulk.part_kills import measure_kills
 

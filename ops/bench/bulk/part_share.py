@@ -5,10 +5,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.bench.bulk.job_process import run_whole_job
+from penstock.ops.bench.bulk.job_process import JobRun, run_whole_job
 from penstock.ops.bench.bulk.tables import write_texts
 from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
+from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
@@ -39,21 +40,35 @@ def measure_share(
             clock.say(f"{members} members ready after {ready_s:.1f} s")
             options = ["--model", "bench", "--bootstrap-servers", broker.bootstrap_servers, "--overwrite"]
             for number in range(rounds + 1):
-                table = few if number == 0 else source
                 clock.require(_JOB_LEAST_S, "a job")
+                table = few if number == 0 else source
                 command = ["embed", str(table), str(folder / "out.parquet"), *options]
+                serving = {"broker": broker.pid or 0, **fleet.watched()}
+                before = read_cpu_s(serving)
                 run, report = run_whole_job(command, folder, clock.left_s)
-                seconds = report["last_run"]["seconds"]
-                rate = report["rows"] / seconds
+                job = _job_figures(run, report, cores_used(before, read_cpu_s(serving), 1.0))
+                shown = {label: f"{used_s / job['seconds']:.2f}" for label, used_s in job["cpu_s"].items()}
                 clock.say(
-                    f"job of {report['rows']:,} rows: {rate:,.0f} rows/s, {run.cpu_s / seconds:.2f} cores of its own"
+                    f"job of {report['rows']:,} rows: {report['rows'] / job['seconds']:,.0f} rows/s; cores {shown}"
                 )
                 if number > 0:
-                    jobs.append({"seconds": seconds, "wall_s": run.wall_s, "cpu_s": run.cpu_s})
-                    jobs[-1]["peak_rss_bytes"] = run.peak_rss_bytes
+                    jobs.append(job)
     if clock.left_s > 1.5 * alone_s:
         alone.append(_alone(model, device, source, rounds, folder, clock))
-    return _figures(rows, alone, jobs, members)
+    figures = _figures(rows, alone, jobs, members)
+    clock.say(
+        f"share of the engine alone: {figures['share']}; by processor time {figures['share_of_processor_time']:.3f}"
+    )
+    return figures
+
+
+def _job_figures(run: JobRun, report: dict[str, Any], serving_cpu_s: dict[str, float]) -> dict[str, Any]:
+    return {
+        "seconds": report["last_run"]["seconds"],
+        "wall_s": run.wall_s,
+        "cpu_s": {"job": run.cpu_s, **serving_cpu_s},
+        "peak_rss_bytes": run.peak_rss_bytes,
+    }
 
 
 def _alone(model: Path, device: str, source: Path, rounds: int, folder: Path, clock: RunClock) -> dict[str, Any]:
@@ -67,9 +82,11 @@ def _alone(model: Path, device: str, source: Path, rounds: int, folder: Path, cl
 
 def _figures(rows: int, alone: list[dict[str, Any]], jobs: list[dict[str, Any]], members: int) -> dict[str, Any]:
     def rate(kind: str) -> float:
-        return rows / statistics.median(each for one in alone for each in one["seconds"][kind])
+        seconds: list[float] = [each for one in alone for each in one["seconds"][kind]]
+        return rows / statistics.median(seconds)
 
     job = rows / statistics.median(one["seconds"] for one in jobs)
+    alone_cpu_s = statistics.median([each for one in alone for each in one["cpu_s"]])
     found = {"of_texts": rate("of_texts"), "of_ids": rate("of_ids")}
     return {
         "rows": rows,
@@ -81,6 +98,8 @@ def _figures(rows: int, alone: list[dict[str, Any]], jobs: list[dict[str, Any]],
         "rows_per_s_of_command": rows / statistics.median(one["wall_s"] for one in jobs),
         "engine_alone_rows_per_s": found,
         "share": {kind: job / alone_rate for kind, alone_rate in found.items()},
+        # Processor seconds, which other work on the machine hardly changes: the share on cores that are never idle.
+        "share_of_processor_time": alone_cpu_s / statistics.median(sum(one["cpu_s"].values()) for one in jobs),
         "alone": alone,
         "jobs": jobs,
     }
