@@ -18,7 +18,7 @@ from penstock.ops.demo.banking77 import HEAD
 from penstock.ops.kafka import BrokerError
 
 _CPU_CORES = 2
-_SHARE_ROWS = {"cpu": 2000, "cuda": 400_000}
+_SHARE_ROWS = {"cpu": 2000, "cuda": 250_000}
 _MEMORY_ROWS = 5_000_000
 
 
@@ -53,13 +53,13 @@ def _run(arguments: argparse.Namespace, folder: Path, clock: RunClock) -> dict[s
     clock.say(f"{part} on {title(header['machine'])}")
     chosen = checkpoint(found["model"])
     if part == "share":
-        from penstock.ops.bench.bulk.part_share import measure_share
+        from penstock.ops.bench.bulk.part_share import ShareRun
 
         if chosen is None:
             raise ProcessFailed("Part share needs a model.")
         rows = arguments.rows or _SHARE_ROWS[device]
         worker = shlex.split(arguments.worker_args)
-        figures = measure_share(chosen, device, rows, arguments.rounds, worker, folder, clock)
+        figures = ShareRun(chosen, device, rows, arguments.rounds, worker, folder, clock).measure()
     elif part == "memory":
         from penstock.ops.bench.bulk.part_memory import measure_memory
 
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         help="checkpoint; default: the demo's, on a GPU bert-base with random weights; bert-tiny: a small one",
     )
-    add("--rows", type=int, help="rows of the job; default: 2,000 on a CPU, 400,000 on a GPU, 5,000,000 for memory")
-    add("--rounds", type=int, default=2, help="measured passes of each kind (share)")
+    add("--rows", type=int, help="rows of the job; default: 2,000 on a CPU, 250,000 on a GPU, 5,000,000 for memory")
+    add("--rounds", type=int, default=1, help="measured passes of each kind (share)")
     add("--worker-args", default="", help="further arguments of `penstock worker`, in one string (share, kills)")
     add("--format", choices=["csv", "parquet"], default="parquet", help="of input and output (memory)")
     add("--input", type=Path, nargs="+", metavar="FILE", help="tables with a column `text` (kills)")
