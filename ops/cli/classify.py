@@ -24,6 +24,8 @@ def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = No
 
     $ penstock classify --model intents in.csv out.csv --column message
 
+    $ penstock classify --local --model DIRECTORY in.csv out.csv --column message
+
     The output has the input's columns and three more: label, score, error.
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.

@@ -43,6 +43,8 @@ def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) ->
 
     $ penstock embed --model e5-base in.csv out.csv --prompt "passage: "
 
+    $ penstock embed --local --model DIRECTORY in.parquet out.parquet --column message
+
     The output has the input's columns and two more: embedding, error.
 
     A file is a bulk job: workers answer it in the time that online requests leave. A --text is an online request.

@@ -23,6 +23,8 @@ def rerank(settings: RerankSettings, paths: Paths = None) -> int:
 
     $ penstock rerank --model cross-encoder pairs.csv scored.csv --document-column passage
 
+    $ penstock rerank --local --model DIRECTORY pairs.csv scored.csv --document-column passage
+
     The output has the input's columns and two more: score, error.
 
     A file is a bulk job: workers answer it in the time that online requests leave.

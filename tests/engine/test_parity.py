@@ -125,6 +125,16 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(
     assert np.array_equal(together[index], engine.run(pack([sequences[index]])).rows[0])
 
 
+def test_scores_do_not_depend_on_the_rest_of_the_batch(tmp_path: Path) -> None:
+    save_classifier(tmp_path, "bert", num_labels=77)
+    engine = cpu_engine(tmp_path)
+    sequences, wanted = random_sequences(LENGTHS), TaskOptions("classify")
+    together = engine.run(pack(sequences, wanted)).rows
+    assert all(
+        np.array_equal(row, engine.run(pack([s], wanted)).rows[0]) for row, s in zip(together, sequences, strict=True)
+    )
+
+
 def test_options_differ_within_a_batch(bert: CpuEngine) -> None:
     sequences = random_sequences((9, 3, 9, 20, 1))
     wanted = [TaskOptions("embed", pooling=p, normalize=n) for p, n in zip(

@@ -18,7 +18,7 @@ from penstock.ops.demo.banking77 import HEAD
 from penstock.ops.kafka import BrokerError
 
 _CPU_CORES = 2
-_SHARE_ROWS = {"cpu": 2000, "cuda": 250_000}
+_SHARE_ROWS = {"cpu": 3000, "cuda": 250_000}
 _MEMORY_ROWS = 5_000_000
 
 
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         help="checkpoint; default: the demo's, on a GPU bert-base with random weights; bert-tiny: a small one",
     )
-    add("--rows", type=int, help="rows of the job; default: 2,000 on a CPU, 250,000 on a GPU, 5,000,000 for memory")
+    add("--rows", type=int, help="rows of the job; default: 3,000 on a CPU, 250,000 on a GPU, 5,000,000 for memory")
     add("--rounds", type=int, default=1, help="measured passes of each kind (share)")
     add("--worker-args", default="", help="further arguments of `penstock worker`, in one string (share, kills)")
     add("--format", choices=["csv", "parquet"], default="parquet", help="of input and output (memory)")

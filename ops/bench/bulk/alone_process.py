@@ -20,23 +20,22 @@ from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import WorkerSettings
 
 _POLL_TEXTS = 512  # tokenized at once: the lanes start while the rest is tokenized
-_PAUSE_S = 0.2  # after each pass: an idle GPU captures the shapes that it has seen
+_UNTIMED = 0.3  # of the texts, before the first pass
+_PAUSE_S = 0.2  # before each pass: an idle GPU captures the shapes that it has seen
 
 
 def main() -> None:
-    """`spec`: model, file (Parquet with a column `text`), device, untimed and rounds (passes of each kind)."""
+    """`spec`: model, file (Parquet with a column `text`), device, rounds (passes of each kind)."""
     spec = json.loads(sys.argv[1])
     engine = load_engine(spec["model"], device=spec["device"], dtype="auto")
     given = {"model": spec["model"], "device": spec["device"]}
     settings = resolve(WorkerSettings.model_validate(given), engine.info)
     warm_up(engine, max_sequences=settings.max_batch_sequences, max_tokens=settings.max_batch_tokens)
     texts = parquet.read_table(spec["file"], columns=["text"]).column("text").to_pylist()
-    print(json.dumps(asyncio.run(_measure(engine, settings, texts, spec["untimed"], spec["rounds"]))))
+    print(json.dumps(asyncio.run(_measure(engine, settings, texts, spec["rounds"]))))
 
 
-async def _measure(
-    engine: Engine, settings: ResolvedSettings, texts: Sequence[str], untimed: int, rounds: int
-) -> dict[str, Any]:
+async def _measure(engine: Engine, settings: ResolvedSettings, texts: Sequence[str], rounds: int) -> dict[str, Any]:
     """Seconds of every pass over the texts: of their ids alone, and with their tokenization."""
     tokenizer = Tokenizer.from_directory(Path(settings.model))
     lanes = EngineLanes(engine, settings.lanes)
@@ -46,14 +45,13 @@ async def _measure(
     seconds: dict[str, list[float]] = {"of_ids": [], "of_texts": []}
     cpu_s: list[float] = []  # of the passes over texts
     try:
-        for number in range(untimed + rounds):
-            of_ids = await _run_ids(lanes, encoded, settings)
-            if number >= untimed:
-                seconds["of_ids"].append(of_ids)
-                before_s = time.process_time()
-                seconds["of_texts"].append(await _run_texts(lanes, tokenizer, texts, settings))
-                cpu_s.append(time.process_time() - before_s)
+        await _run_ids(lanes, encoded[: int(_UNTIMED * len(encoded))], settings)
+        for _ in range(rounds):
             await asyncio.sleep(_PAUSE_S)
+            seconds["of_ids"].append(await _run_ids(lanes, encoded, settings))
+            before_s = time.process_time()
+            seconds["of_texts"].append(await _run_texts(lanes, tokenizer, texts, settings))
+            cpu_s.append(time.process_time() - before_s)
     finally:
         await lanes.close()
         tokenizer.close()

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
 
-_KILL_AT = (0.2, 0.5, 0.8)  # of the rows, once the manifest lists so many
+_NUM_KILLS = 3
+_KILL_AFTER = 0.25  # of the undisturbed job's time
 _READY_TIMEOUT_S = 120.0
 _NUMBERS = ("score", "embedding")  # columns of which the last bits may differ
 
@@ -47,27 +49,25 @@ def measure_kills(spec: FleetSpec, task: str, tables: Sequence[Path], folder: Pa
                 raise ProcessFailed(f"{report['rows']:,} rows, {report['failed']:,} failed, of {len(rows):,}.")
             clock.say(f"{extension}: undisturbed, {run.wall_s:.1f} s, SHA-256 {_digest(whole)}")
             killed = [task, *inputs, str(target), *options]
-            kept = _kill_thrice(killed, target, len(rows), folder, clock)
+            kept = _kill(killed, target, _KILL_AFTER * run.wall_s, folder, clock)
             run_whole_job(killed, folder, clock.left_s)
             found[extension] = {"rows_finished_at_kills": kept, **_compared(whole, target)}
             clock.say(f"{extension}: killed three times, SHA-256 {_digest(target)}; {found[extension]}")
     return found
 
 
-def _kill_thrice(arguments: list[str], target: Path, rows: int, folder: Path, clock: RunClock) -> list[int]:
+def _kill(arguments: list[str], target: Path, after_s: float, folder: Path, clock: RunClock) -> list[int]:
     """Rows that were finished at each kill."""
     manifest = target.with_name(f"{target.name}.parts") / "manifest.json"
-
-    def finished() -> int:
-        return int(json.loads(manifest.read_text(encoding="utf-8"))["report"]["rows"]) if manifest.exists() else 0
-
     kept: list[int] = []
-    for share in _KILL_AT:
-        is_due = functools.partial(lambda least: finished() >= least, share * rows)
+    for _ in range(_NUM_KILLS):
+        kill_at_s = time.monotonic() + after_s
+        is_due = functools.partial(lambda at_s: time.monotonic() >= at_s, kill_at_s)
         run = run_job(arguments, folder / "job.log", end_when=is_due, timeout_s=clock.left_s)
         if run.exit_code != -signal.SIGKILL:
             raise ProcessFailed(f"The job ended with {run.exit_code} before it was killed:\n{run.said[-2000:]}")
-        kept.append(finished())
+        finished = json.loads(manifest.read_text(encoding="utf-8"))["report"]["rows"] if manifest.exists() else 0
+        kept.append(int(finished))
     return kept
 
 

@@ -115,7 +115,7 @@ class ShareRun:
         for task, runs in jobs.items():
             rate = self.rows / statistics.median([one["seconds"] for one in runs])
             found["rows_per_s"][task] = rate
-            found["share"][task] = {f"{kind}": rate / other for kind, other in rates.items()}
+            found["share"][task] = {kind: rate / other for kind, other in rates.items()}
             # Other work on the machine changes processor time less than wall time. Where the cores are never idle, both
             # give the same share.
             cpu_s = statistics.median([sum(one["cpu_s"].values()) for one in runs])
