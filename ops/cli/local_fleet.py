@@ -14,7 +14,7 @@ from penstock.ops.cli.job_settings import FileJobSettings
 from penstock.ops.cli.options import option_name
 from penstock.ops.cli.screen import BadUsage, narrate_logs, say, stderr
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
-from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
 from penstock.producer.settings import KafkaSettings
 from penstock.worker.settings import ModelSettings
 
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 READY_TIMEOUT_S = 900.0  # a checkpoint may have to be downloaded first
 _POLL_S = 0.2
+_FEW_CORES = 4  # where the broker's compiler would take time from the engine for longer than it saves
 _PARTITIONS = 24  # three members on each of eight GPUs
 # Requests and replies are read at once, so the broker's disk need not hold more than some of them.
 _BROKER = {"log.segment.bytes": str(64 << 20), "log.retention.bytes": str(256 << 20)}
@@ -54,7 +55,8 @@ def local_broker(settings: FileJobSettings) -> Iterator[FileJobSettings]:
     if given:
         raise BadUsage(f"--local starts its own Kafka: leave out {', '.join(map(option_name, given))}.")
     say("Starting Kafka on this machine.")
-    with KafkaBroker(num_partitions=_PARTITIONS, config=_BROKER, jvm_flags=FULL_SPEED) as broker:
+    flags = FAST_START if len(os.sched_getaffinity(0)) <= _FEW_CORES else FULL_SPEED
+    with KafkaBroker(num_partitions=_PARTITIONS, config=_BROKER, jvm_flags=flags) as broker:
         kafka = {name: field.default for name, field in KafkaSettings.model_fields.items() if name != "config"}
         narrate_logs(broker.bootstrap_servers)
         yield settings.model_copy(update={**kafka, "bootstrap_servers": broker.bootstrap_servers})

@@ -44,6 +44,8 @@ def _run(arguments: argparse.Namespace, folder: Path, clock: RunClock) -> dict[s
     part, model = arguments.part, arguments.model
     machine = describe_machine()
     header = begin("bulk", machine, commit=arguments.commit)
+    for path in arguments.input or ():
+        header["command"] = header["command"].replace(str(path), path.name)
     found = prepared("null" if part == "memory" else model, folder)
     device = "cuda" if found["gpus"] else "cpu"
     if device == "cpu":

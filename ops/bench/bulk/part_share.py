@@ -17,7 +17,7 @@ from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
-from penstock.ops.kafka import FULL_SPEED, KafkaBroker
+from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
 
 WORDS = (2, 100)
 TASKS = ("embed", "classify")
@@ -80,7 +80,7 @@ class ShareRun:
         spec = FleetSpec(str(self.model), ("--device", self.device, "--head", str(head), *self.worker_arguments))
         jobs: dict[str, list[Record]] = {}
         with (
-            KafkaBroker(config=BROKER_CONFIG, jvm_flags=FULL_SPEED) as broker,
+            KafkaBroker(config=BROKER_CONFIG, jvm_flags=FULL_SPEED if self.device == "cuda" else FAST_START) as broker,
             WorkerFleet(spec, "bench", broker.bootstrap_servers, self.folder) as fleet,
         ):
             ready_s = fleet.wait_until_ready(min(_READY_TIMEOUT_S, self.clock.left_s))
