@@ -19,7 +19,7 @@ from penstock.producer.files.result_columns import ResultColumns
 # Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
 # groups are made of blocks.
 PART_ROWS = 8192
-PART_S = 5.0
+PART_S = 2.0
 _PART_CHARS = 16 << 20
 
 
