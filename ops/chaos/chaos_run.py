@@ -234,8 +234,12 @@ class ChaosRun:
         return judge
 
     def _refusals(self) -> list[Refusal]:
-        refused = [fault for fault in self.faults.injected if fault.kind == "replies_refused"]
-        return [Refusal(RAW_REPLIES, 1e3 * one.started, 1e3 * (one.ended + _REFUSED_S)) for one in refused]
+        topics = {"replies_refused": [RAW_REPLIES], "no_leader": [RAW_REPLIES, REPLIES]}
+        return [
+            Refusal(topic, 1e3 * fault.started, 1e3 * (fault.ended + _REFUSED_S))
+            for fault in self.faults.injected
+            for topic in topics.get(fault.kind, ())
+        ]
 
     def _direct(self, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:
         return direct(self._engine, sequences)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from penstock.ops.chaos.asked import Partition
 
 _EVERY_S, _PATIENCE_S = 1.0, 10.0
+_SLOW_S = 2.0  # a look that takes longer has waited for a broker
+_SETTLED_S = 10.0  # the brokers' session timeout: until then a suspended leader may not know that it was replaced
 # A consumer that does not subscribe is no member of its group.
 _OPTIONS = {"enable.auto.commit": False, "isolation.level": "read_uncommitted", "log_level": 0}
 
@@ -26,7 +29,10 @@ class Look:
 
 
 class CommitWatch:
-    """Looks once a second. A look that a broker's outage prevents is left out."""
+    """Looks once a second. Looks that a broker's outage prevents are left out, and so are those soon after it.
+
+    A leader that was suspended answers with the ends that it knew, although another has gone on in its place.
+    """
 
     def __init__(self, servers: str, group: str, sources: Sequence[str], answers: Sequence[str]) -> None:
         """`sources`: topics of requests. `answers`: topics of replies and dead letters."""
@@ -37,12 +43,20 @@ class CommitWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
+        settled = 0.0
         while True:
             await asyncio.sleep(_EVERY_S)
+            begun = time.monotonic()
             try:
-                self.looks.append(await asyncio.to_thread(self._look))
+                look = await asyncio.to_thread(self._look)
             except KafkaException as error:
                 log.debug("look_failed", error=repr(error))
+                settled = time.monotonic() + _SETTLED_S
+                continue
+            if time.monotonic() - begun > _SLOW_S:
+                settled = time.monotonic() + _SETTLED_S
+            elif begun > settled:
+                self.looks.append(look)
 
     async def num_behind(self) -> float:
         """Requests, or rather their offsets, that are not committed. Infinite where the brokers do not answer."""

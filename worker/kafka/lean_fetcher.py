@@ -1,11 +1,17 @@
-"""The choice of the next fetch: online records before bulk, at a cost that suits fetches of one or two records.
+"""The choice of the next fetch: what is asked for, in which order, and when.
 
 Online and bulk records share one consumer, so that one member has both partitions of a number. A broker answers a fetch
 in the order of its partitions, up to the fetch size: a bulk backlog takes only the bytes that online records leave.
 Bulk is not starved: while online records wait in the worker, their topic is paused.
+
+A turn of the worker (a fetch, a batch, a produce request) takes the event loop some two milliseconds, whatever it
+brings. A broker that is asked again at once answers with a few records, and small turns keep the loop busy. So a fetch
+that has brought several records is followed by the next one a little later, counted from when it was sent. One that
+has brought fewer, as at a low rate, is followed at once.
 """
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -19,6 +25,8 @@ from penstock.worker.kafka.fetch_messages import FetchMessage
 
 _BULK = bulk_topic("")
 _NO_LEADER = -1
+_PACE_S = 0.004  # on an H200's host at 25,000 requests/s: p50 9.2 ms; 11.9 with none, 11.6 with 7 ms
+_SEVERAL = 4  # records
 
 # Requests by broker, partitions without a position by broker, seconds until the next look, whether a leader is unknown,
 # futures of resumes.
@@ -35,12 +43,17 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
 
     _split_of: Any = None  # the assignment of which `_split` is
     _split: Sequence[list[tuple[TopicPartition, Any]]] = ()  # its online and its bulk partitions, with their states
+    _num_records = 0  # handed out so far
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._last: dict[int, tuple[float, int]] = {}  # broker -> when it was asked, and `_num_records` then
+        super().__init__(*arguments, **options)
 
     def _get_actions_per_node(self, assignment: Any) -> _Actions:
         """Fetch from each broker of which nothing is on its way or waits to be handed out."""
-        held = self._held()
-        timeout_s = min(map(max, held.values())) if held else self._fetcher_timeout
-        busy = held.keys() | self._in_flight
+        held, paced = self._held(), self._paced(time.monotonic())
+        timeout_s = min([self._fetcher_timeout, *map(max, held.values()), *paced.values()])
+        busy = held.keys() | paced.keys() | self._in_flight
         brokers = {broker.nodeId for broker in self._client.cluster.brokers()}
         if brokers <= busy:
             return [], {}, timeout_s, False, []
@@ -48,6 +61,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: FetchMessage) -> bool:
         """Fetch, and wake the reader at once. Returns false: the fetch routine, which runs later, need not do it."""
+        self._last[node_id] = time.monotonic(), self._num_records
         if await super()._proc_fetch_request(assignment, node_id, request):
             for waiter in self._fetch_waiters:
                 self._notify(waiter)
@@ -60,7 +74,7 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
         max_records: int | None = None,
     ) -> Any:
         """Called by `getmany`, with the timeout in seconds. Makes no task and no set of futures in order to wait."""
-        found = await super().fetched_records(partitions, 0, max_records)
+        found = await self._take(partitions, max_records)
         if found or not timeout:
             return found
         waiter = self._create_fetch_waiter()
@@ -69,7 +83,21 @@ class LeanFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no type inform
             await waiter
         finally:
             timer.cancel()
-        return await super().fetched_records(partitions, 0, max_records)
+        return await self._take(partitions, max_records)
+
+    async def _take(self, partitions: Any, max_records: int | None) -> Any:
+        found = await super().fetched_records(partitions, 0, max_records)
+        self._num_records += sum(map(len, found.values()))
+        return found
+
+    def _paced(self, now: float) -> dict[int, float]:
+        """Brokers whose last answer had several records -> seconds until they are asked again."""
+        waits = {
+            node: at + _PACE_S - now
+            for node, (at, before) in self._last.items()
+            if self._num_records - before >= _SEVERAL
+        }
+        return {node: wait_s for node, wait_s in waits.items() if wait_s > 0}
 
     def _held(self) -> dict[int, list[float]]:
         """Brokers whose last answer was not handed out yet -> seconds for which the others of its partitions wait."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.cpu.plain_client import ID_BYTES, REPLIES, REQUESTS
 
 _POLL_MS = 1000
@@ -80,7 +81,10 @@ async def _read(servers: str, topics: Topics, since: float) -> Exchange:
 async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
     """All records of a topic up to its ends at the time of the call."""
     async with AIOKafkaConsumer(topic, bootstrap_servers=servers, enable_auto_commit=False) as consumer:
-        numbers = consumer.partitions_for_topic(topic) or ()
+        await consumer.topics()  # asks the broker: what `start` knows may lack the topic
+        numbers = consumer.partitions_for_topic(topic)
+        if not numbers:
+            raise ProcessFailed(f"The broker names no partitions of {topic}.")
         sources = [TopicPartition(topic, number) for number in numbers]
         ends = {source: end for source, end in (await consumer.end_offsets(sources)).items() if end}
         await consumer.seek_to_beginning(*sources)
