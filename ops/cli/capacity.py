@@ -119,25 +119,27 @@ def _lines(plan: CapacityPlan, costs: MeasuredCosts, lengths: Lengths) -> list[t
     mean, p95 = float(lengths.mean()), float(np.percentile(lengths, 95))
     bounds = f"at most {costs.max_tokens:,} tokens, {costs.max_sequences:,} sequences"
     bounds += f", {plan.slo_s * 1e3 / 4:g} ms (a quarter of the SLO)" if plan.slo_s is not None else ""
-    lanes = f"{device.lanes} lanes x {plan.lane_per_s:,.0f} = " if device.lanes > 1 else ""
+    lanes = f"{device.lanes} lanes x {_rate(plan.lane_per_s)} = " if device.lanes > 1 else ""
     members = f"{plan.devices} x {device.members} = {plan.members}"
     partitions = f"{PARTITIONS_PER_MEMBER} x {plan.members} = {plan.partitions}"
     without = f"; {plan.load_without_one:.0%} without one {what}" if plan.devices > 1 else ""
     wanted = plan.rate_per_s / (UTILISATION * plan.device_per_s)
+    needed = f"{plan.rate_per_s:,.0f} / ({UTILISATION:.0%} of {_rate(plan.device_per_s)}) = {wanted:.2f}"
     return [
         ("lengths", f"mean {mean:,.1f} tokens, p95 {p95:,.0f}"),
         ("a full batch", f"{batch.sequences:,.1f} sequences, {batch.tokens:,.0f} tokens: {batch.seconds * 1e3:.2f} ms"),
         ("", bounds),
-        ("one lane", f"{batch.sequences:,.1f} / {batch.seconds * 1e3:.2f} ms = {plan.lane_per_s:,.0f} sequences/s"),
-        (f"one {what}", f"{lanes}{plan.device_per_s:,.0f} sequences/s"),
-        (
-            several,
-            f"{plan.rate_per_s:,.0f} / ({UTILISATION:.0%} of {plan.device_per_s:,.0f}) = {wanted:.2f} → {plan.devices}",
-        ),
+        ("one lane", f"{batch.sequences:,.1f} / {batch.seconds * 1e3:.2f} ms = {_rate(plan.lane_per_s)} sequences/s"),
+        (f"one {what}", f"{lanes}{_rate(plan.device_per_s)} sequences/s"),
+        (several, f"{needed} → {plan.devices}"),
         ("members", f"{members} ({device.members} on each {what})"),
         ("partitions", f"{partitions} (--partitions {plan.partitions})"),
         ("load", f"{plan.load:.0%} of what full batches would answer{without}"),
     ]
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.1f}"
 
 
 def _sample(given: str) -> Lengths:
