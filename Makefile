@@ -86,5 +86,5 @@ $(INSTALLED): pyproject.toml ops/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@echo 'Installing penstock and its tools into $(VENV)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint ops/constraints.txt --editable '.[bench,demo,dev,docs,logs,otel]'
 	@touch $@

@@ -90,4 +90,4 @@ def logged_events() -> dict[str, tuple[set[str], bool]]:
 
 def test_readme_and_architecture_stay_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 200
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 220

@@ -132,7 +132,7 @@ def test_every_library_that_the_wheel_imports_is_declared() -> None:
     extras = project["optional-dependencies"]
     declared = {
         distribution(line)
-        for lines in (project["dependencies"], extras["demo"], extras["bench"], extras["logs"])
+        for lines in (project["dependencies"], extras["demo"], extras["bench"], extras["logs"], extras["otel"])
         for line in lines
     }
     libraries = packages_distributions()

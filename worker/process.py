@@ -26,6 +26,7 @@ from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
+from penstock.worker.telemetry.tracing import open_traces
 from penstock.worker.worker import LEAVE_S, Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
@@ -149,16 +150,13 @@ async def _run_worker(
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
         number = 0 if supervisor is None else supervisor.worker
-        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, number=number)
+        traces = await stack.enter_async_context(open_traces(settings, engine.info, number))
+        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, traces=traces, number=number)
         port = None
         if settings.metrics_port is not None:
             probe = EngineProbe(lanes, min(engine.info.tasks))
-            status = Status(
-                worker.metrics.registry,
-                lambda: _not_ready(worker),
-                probe.fault,
-                lambda: settings.model_dump(mode="json"),
-            )
+            config = functools.partial(settings.model_dump, mode="json")
+            status = Status(worker.metrics.registry, lambda: _not_ready(worker), probe.fault, config)
             server = serve_status(settings.metrics_host, settings.metrics_port, status)
             stack.callback(server.shutdown)
             port = server.server_port

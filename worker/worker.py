@@ -43,6 +43,7 @@ from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settin
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
+from penstock.worker.telemetry.tracing import NO_TRACES, Traces
 
 _DISCONNECT_S = 2.0
 _TURNS = 4  # of the event loop between two slices: a reply takes several to get from the lane to its socket
@@ -63,12 +64,14 @@ class Worker:
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
+        traces: Traces = NO_TRACES,
         number: int = 0,
     ) -> None:
         """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
         info = self._info = engine.info
         self._settings = settings
         self._cost = cost
+        self._traces = traces
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
         self._backpressure = Backpressure(settings.max_in_flight, can_stall=settings.delivery == "at_least_once")
@@ -104,9 +107,8 @@ class Worker:
         )
         self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        self._delivery = Delivery(
-            self._outbox, self._backpressure, self._ledger.acknowledge, scheduler.replied, settings.group_id, number
-        )
+        done, replied = traces.ending(self._ledger.acknowledge), scheduler.replied
+        self._delivery = Delivery(self._outbox, self._backpressure, done, replied, settings.group_id, number)
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
         self.metrics = Metrics(info, scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
         lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
@@ -186,6 +188,7 @@ class Worker:
         hits, misses = await look_up(self._cache, sequences)
         times.tokenize_ms = round((prepared - now) * 1e3, 3)
         times.cache_ms = round((time.monotonic() - prepared) * 1e3, 3)
+        self._traces.begin(sequences)
         if hits:
             self.metrics.from_cache.inc(len(hits))
             self._settle(hits, None)
@@ -202,6 +205,7 @@ class Worker:
         self._monitor.batch_done(stats)
         if self._cache is not None:
             self._cache.put({sequence.key: result.tobytes() for sequence, result in results})
+        self._traces.batch_done(stats, results)
         self._settle(results, stats)
 
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
@@ -217,6 +221,7 @@ class Worker:
         """Send the error replies and dead letters of records that are at fault, late or refused."""
         self._ledger.answer([rejection.record for rejection in rejections])
         self._monitor.rejected([rejection.error for rejection in rejections])
+        self._traces.rejected(rejections)
         self._delivery.reject(rejections)
 
     async def _on_revoked(self, sources: set[TopicPartition]) -> None:

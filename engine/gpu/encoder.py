@@ -69,7 +69,7 @@ class GpuEncoder:
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
         self._uploads = UploadRing(self.device)
         self._single: dict[int, OneSequence] = {}  # by tokens
-        self._graphs = Graphs(self.device) if graphs else None
+        self._graphs: Graphs[Shape] | None = Graphs(self.device) if graphs else None
         self._graph_workspace = Workspace(self._program, dtype, self.device)
         self._graph_inputs = torch.empty(0, dtype=torch.int32, device=self.device)
         self._graph_views: dict[Shape, Inputs] = {}

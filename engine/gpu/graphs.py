@@ -1,13 +1,15 @@
 """CUDA graphs of forward passes, one for each shape: captured ahead or while the device is idle, then replayed."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Generic, TypeVar
 
 import structlog
 import torch
 from torch import Tensor
 
-from penstock.engine.gpu.inputs import Shape
 from penstock.engine.gpu.workspace import release_cached_memory
 
 _MAX_GRAPHS = 1024
@@ -17,12 +19,13 @@ _MAX_HELD_BYTES = 1 << 30
 _MAX_DRIVER_BYTES = 4 << 20
 
 _Graph = tuple[torch.cuda.CUDAGraph, Tensor]
-Work = Callable[[], Tensor]  # one forward pass of a shape
+Work = Callable[[], Tensor]  # one forward pass of a shape, or one batch of cells
+Shape = TypeVar("Shape", bound=Hashable)
 
 log = structlog.get_logger("penstock.engine")
 
 
-class Graphs:
+class Graphs(Generic[Shape]):
     """Graphs by shape. All share one memory pool and run in the order of one stream, so they may overwrite each other.
 
     A shape is captured ahead by `capture`, or by `capture_next` once two batches have had it. A shape whose capture
@@ -102,7 +105,10 @@ class Graphs:
         release_cached_memory()  # the capture releases it too, which would hide the memory that it takes
         before = self._memory()
         try:
-            with torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"):
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, self._pool, _capture_stream(self._device), capture_error_mode="thread_local"),
+            ):
                 result = work()
         except (RuntimeError, ValueError) as error:
             self._refused.add(shape)
@@ -121,6 +127,18 @@ class Graphs:
         pool_bytes = max(0, after[0] - before[0])
         driver_bytes = before[1] - after[1] - pool_bytes
         self._held_bytes += pool_bytes + min(max(0, driver_bytes), _MAX_DRIVER_BYTES)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector off: it may free a graph of another engine, and CUDA refuses that during a capture."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 @cache

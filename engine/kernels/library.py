@@ -15,6 +15,7 @@ OPTIONS = ("-std=c++17",)  # one tuple for all: CuPy runs the compiler once for 
 _thread = threading.local()
 _SCALARS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
+_HEADERS = {"short_product": ("short_tile",), "short_lstm": ("short_tile",)}  # beside those that all kernels have
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
 _WARP = 32
 _VECTORS_PER_THREAD = 4
@@ -32,6 +33,7 @@ def source_text(source: str, dtype: torch.dtype) -> str:
             f"using scalar = {_scalar(dtype)};",
             (folder / "common.cuh").read_text("utf-8"),
             (folder / "activations.cuh").read_text("utf-8"),
+            *((folder / f"{name}.cuh").read_text("utf-8") for name in _HEADERS.get(source, ())),
             (folder / f"{source}.cu").read_text("utf-8"),
         )
     )

@@ -74,6 +74,8 @@ class CallBatcher:
                 record = _Record(task, options, Attempts.within(timeout_s))
             if not records or records[-1] is not record:
                 records.append(record)
+                if record is at_first:
+                    record.attempts.add_caller()
             record.rows.append((call, index))
             record.num_bytes += size
             call.unsettled += 1

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiokafka.errors import KafkaError
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
 from penstock.producer.settings import ClientSettings
+from penstock.producer.tracing.switch import calling_span, open_send_spans
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
 from penstock.producer.transport.inbox import Answer, Inbox
@@ -23,9 +24,14 @@ from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
 from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.transport.permits import Permit, Permits
 from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import content_key, request_headers
+from penstock.producer.wire.headers import TRACEPARENT, content_key, request_headers
 from penstock.producer.wire.messages import ErrorReply, Reply, Request
 from penstock.producer.wire.topics import NUM_PARTITIONS, request_topic
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
+    from penstock.producer.tracing.send_spans import SendSpans
 
 _SWEEP_S = 0.1
 # Pauses before a record is sent again double from the first bound to the last. Each is drawn at random, so that the
@@ -46,11 +52,20 @@ class Attempts:
     deadline: float  # monotonic seconds, which no step of the clock moves
     unix_deadline: float  # the same moment, as workers are told it
     refused: int = 0
+    callers: "tuple[SpanContext, ...]" = ()  # spans of the calls that share the record
 
     @classmethod
     def within(cls, timeout_s: float) -> Self:
-        """Of a record that is made now."""
-        return cls(monotonic() + timeout_s, time.time() + timeout_s)
+        """Of a record that is made now, by the first of its calls."""
+        attempts = cls(monotonic() + timeout_s, time.time() + timeout_s)
+        attempts.add_caller()
+        return attempts
+
+    def add_caller(self) -> None:
+        """Another call shares the record. Called inside it."""
+        caller = calling_span()
+        if caller is not None and caller not in self.callers:
+            self.callers += (caller,)
 
 
 class Exchange:
@@ -62,7 +77,7 @@ class Exchange:
 
     def __init__(self, settings: ClientSettings, *, patient: bool = False) -> None:
         """`patient`: `Overloaded` is retried until the deadline, as bulk requests are."""
-        client_id = f"penstock-client-{os.urandom(4).hex()}"
+        client_id = self._client_id = f"penstock-client-{os.urandom(4).hex()}"
         self._settings = settings
         self._topic = settings.topic or request_topic(settings.model)
         self._cluster = KafkaCluster.of(settings)
@@ -81,6 +96,7 @@ class Exchange:
         self._open = False
         self._closing = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
+        self._spans: SendSpans | None = None  # None: no traces
 
     async def start(self) -> None:
         """Connect and find the topics; waits for the broker without limit, and logs it.
@@ -106,6 +122,7 @@ class Exchange:
         self._partitioner = StickyPartitioner(await self._outbox.partitions(self._topic))
         await self._inbox.start(await self._outbox.partitions(settings.reply_topic))
         self._sweeper = asyncio.create_task(self._sweep())
+        self._spans = open_send_spans(self._topic, self._client_id)
         self._closing.clear()
         self._open = True
 
@@ -120,6 +137,9 @@ class Exchange:
             self._sweeper = None
         await self._inbox.stop(ShuttingDown("The client was closed before the answer came."))
         await self._outbox.stop()
+        if self._spans is not None:
+            spans, self._spans = self._spans, None
+            await spans.close()
 
     def check_open(self) -> None:
         """Raises `ShuttingDown` before `start` and after `close`."""
@@ -179,17 +199,24 @@ class Exchange:
         inbox = self._inbox
         answer = inbox.expect(correlation_id, attempts.deadline)
         permit.hold()
+        partition = self._partitioner.partition(key, len(value), now)
+        deadline_ms = int(attempts.unix_deadline * 1000)
+        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
+        span = None
+        if self._spans is not None:
+            span = self._spans.start(partition, correlation_id, len(value), attempts.callers)
+        if span is not None:
+            headers.append((TRACEPARENT, span.traceparent))
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
             permit.leave()
+            if span is not None:
+                span.end(error)
             if error is not None:
                 reason = f"The request record of {len(value):,} bytes was not sent: {error}"
                 is_refused = isinstance(error, REFUSED)
                 inbox.fail(correlation_id, InvalidRequest(reason) if is_refused else BackendError(reason))
 
-        deadline_ms = int(attempts.unix_deadline * 1000)
-        headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
-        partition = self._partitioner.partition(key, len(value), now)
         self._outbox.put(self._topic, partition, [OutRecord(key, value, headers, sent)])
         return answer
 

@@ -113,7 +113,7 @@ def test_the_compose_file_mounts_files_that_exist() -> None:
     """Those of dashboards and rules are folders."""
     folder = DEPLOY / "compose"
     services = load(folder / "compose.yaml")["services"]
-    assert {"kafka", "worker", "producer", "prometheus", "grafana"} == services.keys()
+    assert {"kafka", "worker", "producer", "prometheus", "jaeger", "grafana"} == services.keys()
     mounts = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", ())]
     paths = [folder / mount for mount in mounts if mount.startswith(".") and Path(mount).suffix]
     assert len(paths) == 3

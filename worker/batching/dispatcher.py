@@ -216,7 +216,7 @@ class Dispatcher:
     def _blame(self, job_id: int, error: BaseException) -> None:
         """The engine fails on one sequence, and works otherwise."""
         leader = self._planned.pop(job_id)
-        record = record_fields(leader.request.record.original)
+        record = record_fields(leader.request.record)
         tokens, runs = len(leader.token_ids), leader.num_failures
         log.warning("sequence_failed", tokens=tokens, runs=runs, error=repr(error), **record)
         failure = BackendError(f"The engine failed on this sequence. Raised: {error!r}"[:500])

@@ -121,7 +121,7 @@ class DeadLetters:
             for one in letters:
                 self.counts["kept_in_part" if one.letter.left_out else "kept"] += 1
                 if one.letter.left_out:
-                    named = record_fields(one.origin.original)
+                    named = record_fields(one.origin)
                     log.warning("dead_letter_kept_in_part", left_out=one.letter.left_out, **named)
                 one.ended()
         elif isinstance(error, MessageSizeTooLargeError):
@@ -148,13 +148,13 @@ class DeadLetters:
                 one.num_retries += 1
                 again.append(one)
         if again:
-            first = record_fields(again[0].origin.original, len(again))
+            first = record_fields(again[0].origin, len(again))
             log.error("dead_letter_undeliverable", error=repr(error), letters=len(again), retry_s=_RETRY_S, **first)
             asyncio.get_running_loop().call_later(_RETRY_S, self._outlet.put, topic, None, again)
 
     def _give_up(self, sending: _Sending, error: KafkaError) -> None:
         self.counts["lost"] += 1
-        named = record_fields(sending.origin.original)
+        named = record_fields(sending.origin)
         log.error("dead_letter_lost", error=repr(error), letter_bytes=sending.letter.num_bytes, **named)
         sending.ended()
 

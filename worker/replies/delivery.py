@@ -1,7 +1,6 @@
 """The reply stage: replies, error replies and dead letters go out; a record is done when the broker has them all."""
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingRequest, Rejection
-from penstock.worker.telemetry.record_fields import record_fields
+from penstock.worker.telemetry.record_fields import record_fields, unquoted_reason
 from penstock.worker.telemetry.request_samples import correlation_text
 
-_QUOTED = re.compile(" (?:Given|Raised): ")  # what follows quotes the request, or a library's error about it
 _BLOCKED = "nothing that was sent there has been acknowledged lately, and what waits for it is enough"
 
 log = structlog.get_logger("penstock.delivery")
@@ -90,6 +88,7 @@ class Delivery:
         is_only_answer = _is_transient(rejections[0].error)
         self._send(self._error_answers(rejections, self._only_answer_sent if is_only_answer else self._error_replied))
         for record, address, error in rejections:
+            record.note_error(error)
             if address is None or not _is_transient(error):
                 self._keep(record, Fault.of(error))
 
@@ -145,7 +144,7 @@ class Delivery:
     def _error_replied(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
         self._note_ended(answers, error)
         if error is not None:
-            named = record_fields(answers[0].origin.original, len(answers))
+            named = record_fields(answers[0].origin, len(answers))
             log.warning("error_reply_undeliverable", records=len(answers), error=repr(error), **named)
         self._pay([answer.origin for answer in answers])
 
@@ -156,11 +155,12 @@ class Delivery:
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""
-        named = record_fields(answers[0].origin.original, len(answers))
+        named = record_fields(answers[0].origin, len(answers))
         log.warning("reply_undeliverable", records=len(answers), error=repr(error), **named)
         for answer in answers:
             undelivered = BackendError(f"The reply could not be delivered: {error!r}")
             undelivered.__cause__ = error
+            answer.origin.note_error(undelivered)
             self._keep(answer.origin, Fault.of(undelivered))
 
     def _keep(self, record: PendingRecord, fault: Fault) -> None:
@@ -178,19 +178,16 @@ class Delivery:
 
 
 def _log(rejections: Sequence[Rejection]) -> None:
-    """One event for records that are rejected alike: the first of them, and their number.
-
-    The reason is without what it quotes, which may be payload. The error reply and the dead letter have all of it.
-    """
+    """One event for records that are rejected alike: the first of them, and their number."""
     record, address, error = rejections[0]
     log.info(
         "request_refused",
         code=error.code,
-        reason=_QUOTED.split(error.message, maxsplit=1)[0][:500],
+        reason=unquoted_reason(error),
         records=len(rejections),
         correlation_id=None if address is None else correlation_text(address.correlation_id),
         answered=address is not None,
-        **record_fields(record.original, len(rejections)),
+        **record_fields(record, len(rejections)),
     )
 
 

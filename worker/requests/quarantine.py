@@ -121,7 +121,7 @@ class Quarantine:
             custody = self._marks.custody(record.source)
             if custody.condemned == record.original.offset:
                 record.num_attempts, record.is_condemned = custody.deaths, True
-                log.error("record_quarantined", deaths=custody.deaths, **record_fields(record.original))
+                log.error("record_quarantined", deaths=custody.deaths, **record_fields(record))
 
     async def _mark(self, marks: dict[Source, Custody], records: Sequence[PendingRecord]) -> bool:
         """Commit the marks of these records' partitions, if any.

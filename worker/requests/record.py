@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from penstock.producer.errors import PenstockError
 from penstock.worker.kafka.offsets import Source
+from penstock.worker.requests.record_trace import RecordTrace
 
 
 class KafkaRecord(Protocol):
@@ -44,12 +46,18 @@ class PendingRecord:
     num_attempts: int = 1  # engine runs that failed with it, or deliveries that ended a worker; 1 without either
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
+    trace: RecordTrace | None = None  # of a record whose trace is recorded
     held_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
 
     def __post_init__(self) -> None:
         original = self.original
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
+
+    def note_error(self, error: PenstockError) -> None:
+        """The record is answered with an error: its trace says so."""
+        if self.trace is not None:
+            self.trace.error = error
 
     @property
     def num_bytes(self) -> int:

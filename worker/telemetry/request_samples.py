@@ -56,7 +56,7 @@ def _fields(answered: _Answered, logged: float) -> dict[str, Any]:
     request, stats, now = answered
     original, times = request.record.original, request.times
     fields: dict[str, Any] = {
-        **record_fields(original),
+        **record_fields(request.record),
         "correlation_id": correlation_text(request.address.correlation_id),
         "class": "bulk" if request.bulk else "online",
         "sequences": len(request.results),

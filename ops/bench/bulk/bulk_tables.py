@@ -1,24 +1,24 @@
 """Tables of the kept runs of whole jobs, for NOTES.md, and the figures of one run by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from penstock.ops.bench.common.kept_tables import Measures, Record, of_each_machine, spreads, target_table
+from penstock.ops.bench.common.kept_tables import NONE_KEPT, Measures, Record, caption, spreads, target_table
 from penstock.ops.bench.common.markdown import table
-from penstock.ops.bench.common.runs import Run
+from penstock.ops.bench.common.runs import Run, kept_runs, machines
 
 SUITE = "bulk"
-PARTS = ("share", "memory", "kills")
+PARTS = ("share", "memory", "kills")  # a run has one of them
 _TASKS = ("embed", "classify")
 
 
 def jobs() -> str:
-    """Table `bulk`."""
-    return of_each_machine(SUITE, PARTS, _jobs)
+    """Table `bulk`: the runs of each part on each machine."""
+    return _of_each_part(_jobs)
 
 
 def against_targets() -> str:
     """Table `bulk-targets`."""
-    return of_each_machine(SUITE, PARTS, lambda runs: target_table(target_set(runs[-1]), runs, measures))
+    return _of_each_part(lambda runs: target_table(target_set(runs[-1]), runs, measures))
 
 
 def target_set(run: Run) -> str:
@@ -29,6 +29,19 @@ def target_set(run: Run) -> str:
 def measures(record: Record) -> Measures:
     """Figures of the parts that a run has."""
     return dict(_measures(record["parts"]))
+
+
+def _of_each_part(section: Callable[[Sequence[Run]], str]) -> str:
+    every = [(machine, part) for machine in machines(SUITE) for part in PARTS]
+    found = [(part, runs) for machine, part in every if (runs := _current_runs(machine, part))]
+    sections = [f"{text}\n\n{caption(runs, (part,))}" for part, runs in found if (text := section(runs))]
+    return "\n\n".join(sections) or NONE_KEPT
+
+
+def _current_runs(machine: str, part: str) -> list[Run]:
+    """The runs of a part of the commit with which it was measured last, oldest first."""
+    runs = [run for run in kept_runs(SUITE, machine) if part in run.record["parts"]]
+    return [run for run in runs if run.commit == runs[-1].commit]
 
 
 def _measures(parts: Record) -> Iterator[tuple[str, float]]:

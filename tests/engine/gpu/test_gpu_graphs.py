@@ -91,7 +91,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 @pytest.fixture
-def graphs(cuda: Cuda) -> Graphs:
+def graphs(cuda: Cuda) -> Graphs[Shape]:
     return Graphs(torch.device("cpu"))
 
 
@@ -99,14 +99,16 @@ def shape(rows: int) -> Shape:
     return Shape(rows=rows, slots=8, max_seqlen=32, has_types=True, kernel=AttentionKernel.SHORT)
 
 
-def run(graphs: Graphs, rows: int, times: int, work: Callable[[], Tensor]) -> None:
+def run(graphs: Graphs[Shape], rows: int, times: int, work: Callable[[], Tensor]) -> None:
     """So many batches of a shape, with some rest after each."""
     for _ in range(times):
         graphs.run(shape(rows), work)
         graphs.capture_next(lambda due: work)
 
 
-def test_a_shape_that_came_twice_is_captured_at_rest_and_from_then_on_replayed(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_shape_that_came_twice_is_captured_at_rest_and_from_then_on_replayed(
+    cuda: Cuda, graphs: Graphs[Shape]
+) -> None:
     work = Work()
     run(graphs, 32, 1, work)
     assert (work.num_launched, len(graphs)) == (1, 0)
@@ -115,14 +117,16 @@ def test_a_shape_that_came_twice_is_captured_at_rest_and_from_then_on_replayed(c
     assert [graph.num_replays for graph in cuda.graphs] == [4]
 
 
-def test_nothing_is_captured_on_the_way_of_a_batch(cuda: Cuda, graphs: Graphs) -> None:
+def test_nothing_is_captured_on_the_way_of_a_batch(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     work = Work()
     for _ in range(10):
         graphs.run(shape(32), work)
     assert (work.num_launched, len(cuda.graphs)) == (10, 0)
 
 
-def test_shapes_are_captured_one_at_a_time_in_the_order_in_which_they_came_twice(cuda: Cuda, graphs: Graphs) -> None:
+def test_shapes_are_captured_one_at_a_time_in_the_order_in_which_they_came_twice(
+    cuda: Cuda, graphs: Graphs[Shape]
+) -> None:
     assert not graphs.is_due
     for rows in (32, 64, 96, 96, 64, 96):
         graphs.run(shape(rows), Work())
@@ -137,7 +141,7 @@ def test_shapes_are_captured_one_at_a_time_in_the_order_in_which_they_came_twice
     assert not graphs.is_due
 
 
-def test_a_shape_that_was_captured_ahead_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_shape_that_was_captured_ahead_is_replayed_from_the_first_time_on(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     work = Work()
     for _ in range(2):
         graphs.capture(shape(32), work)
@@ -147,7 +151,7 @@ def test_a_shape_that_was_captured_ahead_is_replayed_from_the_first_time_on(cuda
     assert [graph.num_replays for graph in cuda.graphs] == [3]
 
 
-def test_a_shape_whose_capture_ahead_fails_is_launched_and_not_tried_again(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_shape_whose_capture_ahead_fails_is_launched_and_not_tried_again(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.error, work = RuntimeError("operation not permitted"), Work()
     with capture_logs() as logs:
         graphs.capture(shape(32), work)
@@ -159,7 +163,7 @@ def test_a_shape_whose_capture_ahead_fails_is_launched_and_not_tried_again(cuda:
 
 
 def test_half_of_the_room_is_left_for_shapes_that_come(
-    cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    cuda: Cuda, graphs: Graphs[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_GRAPHS", 4)
     prepared = []
@@ -171,7 +175,7 @@ def test_half_of_the_room_is_left_for_shapes_that_come(
     assert len(graphs) == 4
 
 
-def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs) -> None:
+def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.error, work = RuntimeError("operation not permitted\nwhen a stream is capturing"), Work()
     with capture_logs() as logs:
         run(graphs, 32, 2, work)
@@ -187,7 +191,7 @@ def test_a_failed_capture_is_logged_once_and_never_tried_again(cuda: Cuda, graph
 
 @pytest.mark.parametrize("error", [RuntimeError(""), ValueError("odd"), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
-    cuda: Cuda, graphs: Graphs, error: Exception
+    cuda: Cuda, graphs: Graphs[Shape], error: Exception
 ) -> None:
     cuda.error, streams = error, []
 
@@ -199,7 +203,7 @@ def test_after_a_failed_capture_the_batch_is_launched_on_its_own_stream(
     assert streams == ["engine's", "engine's", "capture's", "engine's"]
 
 
-def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, graphs: Graphs) -> None:
+def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.is_stuck, work = True, Work()
     for rows in (32, 64):
         run(graphs, rows, 5, work)
@@ -208,7 +212,7 @@ def test_where_captures_fail_before_they_begin_batches_are_launched(cuda: Cuda, 
 
 
 def test_beyond_the_bound_nothing_is_captured_and_nothing_is_captured_anew(
-    cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    cuda: Cuda, graphs: Graphs[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_GRAPHS", 3)
     work = Work()
@@ -221,7 +225,7 @@ def test_beyond_the_bound_nothing_is_captured_and_nothing_is_captured_anew(
     assert [graph.num_replays for graph in cuda.graphs] == [8, 8, 8]
 
 
-def test_captured_memory_is_counted_with_the_drivers_and_bounded(cuda: Cuda, graphs: Graphs) -> None:
+def test_captured_memory_is_counted_with_the_drivers_and_bounded(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.takes_bytes, cuda.driver_bytes = 200 * MIB, 2 * MIB
     for rows in range(32, 32 * 21, 32):
         cuda.cached_bytes += 300 * MIB  # what a capture gives back hides nothing of what it takes
@@ -231,13 +235,13 @@ def test_captured_memory_is_counted_with_the_drivers_and_bounded(cuda: Cuda, gra
     assert len(graphs) == 6
 
 
-def test_memory_that_another_process_takes_meanwhile_is_not_the_graphs(cuda: Cuda, graphs: Graphs) -> None:
+def test_memory_that_another_process_takes_meanwhile_is_not_the_graphs(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.takes_bytes, cuda.driver_bytes = MIB, 10 << 30
     run(graphs, 32, 2, Work())
     assert graphs.held_bytes == 5 * MIB
 
 
-def test_what_a_failed_capture_has_taken_counts(cuda: Cuda, graphs: Graphs) -> None:
+def test_what_a_failed_capture_has_taken_counts(cuda: Cuda, graphs: Graphs[Shape]) -> None:
     cuda.takes_bytes, cuda.error = 7 * MIB, RuntimeError("no")
     run(graphs, 32, 5, Work())
     assert graphs.held_bytes == 7 * MIB

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import activation, pool, short_product
+from penstock.engine.kernels import activation, lstm, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.kernels.nvrtc import compile_entries, compile_ptx
 
@@ -29,6 +29,7 @@ READ_WEIGHTS_FIRST = (
     "embed_norm",
     "split_norm",
     "short_product",
+    "short_lstm",
 )  # entries that may read before they wait: no kernel writes weights
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
@@ -58,6 +59,8 @@ def test_compiles_without_spills(
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
+        ("lstm", {"lstm_begin", "lstm_step"}),
+        ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
     ],
 )
 def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.record_trace import RecordTrace
 from penstock.worker.telemetry.record_fields import record_fields, trace_fields
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -15,12 +17,23 @@ def header(version: str = "00", trace_id: str = TRACE_ID, span_id: str = SPAN_ID
     return f"{version}-{trace_id}-{span_id}-{end}".encode()
 
 
+def pending(original: Any) -> PendingRecord:
+    return PendingRecord(original, (original.topic, original.partition), bulk_topic=False)
+
+
 def test_a_record_is_named_by_its_position_and_its_trace(make_record: Callable[..., Any]) -> None:
-    record = make_record(offset=7, partition=2, headers=[("traceparent", header()), ("other", b"x")])
-    position = {"topic": record.topic, "partition": 2, "offset": 7}
+    record = pending(make_record(offset=7, partition=2, headers=[("traceparent", header()), ("other", b"x")]))
+    position = {"topic": record.original.topic, "partition": 2, "offset": 7}
     assert record_fields(record) == position | TRACE
     assert record_fields(record, num_records=2) == position  # the others have traces of their own
-    assert record_fields(make_record(offset=7, partition=2)) == position
+    assert record_fields(pending(make_record(offset=7, partition=2))) == position
+
+
+def test_a_record_whose_trace_is_recorded_is_named_by_the_span_of_the_worker(make_record: Callable[..., Any]) -> None:
+    record = pending(make_record(headers=[("traceparent", header())]))
+    ids = TRACE | {"span_id": "1" * 16}
+    record.trace = RecordTrace(None, ids, 0, 0.0, None)
+    assert ids.items() <= record_fields(record).items()
 
 
 @pytest.mark.parametrize("end", ["01", "01-later"])

@@ -1,0 +1,224 @@
+"""The step engine on a GPU: batches of cells on one stream, each a CUDA graph, and results copied back in one piece."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
+from penstock.engine.errors import DeviceFailed, InvalidBatch, is_out_of_memory
+from penstock.engine.gpu.cell_batches import BatchCheck, CellLayout, DeviceBatch, row_bucket, row_buckets
+from penstock.engine.gpu.graphs import Graphs, Work
+from penstock.engine.gpu.lstm import LstmCell, LstmQuantum
+from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
+from penstock.engine.gpu.state_pool import StatePool
+from penstock.engine.gpu.torch_quantum import TorchQuantum
+from penstock.engine.gpu.workspace import release_cached_memory
+
+
+class Quantum(Protocol):
+    """The work of a batch of one cell on the device."""
+
+    def check(self, batch: CellBatch) -> None:
+        """Raise InvalidBatch for inputs outside of the cell's tables."""
+        ...
+
+    def launch(self, batch: DeviceBatch) -> None:
+        """Queue it. Depends on the batch only through its shape and through memory at fixed addresses."""
+        ...
+
+
+class GraphKey(NamedTuple):
+    """What a captured graph fixes."""
+
+    cell: str
+    rows: int
+    quantum: int
+
+
+def quantum_of(cell: Cell | LstmCell, pool: StatePool) -> Quantum:
+    """The fused kernels for an LSTM, and a cell's own torch code for any other."""
+    return LstmQuantum(cell, pool) if isinstance(cell, LstmCell) else TorchQuantum(cell, pool)
+
+
+class GpuStepEngine:
+    """Implements `penstock.engine.cells.contract.StepEngine`. One thread starts batches; another may wait for them.
+
+    All batches share one description and one results buffer on the device, for they run in the order of one stream. So
+    the graphs hold fixed addresses, and one graph serves each key.
+    """
+
+    def __init__(
+        self, cells: Sequence[Cell | LstmCell], num_slots: int, *, device: torch.device | str = "cuda"
+    ) -> None:
+        """num_slots: NO_SLOT included. The cells' weights lie on the device already."""
+        self._pool = StatePool((cell.spec for cell in cells), num_slots, torch.device(device))
+        self.device = next(iter(self._pool.stopped.values())).device  # "cuda" with its index
+        self._cells = {cell.spec.name: cell.spec for cell in cells}
+        self._quanta = {cell.spec.name: quantum_of(cell, self._pool) for cell in cells}
+        self._check = BatchCheck(num_slots)
+        largest = [CellLayout(spec, row_bucket(spec.max_rows), spec.max_steps) for spec in self._cells.values()]
+        self._description = self._int32(max(layout.num_described for layout in largest))
+        self._results = self._int32(max(layout.num_results for layout in largest))
+        self._layout = lru_cache(maxsize=4096)(self._make_layout)
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch
+        # The pool was cleared on the current stream; nothing else orders this one after it.
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._uploads = UploadRing(self.device)
+        self._landings = Landings()
+        self._graphs: Graphs[GraphKey] = Graphs(self.device)
+        self._failure: str | None = None
+
+    @property
+    def cells(self) -> Mapping[str, CellSpec]:
+        """Specifications by name."""
+        return self._cells
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the pool, NO_SLOT included."""
+        return self._pool.num_slots
+
+    @torch.inference_mode()
+    def start(self, batch: CellBatch) -> "RunningQuantum":
+        """See `StepEngine.start`. Raises DeviceFailed from the device's first failure on.
+
+        Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
+        """
+        if self._failure is not None:
+            raise DeviceFailed(self._failure)
+        if batch.cell not in self._cells:
+            raise InvalidBatch(f"cell {batch.cell!r} is not one of {sorted(self._cells)}")
+        self._check(batch, self._cells[batch.cell])
+        self._quanta[batch.cell].check(batch)
+        try:
+            torch.cuda.set_stream(self._stream)
+            return self._start(batch)
+        except RuntimeError as error:
+            self._raise(error)
+
+    @torch.inference_mode()
+    def prepare(self, *, budget_s: float) -> None:
+        """Capture the graphs of all cells and row buckets, for quanta that are powers of two. Called at load."""
+        until = time.perf_counter() + budget_s
+        try:
+            with torch.cuda.stream(self._stream):
+                for key in self._likely_keys():
+                    if time.perf_counter() > until:
+                        break
+                    self._prepare(key)
+        except RuntimeError as error:
+            self._raise(error)
+
+    @property
+    def is_capture_due(self) -> bool:
+        """Whether `capture_next` has a graph to capture."""
+        return self._graphs.is_due
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture one graph that two batches have missed. Returns whether one was. Called with no batch waiting."""
+        with torch.cuda.stream(self._stream):
+            return self._graphs.capture_next(self._work)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return len(self._graphs)
+
+    def _start(self, batch: CellBatch) -> "RunningQuantum":
+        key = GraphKey(batch.cell, row_bucket(len(batch.steps)), batch.quantum)
+        layout, _ = self._layout(key)
+        landing = self._landings.take()
+        self._upload(layout, batch)
+        landing.started.record(self._stream)  # behind the upload: an idle device waits for the host's description
+        self._graphs.run(key, self._work(key))
+        fetched = None
+        if layout.has_results:
+            fetched = landing.fetch({key: self._results[: layout.num_results].view(torch.float32)})[key]
+        ended = landing.ended(is_brief=True)
+        ended.record(self._stream)
+        return RunningQuantum(self, layout, batch.steps.copy(), fetched, landing, ended)
+
+    def _upload(self, layout: CellLayout, batch: CellBatch | None) -> None:
+        values = self._uploads.buffer(layout.num_described)
+        layout.describe(batch, self._pool.scratch, values)
+        self._uploads.upload(self._description.data_ptr(), layout.num_described)
+
+    def _work(self, key: GraphKey) -> Work:
+        _, views = self._layout(key)
+
+        def work() -> Tensor:
+            self._quanta[key.cell].launch(views)
+            return self._results
+
+        return work
+
+    def _prepare(self, key: GraphKey) -> None:
+        """Capture a graph, after its kernels have run on spare rows: no module can be loaded during a capture."""
+        layout, _ = self._layout(key)
+        self._upload(layout, None)
+        work = self._work(key)
+        work()
+        self._graphs.capture(key, work)
+
+    def _likely_keys(self) -> list[GraphKey]:
+        return [
+            GraphKey(name, rows, 1 << power)
+            for name, spec in self._cells.items()
+            for power in range(spec.max_steps.bit_length())
+            for rows in row_buckets(spec.max_rows)
+        ]
+
+    def _make_layout(self, key: GraphKey) -> tuple[CellLayout, DeviceBatch]:
+        layout = CellLayout(self._cells[key.cell], key.rows, key.quantum)
+        return layout, layout.views(self._description, self._results)
+
+    def _int32(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self.device)
+
+    def _raise(self, error: RuntimeError) -> NoReturn:
+        """Raise a batch's error as `GpuEngine` does: a lack of memory, a failed device, or the error itself."""
+        if is_out_of_memory(error):
+            release_cached_memory()
+            raise torch.OutOfMemoryError(str(error)) from error
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as lasting:
+            said = str(lasting).partition("\n")[0]
+            self._failure = f"the device failed, and this process cannot use it any more: {said}"
+            raise DeviceFailed(self._failure) from error
+        raise error
+
+
+@dataclass(frozen=True, slots=True)
+class RunningQuantum:
+    """A batch of cells that the device works on."""
+
+    _engine: GpuStepEngine
+    _layout: CellLayout
+    _asked: Int32Array  # steps of each row
+    _fetched: Tensor | None  # the results, in `_landing`; filled once the batch's end has come
+    _landing: Landing
+    _ended: torch.cuda.Event
+
+    def result(self) -> CellOutput:
+        """See `RunningCells.result`. Waits without the GIL, spinning. Raises DeviceFailed."""
+        try:
+            self._ended.synchronize()
+        except RuntimeError as error:
+            self._engine._raise(error)
+        device_s = self._landing.started.elapsed_time(self._ended) / 1e3
+        count = len(self._asked)
+        if self._fetched is None:
+            output = CellOutput({}, self._asked, np.zeros(count, np.bool_), device_s)
+        else:
+            ran, stopped, emitted = self._layout.results(self._fetched.numpy().view(np.int32), count)
+            output = CellOutput(emitted, ran, stopped.astype(np.bool_), device_s)
+        self._engine._landings.put(self._landing)
+        return output

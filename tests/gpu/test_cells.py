@@ -1,0 +1,90 @@
+"""Cells on a GPU: graphs of fused LSTM steps and of any cell's torch code, against torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.cells.contract import Cell
+from penstock.engine.gpu.lstm import LstmCell
+from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.engine.kernels import lstm
+from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
+from penstock.ops.bench.cellular.closed_loop import Sentences
+from penstock.ops.bench.cellular.lstm_models import LstmModel
+from tests.engine.gpu import lstm_reference
+from tests.gpu.references import HALVES, randn
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "layers", "max_short_rows"),
+    [("folded", 1, 0), ("folded", 2, 0), ("folded", 2, 64), ("unfolded", 2, 0), ("unfolded", 2, 64), ("torch", 1, 0)],
+)
+def test_chains_that_join_and_leave_end_as_those_of_nn_lstm(
+    kind: str, layers: int, max_short_rows: int, is_prepared: bool
+) -> None:
+    model = LstmModel.random(500, 256, layers, torch.device("cuda"), seed=1)
+    cell: Cell | LstmCell = (
+        model.torch_cell("lstm", 40, 4)
+        if kind == "torch"
+        else model.fused_cell("lstm", 40, 4, folded=kind == "folded", max_short_rows=max_short_rows)
+    )
+    engine = GpuStepEngine([cell, model.reader(40)], num_slots=300)
+    if is_prepared:
+        engine.prepare(budget_s=20)
+        assert engine.num_graphs == 3 * 4 + 4  # row buckets 8 to 64, for quanta 1, 2 and 4, and of the reader
+    lengths = np.random.default_rng(3).integers(1, 30, 100)
+    found = check_lstm(engine, "lstm", model, Sentences.random(lengths, 500, 3), 40, 4, seed=2)
+    assert found["passed"], found
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_decoder_feeds_back_its_tokens_and_does_nothing_once_it_has_stopped(is_prepared: bool) -> None:
+    engine = GpuStepEngine([decoder()], 65)
+    if is_prepared:
+        engine.prepare(budget_s=20)
+    found = check_decoder(engine, num_chains=64, batches=40, seed=4)
+    assert found["passed"], found
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("inputs", "hidden"), [(0, 1024), (72, 8), (8, 1032), (512, 512)])
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize(("rows", "is_short"), [(37, False), (37, True), (20, True), (150, True)])
+def test_kernels_against_torch(
+    inputs: int, hidden: int, dtype: torch.dtype, step: int, rows: int, is_short: bool
+) -> None:
+    slots, vocabulary = 400, 50
+    rng = np.random.default_rng(1)
+    read, write, steps, tokens = (
+        torch.tensor(values, dtype=torch.int32, device="cuda")
+        for values in (
+            rng.permutation(200)[:rows],
+            200 + rng.permutation(200)[:rows],
+            rng.integers(0, 4, rows),
+            rng.integers(0, vocabulary, rows),
+        )
+    )
+    words = randn(vocabulary, inputs, dtype=dtype, seed=1) if inputs else None
+    addend = randn(vocabulary, 4 * hidden, dtype=dtype, seed=2)
+    gates = randn(rows, 4 * hidden, dtype=dtype, seed=3)
+    weight = randn(4 * hidden, inputs + hidden, dtype=dtype, seed=7, scale=hidden**-0.5)
+    made = []
+    for kernels in (lstm, lstm_reference):
+        states, operand = (randn(n, w, dtype=dtype, seed=4) for n, w in ((slots, hidden), (rows, inputs + hidden)))
+        cells, above = randn(slots, hidden, dtype=torch.float32, seed=5), randn(rows, hidden + 8, dtype=dtype, seed=6)
+        following = randn(rows, inputs + hidden, dtype=dtype, seed=8)
+        chains = lstm.Chains(read, write, steps)
+        now, then = (None if words is None else lstm.Embedding(ids, words) for ids in (tokens, tokens.flip(0)))
+        kernels.lstm_begin(operand, states, chains, now)
+        rest = (lstm.Embedding(tokens, addend), cells, states, chains, step, following, above, then)
+        if is_short:
+            kernels.short_lstm_step(operand, lstm.short_order(weight), *rest)
+        else:
+            kernels.lstm_step(gates, *rest)
+        made.append((operand, following, states, cells, above))
+    for ours, theirs in zip(*made, strict=True):
+        error = (ours.float() - theirs.float()).abs().max().item()
+        assert error <= 2 * torch.finfo(dtype if ours.dtype is dtype else torch.float16).eps, error
