@@ -11,6 +11,7 @@ from penstock.ops.bench.bulk.bulk_tables import measures
 from penstock.ops.bench.bulk.echo_worker import EchoEngine, EchoTokenizer, marks_of
 from penstock.ops.bench.bulk.tables import write_texts
 from penstock.ops.bench.common.verdicts import targets
+from penstock.producer.wire.messages import Text
 
 SHARE = {"of_texts": 0.9, "of_ids": 0.8, "by_processor_time": 0.95}
 PARTS = {
@@ -36,7 +37,7 @@ def test_a_run_of_one_part_has_its_figures_alone() -> None:
 
 
 async def test_the_answer_of_the_echo_identifies_its_text() -> None:
-    texts = ["one", "two", ("a", "pair")]
+    texts: list[Text] = ["one", "two", ("a", "pair")]
     encoded = await EchoTokenizer().encode_async(texts, truncate=False)
     batch = PackedBatch.of([sequence.ids for sequence in encoded], [TaskOptions("embed")] * len(texts))
     rows = EchoEngine(2).run(batch).rows
