@@ -68,7 +68,7 @@ def test_a_job_runs_on_its_own_broker_and_worker_and_ends_them(source: Path, tmp
         rows = list(csv.DictReader(file))
     assert [row["text"] for row in rows] == ["hello", "world"]
     assert all("has no tokenizer here" in row["error"] for row in rows)
-    for phase in ("Starting Kafka on this machine.", "Loading null …", "Joining the consumer group …"):
+    for phase in ("Starting Kafka on this machine.", "Starting a worker for null …"):
         assert phase in said
     assert len(below) >= NUM_PROCESSES
     wait_for(lambda: not any(map(is_alive, below)), 10.0)
