@@ -5,6 +5,9 @@ EngineError
 │   └── UnsupportedCheckpoint   the files are sound, but the architecture or a module is not implemented
 ├── UnsupportedDevice       the requested device or precision is not available here
 ├── InvalidBatch            a batch that would read outside of the model's tables
+├── InvalidOption           an option of generation that has a wrong value or is not implemented
+├── InvalidSource           a source that no generator can decode: empty, too long, or with unknown tokens
+├── GeneratorFull           as many requests wait as the generator lets wait
 ├── DeviceFailed            the GPU cannot be used by this process any more
 └── LanesClosed             a batch was submitted to, or still queued in, closed lanes
 
@@ -39,6 +42,18 @@ class UnsupportedDevice(EngineError):
 
 class InvalidBatch(EngineError, ValueError):
     """A batch's bounds or token types are not the model's; nothing was computed."""
+
+
+class InvalidOption(EngineError, ValueError):
+    """An option of generation has a wrong value or is not implemented. The message begins with its name."""
+
+
+class InvalidSource(EngineError, ValueError):
+    """A source cannot be decoded: it is empty, too long, or has tokens that the model does not know."""
+
+
+class GeneratorFull(EngineError):
+    """As many requests wait as the generator lets wait. The same request may be accepted later."""
 
 
 class DeviceFailed(EngineError):

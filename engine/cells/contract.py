@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.engine.errors import EngineError
+
 Int32Array = npt.NDArray[np.int32]
 
 NO_SLOT = 0  # a slot whose state is zeros: read where a node has no predecessor; never written
+NO_NODE = -1  # in a graph: zeros are read in place of a node's state
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -35,6 +38,7 @@ class CellSpec:
     name: str
     states: tuple[StateSpec, ...]  # read of each predecessor, and written
     inputs: tuple[str, ...] = ()  # int32 values of each step, such as a token
+    input_sizes: Mapping[str, int] = field(default_factory=dict)  # values of an input lie in [0, size); none: any int32
     emits: tuple[StateSpec, ...] = ()  # values of each step that leave the engine
     arity: int = 1  # slots that a row reads: 1 in a chain, 2 in a binary tree
     # An input that each further step of a chain takes from what the step before has emitted: input -> emission.
@@ -47,6 +51,7 @@ class CellSpec:
 
 # states: of each StateSpec [R, arity, width], or [R, width] where arity is 1; inputs: int32 [R] each.
 # Returns new states [R, width] and emissions [R, width]. Pure: it may be captured into a CUDA graph.
+# No row depends on the others. A step with weights is a torch.nn.Module, so that an engine can move it to its device.
 Step = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
 
 
@@ -81,6 +86,9 @@ class CellOutput:
     steps: Int32Array  # [R] steps that ran; fewer than asked where a row stopped; 0 where it had stopped before
     is_stopped: npt.NDArray[np.bool_]  # [R] whether a row's stop condition holds
     device_s: float
+    failed: Mapping[int, EngineError] = field(
+        default_factory=dict
+    )  # row -> why it has no result; its state is undefined
 
 
 class RunningCells(Protocol):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.engine.model.layout import Group
 from penstock.engine.model.relative import relative_rows
-from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, RotaryAttention
+from penstock.engine.model.weights import BiasedAttention, DisentangledAttention, DistanceAttention, RotaryAttention
 
 GroupAttention = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value, context: [heads, n, L, d]
 
@@ -37,6 +37,20 @@ def biased(kind: BiasedAttention) -> GroupAttention:
         length, head_dim = query.shape[-2:]
         bias = kind.bias[:, None, :length, :length].float()
         return _weighted(bias + _products(query, key) / math.sqrt(head_dim), value)
+
+    return attention
+
+
+def by_distance(kind: DistanceAttention) -> GroupAttention:
+    """softmax(q k' / sqrt(d) + bias) v, with the bias of each pair's distance."""
+    reach = kind.bias.shape[1] // 2
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length, head_dim = query.shape[-2:]
+        distances = torch.arange(1 - length, length).clamp(-reach, reach)
+        columns = kind.bias.float()[:, distances + reach]
+        bias = columns.unfold(1, length, 1).flip(1)  # [heads, L, L]: query i reads the columns from L - 1 - i on
+        return _weighted(bias[:, None] + _products(query, key) / math.sqrt(head_dim), value)
 
     return attention
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.attention import attend
-from penstock.engine.cpu.attention_bias import attend_groups, biased, disentangled, rotary
+from penstock.engine.cpu.attention_bias import attend_groups, biased, by_distance, disentangled, rotary
 from penstock.engine.cpu.linear import Linear, activate, make_linear
 from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.errors import UnsupportedDevice
@@ -17,6 +17,7 @@ from penstock.engine.model.weights import (
     Attention,
     BiasedAttention,
     DisentangledAttention,
+    DistanceAttention,
     Embeddings,
     Encoder,
     EncoderWeights,
@@ -62,7 +63,28 @@ def encode_on_cpu(encoder: Encoder[Linear], batch: PackedBatch, layout: Layout, 
     return forward(encoder, ops)
 
 
-class CpuOps:
+class RowOps:
+    """Operations in which each row of a batch is on its own."""
+
+    def project(self, x: Tensor, dense: Linear) -> Tensor:
+        return dense(x)
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return activate(first, activation) * second
+
+    def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(dense.plus(x, residual), norm)
+
+    def project_add_norm_sum(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        total = dense.plus(x, residual)
+        return normalise(total, norm), total
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        return normalise(x + residual, norm)
+
+
+class CpuOps(RowOps):
     """Implements `Ops`, `PreNormOps` and `ConvolutionOps` of `penstock.engine.model.forward` for one batch."""
 
     def __init__(
@@ -84,35 +106,20 @@ class CpuOps:
             words += F.embedding(self._token_type_ids, embeddings.token_types)
         return normalise(words, embeddings.norm).to(self._dtype)
 
-    def project(self, x: Tensor, dense: Linear) -> Tensor:
-        return dense(x)
-
-    def gate(self, x: Tensor, activation: str) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return activate(first, activation) * second
-
-    def project_add_norm(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> Tensor:
-        return normalise(dense.plus(x, residual), norm)
-
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         match attention:
             case PlainAttention():
                 return attend(qkv, self._groups, self._num_heads)
             case BiasedAttention():
                 return attend_groups(qkv, self._groups, self._num_heads, biased(attention))
+            case DistanceAttention():
+                return attend_groups(qkv, self._groups, self._num_heads, by_distance(attention))
             case DisentangledAttention():
                 return attend_groups(qkv, self._groups, self._num_heads, disentangled(attention))
             case RotaryAttention():
                 return attend_groups(qkv, self._groups, self._num_heads, rotary(attention))
             case _:
                 raise RuntimeError(f"no attention for {type(attention).__name__}. This is a bug.")
-
-    def project_add_norm_sum(self, x: Tensor, dense: Linear, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        total = dense.plus(x, residual)
-        return normalise(total, norm), total
-
-    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-        return normalise(x + residual, norm)
 
     def neighbours(self, x: Tensor, count: int) -> Tensor:
         reach, result = count // 2, x.new_zeros(len(x), count * x.shape[1])
@@ -125,8 +132,10 @@ class CpuOps:
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
-    """LayerNorm over the last dimension, with float32 statistics for any type of x."""
-    return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+    """The norm over the last dimension, with float32 statistics for any type of x."""
+    if norm.subtracts_mean:
+        return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

@@ -1,18 +1,11 @@
 """MPNet (Song et al. 2020): BERT's layers, positions from 2, and one bias a distance that all layers share."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.families.readers import (
-    LayerNames,
-    read_layer,
-    read_norm,
-    refuse_variants,
-    require_int,
-)
+from penstock.engine.families.readers import LayerNames, read_layer, read_norm, refuse_variants, require_int
+from penstock.engine.families.t5 import distance_buckets
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.weights import BiasedAttention, Embeddings, Encoder, EncoderWeights
 
@@ -62,17 +55,5 @@ def encoder(checkpoint: Checkpoint) -> EncoderWeights:
 def _bias(table: Tensor, max_tokens: int) -> Tensor:
     """[num_buckets, heads] to [heads, max_tokens, max_tokens], for query i and key j."""
     positions = torch.arange(max_tokens)
-    return table[_bucket(positions[None, :] - positions[:, None])].permute(2, 0, 1).contiguous()
-
-
-def _bucket(distance: Tensor) -> Tensor:
-    """T5's buckets (Raffel et al. 2020, section 2.1) of key - query: half of them for either sign.
-
-    In float32 and in the reference's order of operations: it is rounded towards zero.
-    """
-    half = _NUM_BUCKETS // 2
-    exact = half // 2  # below it one bucket a distance, above it logarithmic ones
-    length = distance.abs()
-    steps = torch.log(length.float() / exact) / math.log(_MAX_DISTANCE / exact) * (half - exact)
-    far = (exact + steps.clamp(min=0).long()).clamp(max=half - 1)  # log(0) is minus infinity
-    return torch.where(length < exact, length, far) + half * (distance > 0)
+    buckets = distance_buckets(positions[None, :] - positions[:, None], _NUM_BUCKETS, _MAX_DISTANCE)
+    return table[buckets].permute(2, 0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""The weights of an encoder of any family.
+"""The weights of an encoder of any family, and the parts that a decoder shares with it.
 
 A family's reader returns an `Encoder[Dense]`, float32 on the CPU. A device makes an `Encoder[D]` of it with `prepared`,
 where D is its own form of a matrix.
@@ -24,11 +24,12 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """LayerNorm over the last dimension."""
+    """LayerNorm over the last dimension, or RMSNorm."""
 
     weight: Tensor  # [H]
     bias: Tensor | None  # [H]
     eps: float
+    subtracts_mean: bool = True  # False: RMSNorm (Zhang and Sennrich 2019), which has no bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,16 @@ class BiasedAttention:
     """Plain attention with a learned bias for each distance, the same in every layer (MPNet; Shaw et al. 2018)."""
 
     bias: Tensor  # [num_heads, max_tokens, max_tokens], for query i and key j
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceAttention:
+    """Plain attention with a learned bias for each distance, for sequences of any length (T5).
+
+    Raffel et al. 2020, section 2.1. All distances of at least D share a bias.
+    """
+
+    bias: Tensor  # [num_heads, 2D + 1]: column D + d belongs to a key that is d tokens after its query
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ class RotaryAttention:
     window: int | None  # largest distance between tokens that attend to each other; None: no limit
 
 
-Attention = PlainAttention | BiasedAttention | DisentangledAttention | RotaryAttention
+Attention = PlainAttention | BiasedAttention | DistanceAttention | DisentangledAttention | RotaryAttention
 
 D = TypeVar("D")
 E = TypeVar("E")
@@ -143,25 +154,30 @@ class Encoder(Generic[D]):
         self: "Encoder[Dense]", dense: Callable[[Dense], E], table: Callable[[Tensor], Tensor]
     ) -> "Encoder[E]":
         """The encoder with `dense` applied to every matrix and `table` to every other tensor, once each."""
-        converted: dict[int, Any] = {}  # by id, as weights and layers may be shared
-
-        def convert(value: Any) -> Any:
-            if id(value) in converted:
-                return converted[id(value)]
-            result = value
-            if isinstance(value, Dense):
-                result = dense(value)
-            elif isinstance(value, Tensor):
-                result = table(value)
-            elif isinstance(value, tuple):
-                result = tuple([convert(item) for item in value])
-            elif is_dataclass(value) and not isinstance(value, type):
-                result = replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})
-            converted[id(value)] = result
-            return result
-
-        result: Encoder[E] = convert(self)
+        result: Encoder[E] = convert_weights(self, dense, table)
         return result
 
 
 EncoderWeights = Encoder[Dense]
+
+
+def convert_weights(weights: Any, dense: Callable[[Dense], Any], table: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a tree of weights with `dense` applied to every matrix and `table` to every other tensor, once each."""
+    converted: dict[int, Any] = {}  # by id, as weights and layers may be shared
+
+    def convert(value: Any) -> Any:
+        if id(value) in converted:
+            return converted[id(value)]
+        result = value
+        if isinstance(value, Dense):
+            result = dense(value)
+        elif isinstance(value, Tensor):
+            result = table(value)
+        elif isinstance(value, tuple):
+            result = tuple([convert(item) for item in value])
+        elif is_dataclass(value) and not isinstance(value, type):
+            result = replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})
+        converted[id(value)] = result
+        return result
+
+    return convert(weights)

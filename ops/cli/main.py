@@ -24,6 +24,7 @@ COMMANDS = {
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",
     "rerank": "Compute the score of a query and a document for every row of a file.",
+    "top": "Watch members in a terminal: rates, latency, queues, lag, cache, errors, restarts.",
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
     "dlq": "List, show, replay and answer dead letters.",
     "replay": "Send a range of records of a topic again.",

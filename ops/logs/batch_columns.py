@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.ops.logs.event import number, parse_time
 from penstock.ops.logs.libraries import polars
@@ -20,6 +21,7 @@ _MARK = b'"event": "batch_done"'
 _TEXTS = ("trigger", "partition")
 _INTEGERS = ("worker", "sequences", "tokens", "max_seqlen")
 _FLOATS = ("dp_gain", "predicted_s", "device_s")
+_CONSTANT = ("event", "logger", "level")  # a worker writes them alike in all lines
 _NEEDED = (*_TEXTS, *_INTEGERS[1:], *_FLOATS, "timestamp")
 _MIN_LINE_BYTES = 160  # of a line with all these keys
 BATCH_COLUMNS = ("second", *_TEXTS, *_INTEGERS, *_FLOATS)
@@ -36,64 +38,71 @@ class BatchColumns:
     """Cuts the blocks of one source, in order."""
 
     def __init__(self) -> None:
-        self._keys: list[str] = []  # of batch_done, in order
+        self._first: dict[str, Any] = {}  # the first batch_done, with its keys in order
+        self._room = np.empty((0, 0))  # of the values of a block
 
     def cut(self, block: bytes) -> Cut:
         """Whole lines. Never raises for what they hold."""
-        if not self._keys and len(block) >= MIN_SCANNED_BYTES:
-            self._keys = _keys_of_first(block)
-        if self._keys and (kernel := _load_kernel()) is not None:
-            return _scanned(kernel, block, self._keys)
+        if not self._first and len(block) >= MIN_SCANNED_BYTES:
+            self._first = _first_batch(block)
+        if self._first and (kernel := _load_kernel()) is not None:
+            num_lines = len(block) // _MIN_LINE_BYTES + 2
+            if num_lines > self._room.shape[1]:
+                self._room = np.empty((len(self._first), num_lines))
+            return _scanned(kernel, block, self._first, self._room)
         return Cut(empty_batches(), [line for line in block.split(b"\n") if line.strip()])
 
 
-def _keys_of_first(block: bytes) -> list[str]:
-    """The order of keys in the first line that has all; empty without one."""
+def _first_batch(block: bytes) -> dict[str, Any]:
+    """The first batch_done; empty without one, or where it lacks a field that is needed."""
     place = block.find(_MARK)
     if place < 0:
-        return []
+        return {}
     start, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
     try:
         fields = json.loads(block[start : end if end >= 0 else len(block)])
     except (ValueError, RecursionError):
-        return []
-    if not isinstance(fields, dict) or not set(_NEEDED) <= fields.keys():
-        return []
-    return [] if any(isinstance(value, dict | list) for value in fields.values()) else list(fields)
+        return {}
+    if not isinstance(fields, dict) or not {*_NEEDED, *_CONSTANT} <= fields.keys():
+        return {}
+    return {} if any(isinstance(value, dict | list) for value in fields.values()) else fields
 
 
-def _scanned(kernel: ModuleType, block: bytes, keys: list[str]) -> Cut:
+def _scanned(kernel: ModuleType, block: bytes, first: dict[str, Any], room: npt.NDArray[np.float64]) -> Cut:
+    """`room` [fields, lines] is overwritten."""
     pl = polars()
-    data = np.frombuffer(block, np.uint8)
-    rows = np.empty((len(block) // _MIN_LINE_BYTES + 2, len(keys)))
     texts, others = np.zeros((kernel.MAX_TEXTS, 2), np.int64), np.empty((len(block) // 2 + 2, 2), np.int64)
-    num_rows, num_texts, num_others = kernel.scan(data, *_layout(kernel, keys), rows, texts, others)
-    values = dict(zip(keys, rows[:num_rows].T, strict=True))
+    data, words = np.frombuffer(block, np.uint8), kernel.words_of(block)
+    num_rows, num_texts, num_others = kernel.scan(data, words, *_layout(kernel, first), room, texts, others)
+    values = dict(zip(first, room[:, :num_rows], strict=True))
     found = [block[start:end].decode("utf-8", "replace") for start, end in texts[:num_texts].tolist()]
-    names = pl.Series(found, dtype=pl.String)
+    names = pl.Series(found, dtype=pl.Categorical)
     columns = {"second": pl.Series(values["timestamp"].astype(np.int64))}
-    columns |= {key: names.gather(values[key].astype(np.int64)) for key in _TEXTS}
+    columns |= {key: names.gather(pl.Series(values[key].astype(np.uint32))) for key in _TEXTS}
     missing = pl.Series([None] * num_rows, dtype=pl.Int64) if "worker" not in values else None
     columns |= {key: pl.Series(values[key].astype(np.int64)) if key in values else missing for key in _INTEGERS}
-    columns |= {key: pl.Series(np.ascontiguousarray(values[key])) for key in _FLOATS}
+    columns |= {key: pl.Series(values[key].copy()) for key in _FLOATS}  # polars would keep the room itself
     lines = [block[start:end] for start, end in others[:num_others].tolist()]
     return Cut(pl.DataFrame(columns).select(BATCH_COLUMNS), [line for line in lines if line.strip()])
 
 
-def _layout(kernel: ModuleType, keys: list[str]) -> tuple[Any, Any, Any]:
-    """The bytes before each value, their ends, and the kinds of the values."""
+def _layout(kernel: ModuleType, first: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """The bytes before each value in words, the masks of the words, the sizes in bytes, and the kinds of the values."""
     kinds = {
-        **dict.fromkeys((*_INTEGERS, *_FLOATS), kernel.NUMBER),
+        **dict.fromkeys(_INTEGERS, kernel.INTEGER),
+        **dict.fromkeys(_FLOATS, kernel.NUMBER),
         **dict.fromkeys(_TEXTS, kernel.TEXT),
         "timestamp": kernel.TIME,
-        "event": kernel.NOTHING,
+        **dict.fromkeys(_CONSTANT, kernel.NOTHING),
     }
-    starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(keys)]
-    starts = [start + '"batch_done"' if key == "event" else start for key, start in zip(keys, starts, strict=True)]
-    encoded = [start.encode() for start in starts]
-    ends = np.cumsum([len(one) for one in encoded])
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    return data, ends, np.array([kinds.get(key, kernel.SKIP) for key in keys], np.int64)
+    starts = [f"{', ' if place else '{'}{json.dumps(key)}: " for place, key in enumerate(first)]
+    constants = [json.dumps(value) if key in _CONSTANT else "" for key, value in first.items()]
+    encoded = [(start + constant).encode() for start, constant in zip(starts, constants, strict=True)]
+    padded = [one.ljust(-(-len(one) // kernel.WORD) * kernel.WORD, b"\0") for one in encoded]
+    masks = [(b"\xff" * len(one)).ljust(len(whole), b"\0") for one, whole in zip(encoded, padded, strict=True)]
+    key_words, key_masks = (np.frombuffer(b"".join(one), "<u8") for one in (padded, masks))
+    sizes = np.array([len(one) for one in encoded], np.int64)
+    return key_words, key_masks, sizes, np.array([kinds.get(key, kernel.SKIP) for key in first], np.int64)
 
 
 @cache
@@ -102,8 +111,8 @@ def _load_kernel() -> ModuleType | None:
     try:
         from penstock.ops.logs import batch_kernel
 
-        nothing, places = np.zeros(1, np.uint8), np.zeros((1, 2), np.int64)
-        batch_kernel.scan(nothing, nothing, places[0, :1], places[0, :1], np.zeros((1, 1)), places, places)
+        fields = dict.fromkeys((*_NEEDED, *_CONSTANT), "")
+        _scanned(batch_kernel, b"\n" * (2 * batch_kernel.WORD), fields, np.empty((len(fields), 2)))
     except Exception:  # of numba's cache: a full or read-only folder, or a damaged file. JSON takes longer
         return None
     return batch_kernel
@@ -119,7 +128,7 @@ def batches_of(rows: list[dict[str, Any]]) -> Any:
         row["second"] = None if time_s is None else int(time_s // 1)
         for key in (*_INTEGERS, *_FLOATS):
             value = number(fields.get(key))
-            row[key] = None if value is None or abs(value) > 2**62 else value if key in _FLOATS else int(value)
+            row[key] = value if value is None or key in _FLOATS else None if abs(value) > 2**62 else int(value)
         made.append({key: row[key] for key in BATCH_COLUMNS})
     return pl.DataFrame(made, schema=empty_batches().schema)
 
@@ -128,4 +137,4 @@ def empty_batches() -> Any:
     """A frame with BATCH_COLUMNS and no row."""
     pl = polars()
     integers, floats = dict.fromkeys(_INTEGERS, pl.Int64), dict.fromkeys(_FLOATS, pl.Float64)
-    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.String), **integers, **floats})
+    return pl.DataFrame(schema={"second": pl.Int64, **dict.fromkeys(_TEXTS, pl.Categorical), **integers, **floats})

@@ -38,6 +38,8 @@ class Event(NamedTuple):
 
 def number(value: object) -> float | None:
     """A finite number, or None."""
+    if type(value) is float and math.isfinite(value):  # nearly all of them
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -1,4 +1,7 @@
-"""A histogram of positive numbers with bins 2 % wide, in place of the numbers: percentiles of any number of them."""
+"""A histogram of positive numbers with bins of 0.8 to 1.6 %, in place of the numbers, for percentiles of any number.
+
+A bin has the numbers of which the first bits are the same: each power of two is divided into 64 bins.
+"""
 
 import functools
 from collections.abc import Iterable
@@ -6,10 +9,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-_GROWTH = np.log(1.02)
-_LOWEST = 1.02**-813.5  # 1e-7; 1 is the centre of a bin
+_SHIFT = 46  # of the 52 bits of a float's fraction, those that do not matter
+_TO_CENTRE = 1.0 + 2.0**-7  # 1 is then in the middle of a bin
+_LOWEST = 1e-7
 _MAX_SINGLE = 4096
-_BINS = 2200  # up to 8e11
+_MAX_COUNTED = 1 << 17
+_BINS = 4100  # up to 1e12
 
 
 class LogHistogram:
@@ -19,7 +24,7 @@ class LogHistogram:
         self._counts = np.zeros(_BINS, np.int64)
         self._sums = np.zeros(_BINS)
         self.total = 0.0  # sum of the numbers
-        self.greatest = 0.0
+        self._greatest = 0.0
         self._single: list[float] = []  # numbers that are not in the bins yet
 
     def __len__(self) -> int:
@@ -28,7 +33,6 @@ class LogHistogram:
     def add_one(self, value: float) -> None:
         """Count one finite number."""
         self._single.append(value)
-        self.greatest = max(self.greatest, value)
         if len(self._single) >= _MAX_SINGLE:
             self._settle()
 
@@ -42,12 +46,26 @@ class LogHistogram:
         self._counts += np.bincount(places, minlength=_BINS)
         self._sums += np.bincount(places, values, _BINS)
         self.total += float(values.sum())
-        self.greatest = max(self.greatest, float(values.max()))
+        self._greatest = max(self._greatest, float(values.max()))
+
+    def add_integers(self, values: npt.NDArray[np.int64]) -> None:
+        """The same as `add`, in less time for many small integers."""
+        if not values.size or not 0 <= values.min() <= values.max() < _MAX_COUNTED:
+            self.add(values.astype(np.float64))
+            return
+        counts = np.bincount(values)
+        numbers = np.flatnonzero(counts)
+        counts = counts[numbers]
+        places, sums = bins_of(numbers.astype(np.float64)), numbers * counts
+        self._counts += np.bincount(places, counts, _BINS).astype(np.int64)
+        self._sums += np.bincount(places, sums, _BINS)
+        self.total += float(sums.sum())
+        self._greatest = max(self._greatest, float(numbers[-1]))
 
     def add_counts(self, bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
         """Count numbers of which only the bins are known, by `bins_of`."""
-        np.add.at(self._counts, bins, counts)
-        np.add.at(self._sums, bins, counts * _centres()[bins])
+        self._counts += np.bincount(bins, counts, _BINS).astype(np.int64)
+        self._sums += np.bincount(bins, counts * _centres()[bins], _BINS)
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
@@ -74,6 +92,12 @@ class LogHistogram:
         self._settle()
         return self.total / len(self) if len(self) else float("nan")
 
+    @property
+    def greatest(self) -> float:
+        """Of the numbers that were added themselves; 0 without any."""
+        self._settle()
+        return self._greatest
+
     def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Counts between edges, [len(edges) - 1], for a plot."""
         self._settle()
@@ -86,12 +110,19 @@ class LogHistogram:
 
 def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each number. None is negative."""
-    bins = np.log(np.maximum(values, _LOWEST) / _LOWEST) / _GROWTH + 1.0
-    return np.where(values < _LOWEST, 0, np.minimum(bins, _BINS - 1)).astype(np.int64)
+    bins = (values * _TO_CENTRE).view(np.int64) >> _SHIFT
+    bins -= _bits_before_lowest()
+    return np.clip(bins, 0, _BINS - 1, out=bins)
+
+
+@functools.cache
+def _bits_before_lowest() -> int:
+    return int(np.float64(_LOWEST * _TO_CENTRE).view(np.int64) >> _SHIFT) - 1
 
 
 @functools.cache
 def _centres() -> npt.NDArray[np.float64]:
-    centres: npt.NDArray[np.float64] = _LOWEST * np.exp((np.arange(_BINS) - 0.5) * _GROWTH)
+    edges = ((np.arange(_BINS + 1) + _bits_before_lowest()) << _SHIFT).view(np.float64) / _TO_CENTRE
+    centres: npt.NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2
     centres[0] = 0.0
     return centres

@@ -9,9 +9,8 @@ from penstock.ops.logs.block_parser import BlockParser, LineCounts, Parsed
 from penstock.ops.logs.errors import NoEvents
 from penstock.ops.logs.event import Event
 from penstock.ops.logs.filters import Filters
-from penstock.ops.logs.source import Source
+from penstock.ops.logs.source import Source, origin
 
-_ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
 _TOPIC = re.compile(r"penstock\.requests\.(.+?)(\.bulk)?")
 _NAMES_MODEL = ("worker_ready", "model_loaded")  # events with the model's name
 
@@ -55,6 +54,9 @@ class LogReader:
         return origin(self.sources[source].name)
 
     def _filtered(self, source: int, batches: Any, events: list[Event]) -> Part:
+        if not self._filters.is_any:
+            self.num_kept += len(events) + len(batches)
+            return Part(source, batches, events)
         models = self._models.setdefault(self.origin(source), {})
         kept = []
         for event in events:
@@ -90,11 +92,6 @@ def _parsed_ahead(source: Source, parser: BlockParser) -> Iterator[Parsed]:
         while (parsed := ahead.result()) is not None:
             ahead = thread.submit(parse_next)
             yield parsed
-
-
-def origin(name: str) -> str:
-    """A log's name without the suffixes of rotation and compression."""
-    return _ROTATED.sub("", name) or name
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:

@@ -8,6 +8,7 @@ from rich.text import Text
 from penstock.ops.logs.event import Event, clock, date_and_clock, duration, printable
 from penstock.ops.logs.event_line import event_line
 from penstock.ops.logs.lifecycle import sentence
+from penstock.ops.logs.reader import in_order
 from penstock.ops.logs.request_story import RequestStory, Stage, stages
 from penstock.ops.logs.source import Source
 from penstock.ops.logs.tables import BAR, DIM, WARN, count, heading, joined
@@ -31,7 +32,7 @@ def show_request(console: Console, story: RequestStory, sources: Sequence[Source
     console.print(Text(f"request {printable(place)}", style="bold"), soft_wrap=True)
     if story.sample is not None:
         _show_way(console, story.sample, sources)
-    others = [event for event in story.found if event is not story.sample]
+    others = in_order(event for event in story.found if event is not story.sample)
     if others:
         heading(console, "Lines that name it")
         for event in others:

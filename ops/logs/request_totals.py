@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 
-from penstock.ops.logs.event import Event
+from penstock.ops.logs.event import Event, number
 from penstock.ops.logs.histogram import LogHistogram
 
 STAGES = ("kafka", "tokenize", "cache", "schedule", "compute", "total")  # the fields of request_done are STAGE_ms
@@ -38,6 +38,7 @@ class RequestTotals:
 
     def __init__(self) -> None:
         self.stages = {stage: LogHistogram() for stage in STAGES}  # of the first ones: a fair sample
+        self._times = [(f"{stage}_ms", times) for stage, times in self.stages.items()]  # by their fields
         self.num_ahead = 0  # requests whose producer's clock was ahead of the worker's
         self.refused: dict[str, Rejected] = {}  # by code
         self.problems: dict[str, Rejected] = {}  # other lines of level warning and worse, by event
@@ -67,8 +68,8 @@ class RequestTotals:
             self._keep_slowest(total, event)
         if event.fields.get("sample") != "first":
             return
-        for stage, times in self.stages.items():
-            time_ms = event.number(f"{stage}_ms")
+        for stage, times in self._times:
+            time_ms = number(event.fields.get(stage))
             if time_ms is not None:
                 times.add_one(time_ms / 1e3)
         self.num_ahead += (event.number("kafka_ms") or 0.0) < -1.0

@@ -20,6 +20,7 @@ COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "slots", "dev
 LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "slots", "device_s")])  # by batch_done
 SUMS = (*COUNTED, *LOGGED, *MISSES, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
+_GREATEST = frozenset(GREATEST)
 _COLUMN = {name: index for index, name in enumerate((*SUMS, *GREATEST))}
 _MAX_SPANS = 50_000
 
@@ -29,7 +30,7 @@ class Series:
 
     def __init__(self, width_s: int = 1) -> None:
         self.width_s = width_s
-        self._rows: dict[int, FloatArray] = {}
+        self._rows: dict[int, list[float]] = {}  # lists: numbers are added one by one
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -37,11 +38,15 @@ class Series:
     def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
         """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
         last = int(time_s)
+        sums = [(_COLUMN[name], value / spread_s) for name, value in values.items() if value and name not in _GREATEST]
+        greatest = [(_COLUMN[name], value) for name, value in values.items() if name in _GREATEST]
         for second in range(last - spread_s + 1, last + 1):
             row = self._row(second)
-            for name, value in values.items():
-                column = _COLUMN[name]
-                row[column] = max(row[column], value) if name in GREATEST else row[column] + value / spread_s
+            for column, value in sums:
+                row[column] += value
+            for column, value in greatest:
+                if value > row[column]:
+                    row[column] = value
         self._bound()
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
@@ -51,14 +56,14 @@ class Series:
         starts = np.arange(min(keys), max(keys) + 1)
         table = np.zeros((len(starts), len(_COLUMN)))
         for second, row in self._rows.items():
-            _merge(table[second * self.width_s // width_s - starts[0]], row)
+            _merge(table[second * self.width_s // width_s - starts[0]], np.array(row))
         return starts * width_s, {name: table[:, index] for name, index in _COLUMN.items()}
 
     def totals(self) -> dict[str, float]:
         """Sums and greatest values of the whole time."""
         total = np.zeros(len(_COLUMN))
         for row in self._rows.values():
-            _merge(total, row)
+            _merge(total, np.array(row))
         return {name: float(total[index]) for name, index in _COLUMN.items()}
 
     @property
@@ -66,11 +71,11 @@ class Series:
         """From the first second to the last."""
         return (max(self._rows) - min(self._rows) + 1) * self.width_s if self._rows else 0
 
-    def _row(self, second: int) -> FloatArray:
+    def _row(self, second: int) -> list[float]:
         key = second // self.width_s
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = np.zeros(len(_COLUMN))
+            row = self._rows[key] = [0.0] * len(_COLUMN)
         return row
 
     def _bound(self) -> None:
@@ -78,7 +83,9 @@ class Series:
             halves, self._rows = self._rows, {}
             self.width_s *= 2
             for key, row in halves.items():
-                _merge(self._rows.setdefault(key // 2, np.zeros(len(_COLUMN))), row)
+                into = np.array(self._rows.get(key // 2, [0.0] * len(row)))
+                _merge(into, np.array(row))
+                self._rows[key // 2] = into.tolist()
 
 
 def _merge(into: FloatArray, row: FloatArray) -> None:

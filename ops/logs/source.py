@@ -1,6 +1,7 @@
 """Where logs are read from: files, directories, gzip and zstd, stdin. Each source gives blocks of whole lines."""
 
 import codecs
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20  # the longest line of a worker, with a trace, has some kilobytes
 _SNIFF_BYTES = 1 << 16
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_ROTATED = re.compile(r"([.-]\d+)*(\.gz|\.zst)?$")
+_MIN_YEAR = 1970  # a lower number in a name counts rotations
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
@@ -83,10 +86,6 @@ class Source:
         compression = next((name for magic, name in _COMPRESSIONS.items() if first.startswith(magic)), None)
         if compression is None:
             while first:
-                if len(first) == BLOCK_BYTES:  # whole lines need not be copied again
-                    end = file.readline(MAX_LINE_BYTES)
-                    self.num_bytes += len(end)
-                    first += end
                 yield first
                 first = _read(file)
                 self.num_bytes += len(first)
@@ -136,12 +135,22 @@ class _Prefixed:
 def _read(file: IO[bytes]) -> bytes:
     """Up to a block; what a pipe has now, so that lines are shown when they come."""
     read1 = getattr(file, "read1", None)
-    return bytes(file.read(BLOCK_BYTES) if read1 is None or file.seekable() else read1(BLOCK_BYTES))
+    return bytes(file.read(_block_bytes(file)) if read1 is None or file.seekable() else read1(BLOCK_BYTES))
+
+
+def _block_bytes(file: IO[bytes]) -> int:
+    """The bytes from here to the last end of a line in a block: whole lines need not be copied again."""
+    start, middle = file.tell(), max(0, BLOCK_BYTES - _SNIFF_BYTES)
+    file.seek(start + middle)
+    end = file.read(BLOCK_BYTES - middle)
+    file.seek(start)
+    return middle + end.rfind(b"\n") + 1 if b"\n" in end else BLOCK_BYTES
 
 
 def find_sources(names: Sequence[str]) -> tuple[list[Source], list[str]]:
     """The logs behind the arguments, and the files of directories that are left out, because no line is an event.
 
+    The files of a rotated log follow one another, oldest first, because what a worker says of itself comes first.
     Raises NoEvents if an argument does not exist, or nothing is left to read.
     """
     sources, skipped = [], []
@@ -161,7 +170,23 @@ def find_sources(names: Sequence[str]) -> tuple[list[Source], list[str]]:
         left_out = f" {len(skipped)} other files are there." if skipped else ""
         raise NoEvents(f"No log of penstock is in {', '.join(names)}.{left_out}")
     _tell_apart(sources)
-    return sources, skipped
+    logs: dict[tuple[Path | None, str], int] = {}
+    places = [logs.setdefault((one.path and one.path.parent, origin(one.name)), len(logs)) for one in sources]
+    ordered = sorted(zip(places, sources, strict=True), key=lambda one: (one[0], _age(one[1].name)))
+    return [source for _, source in ordered], skipped
+
+
+def origin(name: str) -> str:
+    """A log's name without the suffixes of rotation and compression."""
+    return _ROTATED.sub("", name) or name
+
+
+def _age(name: str) -> tuple[bool, list[int]]:
+    """Sorts the names of a rotated log, oldest first: numbers fall, dates rise, the name without any is the last."""
+    found = _ROTATED.search(name)
+    numbers = [int(one) for one in re.findall(r"\d+", found[0] if found else "")]
+    is_date = bool(numbers) and numbers[0] >= _MIN_YEAR
+    return not numbers, numbers if is_date else [-one for one in numbers]
 
 
 def _of_directory(directory: Path) -> tuple[list[Source], list[str]]:

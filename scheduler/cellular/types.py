@@ -5,8 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.scheduler.types import RejectedJob
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class CellRule(NamedTuple):
@@ -26,6 +30,13 @@ class CellGraph(NamedTuple):
     dependency_offsets: Int32Array  # [N + 1] into `dependencies`
     dependencies: Int32Array  # [E] nodes that must have ended, each earlier than the node that waits for it
 
+    @classmethod
+    def of_stages(cls, *stages: tuple[int, int]) -> "CellGraph":
+        """Chains of (cell, steps), of which each waits for the one before."""
+        cells, steps = np.array(stages, np.int32).reshape(-1, 2).T.copy()
+        dependencies = np.arange(max(0, len(stages) - 1), dtype=np.int32)
+        return cls(cells, steps, np.maximum(np.arange(-1, len(stages), dtype=np.int32), 0), dependencies)
+
 
 class CellJob(NamedTuple):
     """A request that waits for its cells."""
@@ -35,6 +46,7 @@ class CellJob(NamedTuple):
     arrival: float  # seconds, on the caller's clock
     deadline: float | None = None
     bulk: bool = False
+    slots: int = 1  # state slots that it holds from the first task until it ends
 
 
 class CellTask(NamedTuple):
@@ -48,3 +60,4 @@ class CellTask(NamedTuple):
     quantum: int
     device: int
     predicted_s: float
+    rejected: tuple[RejectedJob, ...] = ()  # jobs that expired; they have left

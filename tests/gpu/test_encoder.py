@@ -13,6 +13,7 @@ from penstock.engine import TaskOptions
 from penstock.engine.families import family_of
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.graphs import Graphs
+from penstock.engine.gpu.inputs import Shape
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.types import Float32Array, Int32Array
 from tests.engine.helpers import FAMILIES, MAX_TOKENS, pack, random_sequences, reference_hidden, save_encoder
@@ -144,7 +145,7 @@ def test_poison_in_every_buffer_reaches_no_result(tmp_path: Path, family: str, d
             np.testing.assert_array_equal(got, want)
 
 
-def poison_pool(graphs: Graphs) -> int:
+def poison_pool(graphs: Graphs[Shape]) -> int:
     """NaN in what captures have allocated of torch: a capture that takes all free blocks of their pool fills them.
 
     Returns how many bytes.

@@ -129,3 +129,10 @@ def test_any_bytes_at_all() -> None:
         assert 2 <= len(rows) <= 4
         assert set(rows[0]) == set(BATCH_COLUMNS)
         assert all(one in bytes(mutated) for one in others)
+
+
+def test_a_block_does_not_change_the_batches_of_the_one_before() -> None:
+    columns = BatchColumns()
+    first = columns.cut(batch(0, device_s=0.5, tokens=5).encode()).batches
+    columns.cut(batch(1, device_s=0.25, tokens=6).encode())
+    assert (first["device_s"].to_list(), first["tokens"].to_list()) == ([0.5], [5])

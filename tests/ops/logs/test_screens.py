@@ -1,5 +1,6 @@
 """`penstock logs` as an operator runs it, over logs of real workers."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -151,3 +152,29 @@ def test_without_polars_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "polars", None)
     code, text = penstock("logs", "summary", str(FLEET))
     assert (code, "pip install 'penstock[logs]'" in text) == (EXIT_PROBLEM, True)
+
+
+def test_the_lines_of_a_request_in_several_logs_are_in_order_of_time(tmp_path: Path) -> None:
+    place = {"topic": "penstock.requests.m", "partition": 1, "offset": 7}
+    (tmp_path / "a.log").write_text(line("request_refused", "2026-11-22T03:00:09Z", code="backend", **place))
+    (tmp_path / "b.log").write_text(line("owner_died", "2026-11-22T03:00:02Z", deaths=1, **place))
+    text = logs("request", "1:7", tmp_path)
+    assert 0 < text.index("owner_died") < text.index("code=backend")
+
+
+def test_rotated_logs_are_read_oldest_first(tmp_path: Path) -> None:
+    ready = line("worker_ready", "2026-11-22T02:00:00Z", model="intents")
+    (tmp_path / "worker.log").write_text(batch(20))
+    (tmp_path / "worker.log.1").write_text(batch(10))
+    (tmp_path / "worker.log.2.gz").write_bytes(gzip.compress(batch(5).encode()))
+    (tmp_path / "worker.log.10").write_text(ready + batch(0))
+    for given in ([tmp_path], sorted(tmp_path.iterdir())):
+        assert "Batches 4," in logs("batches", *given, "model=intents")
+
+
+@pytest.mark.parametrize("dates", [("20261121", "20261122"), ("2026-11-30", "2026-12-01")])
+def test_logs_that_are_rotated_by_date_are_read_oldest_first(dates: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text(batch(20))
+    (tmp_path / f"worker.log-{dates[0]}").write_text(line("worker_ready", model="intents") + batch(0))
+    (tmp_path / f"worker.log-{dates[1]}").write_text(batch(10))
+    assert "Batches 3," in logs("batches", tmp_path, "model=intents")

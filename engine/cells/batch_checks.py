@@ -1,0 +1,69 @@
+"""Checks of a batch of cells, and of a cell's step, before they touch the pool."""
+
+import numpy as np
+import torch
+
+from penstock.engine.cells.contract import NO_SLOT, Cell, CellBatch, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.errors import InvalidCell
+from penstock.engine.errors import InvalidBatch
+
+
+class BatchCheck:
+    """Raises InvalidBatch for what would read or write outside of the pool, or race."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._writer = np.full(num_slots, -1, np.int32)  # row that writes a slot, within one call
+
+    def __call__(self, batch: CellBatch, spec: CellSpec) -> None:
+        rows, quantum = len(batch.steps), batch.quantum
+        if not 1 <= rows <= spec.max_rows or not 1 <= quantum <= spec.max_steps:
+            raise InvalidBatch(
+                f"{rows} rows of {quantum} steps; cell {spec.name!r} has 1 to {spec.max_rows} of 1 to {spec.max_steps}."
+            )
+        shapes = [batch.read.shape == (rows, spec.arity), batch.write.shape == batch.is_first.shape == (rows,)]
+        shapes += [name in batch.inputs and batch.inputs[name].shape == (rows, quantum) for name in spec.inputs]
+        if not all(shapes):
+            raise InvalidBatch(f"the arrays of a batch of {spec.name!r} do not agree on {rows} rows, {quantum} steps.")
+        if batch.steps.min() < 1 or batch.steps.max() > quantum:
+            raise InvalidBatch(f"a row of {spec.name!r} has steps outside of [1, {quantum}].")
+        if batch.write.min() <= NO_SLOT or max(batch.write.max(), batch.read.max()) >= self._num_slots:
+            raise InvalidBatch(f"a slot is outside of the pool of {self._num_slots}.")
+        if batch.read.min() < NO_SLOT:
+            raise InvalidBatch("a row reads a negative slot.")
+        self._check_writers(batch)
+
+    def _check_writers(self, batch: CellBatch) -> None:
+        own = np.arange(len(batch.write), dtype=np.int32)
+        self._writer[batch.write] = own
+        is_shared = bool((self._writer[batch.write] != own).any())
+        writers = self._writer[batch.read]
+        is_raced = bool(((writers >= 0) & (writers != own[:, None])).any())
+        self._writer[batch.write] = -1
+        if is_shared or is_raced:
+            raise InvalidBatch("a row writes a slot that another row reads or writes.")
+
+
+def require_runnable(cell: Cell) -> None:
+    """Run a step of two rows of zeros. Raises InvalidCell unless it returns what the specification declares."""
+    spec, rows = cell.spec, 2
+    shape = (rows,) if spec.arity == 1 else (rows, spec.arity)
+    states = {state.name: torch.zeros(*shape, state.width, dtype=state.dtype) for state in spec.states}
+    try:
+        new, emitted = cell.step(states, {name: torch.zeros(rows, dtype=torch.int32) for name in spec.inputs})
+    except Exception as error:
+        raise InvalidCell(f"cell {spec.name!r} cannot run a step of zeros: {error!r}.") from error
+    _require_declared(spec.name, "state", spec.states, new, rows)
+    _require_declared(spec.name, "emission", spec.emits, emitted, rows)
+
+
+def _require_declared(cell: str, kind: str, declared: tuple[StateSpec, ...], found: Tensors, rows: int) -> None:
+    for one in declared:
+        if one.name not in found:
+            raise InvalidCell(f"cell {cell!r} declares {kind} {one.name!r}, but its step does not return it.")
+        tensor = found[one.name]
+        if tuple(tensor.shape) != (rows, one.width) or tensor.dtype != one.dtype:
+            raise InvalidCell(
+                f"cell {cell!r} declares {kind} {one.name!r} as [rows, {one.width}] of {one.dtype}; "
+                f"its step returned {list(tensor.shape)} of {tensor.dtype} for {rows} rows."
+            )

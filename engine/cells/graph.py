@@ -1,0 +1,116 @@
+"""A request as a graph of cells: plain arrays, and the builder that a model's `unfold` fills."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
+from penstock.engine.cells.errors import EmptySequence, InvalidRequest, UnknownCell, WrongArity
+
+
+class InputValues(NamedTuple):
+    """Values of one input, those of each node after those of the node before."""
+
+    values: Int32Array  # [V]
+    offsets: Int32Array  # [N + 1]; a node has one value for each step, or one for all steps, or none
+
+
+@dataclass(frozen=True, slots=True)
+class Unfolded:
+    """A request as N nodes, each listed after the nodes that it reads. A chain of one cell type is one node."""
+
+    cells: Int32Array  # [N] index of each node's cell type
+    steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the cell has a stop
+    reads: Int32Array  # [N, largest arity] nodes whose states are read; NO_NODE: zeros
+    inputs: Mapping[str, InputValues]
+
+    def dependencies(self) -> tuple[Int32Array, Int32Array]:
+        """Offsets [N + 1] and, end to end, the nodes that must end before each node starts."""
+        reads = np.sort(self.reads, axis=1)
+        is_dependency = reads != NO_NODE
+        is_dependency[:, 1:] &= reads[:, 1:] != reads[:, :-1]
+        offsets = np.zeros(len(reads) + 1, np.int32)
+        np.cumsum(is_dependency.sum(axis=1), out=offsets[1:])
+        return offsets, reads[is_dependency]
+
+
+class GraphBuilder:
+    """Collects the nodes of one request. Whether they make a valid graph is checked afterwards, by `check_graph`."""
+
+    def __init__(self, specs: Sequence[CellSpec], types: Mapping[str, int]) -> None:
+        """specs: of the model's cell types. types: cell name -> index of its type."""
+        self._specs = specs
+        self._types = types
+        self._arity = max(spec.arity for spec in specs)
+        self._cells: list[int] = []
+        self._steps: list[int] = []
+        self._reads: list[tuple[int, ...]] = []
+        self._values: dict[str, list[Int32Array]] = {name: [] for spec in specs for name in spec.inputs}
+        self._counts: dict[str, list[int]] = {name: [] for name in self._values}
+
+    def add(
+        self, cell: str, *, reads: Sequence[int] = (), steps: int | None = None, **inputs: Sequence[int] | Int32Array
+    ) -> int:
+        """Add a node and return its number.
+
+        Args:
+            cell: name of the cell.
+            reads: the nodes whose states are read, as many as the cell's arity; NO_NODE for zeros. Empty: all zeros.
+            steps: of the node. Needed where the cell has a feedback, which has no value for each step.
+            inputs: of each input a value for each step, or one for all. Of an input with feedback, the first one.
+        """
+        kind = self._types.get(cell)
+        if kind is None:
+            raise UnknownCell(f"the model has no cell {cell!r}; it has {', '.join(map(repr, self._types))}.")
+        spec = self._specs[kind]
+        if len(reads) not in (0, spec.arity):
+            raise WrongArity(
+                f"a node of cell {cell!r} reads {spec.arity} nodes, not {len(reads)}; NO_NODE reads zeros."
+            )
+        if inputs.keys() != set(spec.inputs):
+            raise InvalidRequest(f"a node of cell {cell!r} needs the inputs {spec.inputs}; found {tuple(inputs)}.")
+        self._cells.append(kind)
+        self._reads.append((*reads, *[NO_NODE] * (self._arity - len(reads))))
+        longest = 1
+        for name, counts in self._counts.items():
+            values = _int32(name, inputs[name]) if name in inputs else _NONE
+            self._values[name].append(values)
+            counts.append(len(values))
+            longest = longest if name not in inputs or len(values) == 1 else len(values)
+        self._steps.append(longest if steps is None else steps)
+        return len(self._cells) - 1
+
+    def build(self) -> Unfolded:
+        """The request's graph, not yet checked."""
+        if not self._cells:
+            raise EmptySequence("the request unfolds into no node; a request has at least one step.")
+        return Unfolded(
+            np.array(self._cells, np.int32),
+            np.array(self._steps, np.int32),
+            np.array(self._reads, np.int32),
+            {name: InputValues(np.concatenate(values), self._offsets(name)) for name, values in self._values.items()},
+        )
+
+    def _offsets(self, name: str) -> Int32Array:
+        offsets = np.zeros(len(self._cells) + 1, np.int32)
+        np.cumsum(self._counts[name], out=offsets[1:])
+        return offsets
+
+
+_NONE = np.zeros(0, np.int32)
+
+
+def _int32(name: str, values: Sequence[int] | Int32Array) -> Int32Array:
+    if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InvalidRequest(f"input {name!r} must be a flat list of integers.") from error
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array) > 0):
+        raise InvalidRequest(f"input {name!r} must be a flat list of integers.")
+    if len(array) > 0 and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise InvalidRequest(f"input {name!r} has values outside of int32.")
+    return array.astype(np.int32, copy=False)

@@ -1,0 +1,143 @@
+"""LSTM cells and their models: language model, classifier."""
+
+import torch
+from torch import nn
+
+from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.errors import EmptySequence
+from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.layers import Dense, LstmStack, Table, read_dense, read_stack, read_table
+from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.cells.requests import take_count, take_tokens
+from penstock.engine.model.checkpoint import Tensors as Weights
+
+MAX_STEPS = 8  # of one batch of a chain
+
+
+class ReadStep(nn.Module):
+    """A step over a token of the input. It emits nothing."""
+
+    def __init__(self, words: Table, stack: LstmStack) -> None:
+        super().__init__()
+        self.words = words
+        self.stack = stack
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        return self.stack(self.words(inputs["token"]), states), {}
+
+
+class GenerateStep(ReadStep):
+    """A step that emits the likeliest next token."""
+
+    def __init__(self, words: Table, stack: LstmStack, output: Dense) -> None:
+        super().__init__(words, stack)
+        self.output = output
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        new = self.stack(self.words(inputs["token"]), states)
+        return new, {"token": self.output(new[self.stack.top.name]).argmax(1, keepdim=True).int()}
+
+
+class ScoreStep(GenerateStep):
+    """A step that emits the log probability of the token that follows."""
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        new = self.stack(self.words(inputs["token"]), states)
+        logits = self.output(new[self.stack.top.name])
+        return new, {"score": logits.log_softmax(1).gather(1, inputs["target"].long()[:, None])}
+
+
+class ClassifyStep(nn.Module):
+    """Scores of a state h; the state stays as it is."""
+
+    def __init__(self, state: str, output: Dense) -> None:
+        super().__init__()
+        self.state = state
+        self.output = output
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        return states, {"scores": self.output(states[self.state]).softmax(1)}
+
+
+def lstm_language_model(
+    weights: Weights, *, end_token: int, dtype: torch.dtype = torch.float32, max_rows: int = 512
+) -> CellModel:
+    """A model of the tensors `embedding.weight`, `lstm.*` (of nn.LSTM) and `output.*`.
+
+    A request with `max_tokens` continues its `tokens` until `end_token`. One without gets the log probability of each
+    of its tokens after the first.
+    """
+    words = read_table(weights, "embedding.", dtype)
+    stack = read_stack(weights, "lstm.", words.width, dtype)
+    output = read_dense(weights, "output.", stack.width, dtype, num_rows=len(words))
+    sizes = {"token": len(words)}
+    scored = CellSpec(
+        "score",
+        stack.states,
+        ("token", "target"),
+        sizes | {"target": len(words)},
+        (StateSpec("score", 1),),
+        max_rows=max_rows,
+        max_steps=MAX_STEPS,
+    )
+    cells = (
+        read_cell("read", words, stack, max_rows),
+        generate_cell("generate", words, stack, output, end_token, max_rows),
+        Cell(scored, ScoreStep(words, stack, output)),
+    )
+
+    def unfold(request: Request, graph: GraphBuilder) -> None:
+        tokens = take_tokens(request)
+        if "max_tokens" in request:
+            read = [graph.add("read", token=tokens[:-1])] if len(tokens) > 1 else []
+            graph.add("generate", reads=read, token=tokens[-1:], steps=take_count(request, "max_tokens"))
+        elif len(tokens) > 1:
+            graph.add("score", token=tokens[:-1], target=tokens[1:])
+        else:
+            raise EmptySequence("a sequence of one token has no score: nothing comes before it.")
+
+    return CellModel.of(cells, unfold)
+
+
+def lstm_classifier(weights: Weights, *, dtype: torch.dtype = torch.float32, max_rows: int = 512) -> CellModel:
+    """A model of the tensors `embedding.weight`, `lstm.*` (of nn.LSTM) and `output.*`: scores after the last token."""
+    words = read_table(weights, "embedding.", dtype)
+    stack = read_stack(weights, "lstm.", words.width, dtype)
+    output = read_dense(weights, "output.", stack.width, dtype)
+    cells = (read_cell("read", words, stack, max_rows), classify_cell(stack.top, output, max_rows))
+
+    def unfold(request: Request, graph: GraphBuilder) -> None:
+        read = graph.add("read", token=take_tokens(request))
+        graph.add("classify", reads=[read])
+
+    return CellModel.of(cells, unfold)
+
+
+def read_cell(name: str, words: Table, stack: LstmStack, max_rows: int) -> Cell:
+    """A chain over tokens that are given."""
+    spec = CellSpec(name, stack.states, ("token",), {"token": len(words)}, max_rows=max_rows, max_steps=MAX_STEPS)
+    return Cell(spec, ReadStep(words, stack))
+
+
+def generate_cell(name: str, words: Table, stack: LstmStack, output: Dense, end_token: int, max_rows: int) -> Cell:
+    """A chain over tokens that it emits itself, after the first, until it emits `end_token`."""
+    spec = CellSpec(
+        name,
+        stack.states,
+        ("token",),
+        {"token": len(words)},
+        (StateSpec("token", 1, torch.int32),),
+        feedback={"token": "token"},
+        stop={"token": end_token},
+        max_rows=max_rows,
+        max_steps=MAX_STEPS,
+        priority=1,
+    )
+    return Cell(spec, GenerateStep(words, stack, output))
+
+
+def classify_cell(state: StateSpec, output: Dense, max_rows: int) -> Cell:
+    """One step that emits a score of each label."""
+    emits = (StateSpec("scores", len(output)),)
+    spec = CellSpec("classify", (state,), emits=emits, max_rows=max_rows, max_steps=1, priority=1)
+    return Cell(spec, ClassifyStep(state.name, output))

@@ -1,0 +1,126 @@
+"""A model made of cells: its cell types, and how a request unfolds into them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from penstock.engine.cells.contract import Cell, CellSpec
+from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidRequest
+from penstock.engine.cells.graph import GraphBuilder, Unfolded
+from penstock.engine.cells.graph_checks import GraphLimits, check_graph
+
+Request = Mapping[str, Any]  # a request's fields, as decoded from the wire
+Unfold = Callable[[Request, GraphBuilder], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CellModel:
+    """Cell types, and the function that adds a request's nodes to a graph."""
+
+    cells: tuple[Cell, ...]  # one of each type, in the order of `Unfolded.cells`
+    types: Mapping[str, int]  # cell name -> index of its type; equal cells of several names are one type
+    unfold_into: Unfold
+
+    @property
+    def specs(self) -> tuple[CellSpec, ...]:
+        return tuple(cell.spec for cell in self.cells)
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell], unfold: Unfold) -> "CellModel":
+        """A model of these cells. Cells with equal weights and shapes share a type, whatever their names.
+
+        Raises InvalidCell for cells whose declarations contradict themselves or each other.
+        """
+        distinct: list[Cell] = []
+        types: dict[str, int] = {}
+        for cell in cells:
+            require_consistent(cell.spec)
+            if cell.spec.name in types:
+                raise InvalidCell(f"two cells are named {cell.spec.name!r}; each needs a name of its own.")
+            shared = next((index for index, other in enumerate(distinct) if _are_equal(cell, other)), None)
+            types[cell.spec.name] = len(distinct) if shared is None else shared
+            if shared is None:
+                distinct.append(cell)
+        _require_common_states(distinct)
+        return cls(tuple(distinct), types, unfold)
+
+    def unfold(self, request: Request, limits: GraphLimits = GraphLimits()) -> Unfolded:  # noqa: B008 -- immutable
+        """The request's graph, checked. Raises InvalidGraph, whatever the model's own function raises."""
+        specs = self.specs
+        builder = GraphBuilder(specs, self.types)
+        try:
+            self.unfold_into(request, builder)
+            graph = builder.build()
+        except InvalidGraph:
+            raise
+        except Exception as error:  # the model's own code, on a request that was not checked before
+            raise InvalidRequest(f"the model cannot unfold this request: {error!r}.") from error
+        check_graph(graph, specs, limits)
+        return graph
+
+
+def require_consistent(spec: CellSpec) -> None:
+    """Raise InvalidCell for a declaration that contradicts itself."""
+    emits = {emission.name: emission for emission in spec.emits}
+    states = {state.name for state in spec.states}
+    problem = None
+    if not spec.states:
+        problem = "it has no state; a cell without one needs no slot"
+    elif len(states) < len(spec.states) or len(emits) < len(spec.emits) or len(set(spec.inputs)) < len(spec.inputs):
+        problem = "two of its states, inputs or emissions have the same name"
+    elif min(spec.arity, spec.max_rows, spec.max_steps, *(s.width for s in (*spec.states, *spec.emits))) < 1:
+        problem = "arity, max_rows, max_steps and widths must be at least 1"
+    elif spec.arity > 1 and spec.max_steps > 1:
+        problem = f"a cell that reads {spec.arity} nodes has one step; set max_steps=1"
+    elif not {*spec.feedback, *spec.input_sizes} <= set(spec.inputs):
+        problem = "feedback and input_sizes name inputs that it does not have"
+    elif not {*spec.feedback.values(), *spec.stop} <= emits.keys():
+        problem = "feedback and stop name emissions that it does not have"
+    elif any(not _is_token(emits[name].dtype, emits[name].width) for name in (*spec.feedback.values(), *spec.stop)):
+        problem = "an emission that is fed back or stops the cell must be an int32 of width 1"
+    if problem is not None:
+        raise InvalidCell(f"cell {spec.name!r}: {problem}.")
+
+
+def _is_token(dtype: torch.dtype, width: int) -> bool:
+    return dtype == torch.int32 and width == 1
+
+
+def _require_common_states(cells: Sequence[Cell]) -> None:
+    """States of equal name share a pool."""
+    known = {state.name: state for cell in cells for state in cell.spec.states}
+    for cell in cells:
+        for state in cell.spec.states:
+            if known[state.name] != state:
+                raise InvalidCell(
+                    f"cell {cell.spec.name!r}: state {state.name!r} has another width or dtype than in another cell. "
+                    "States of one name share a pool; give it another name."
+                )
+
+
+def _are_equal(one: Cell, other: Cell) -> bool:
+    """Whether two cells compute the same: equal declarations but for the name, and equal weights."""
+    if replace(one.spec, name="") != replace(other.spec, name=""):
+        return False
+    if one.step is other.step:
+        return True
+    if not (isinstance(one.step, torch.nn.Module) and isinstance(other.step, torch.nn.Module)):
+        return False
+    return _are_equal_modules(one.step, other.step)
+
+
+def _are_equal_modules(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    ours, theirs = dict(one.named_modules()), dict(other.named_modules())
+    if ours.keys() != theirs.keys() or any(_settings(ours[name]) != _settings(theirs[name]) for name in ours):
+        return False
+    weights, others = one.state_dict(), other.state_dict()
+    return weights.keys() == others.keys() and all(
+        weight.dtype == others[name].dtype and torch.equal(weight, others[name]) for name, weight in weights.items()
+    )
+
+
+def _settings(module: torch.nn.Module) -> tuple[object, dict[str, object]]:
+    """The class of a module, and its attributes that are neither weights nor modules."""
+    return type(module), {name: value for name, value in vars(module).items() if not name.startswith("_")}

@@ -1,0 +1,32 @@
+"""Marian (Junczys-Dowmunt et al. 2018): BART's layers, sinusoidal positions, no norm after the embeddings."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.families.bart import read_seq2seq, read_words
+from penstock.engine.families.readers import require_int
+from penstock.engine.generation.weights import Seq2SeqWeights, TokenEmbeddings
+from penstock.engine.model.checkpoint import Checkpoint
+
+_PREFIX = "model."
+
+
+def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
+    """The encoder, decoder and head of a Marian checkpoint, with one table of words or two."""
+    config = checkpoint.config
+    positions = _sinusoids(require_int(config, "max_position_embeddings"), require_int(config, "d_model"))
+
+    def embeddings(stack: str) -> TokenEmbeddings:
+        own, shared = f"{_PREFIX}{stack}.embed_tokens.weight", f"{_PREFIX}shared.weight"
+        return TokenEmbeddings(read_words(checkpoint, own, shared), positions, norm=None)
+
+    return read_seq2seq(checkpoint, _PREFIX, embeddings("encoder"), embeddings("decoder"))
+
+
+def _sinusoids(max_tokens: int, hidden: int) -> Tensor:
+    """[max_tokens, hidden]: sines in the first half of the columns, cosines in the second (Vaswani et al. 2017)."""
+    columns = np.arange(hidden)
+    angles = np.arange(max_tokens)[:, None] / np.power(10000, 2 * (columns // 2) / hidden)
+    table = np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1)
+    return torch.from_numpy(table.astype(np.float32))

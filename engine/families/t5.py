@@ -1,0 +1,149 @@
+"""T5, its version 1.1 and mT5 (Raffel et al. 2020): pre-norm RMSNorm, biases by distance, no other positions."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.engine.cpu.linear import require_activation
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.families.bart import first_of
+from penstock.engine.families.readers import read_dense, read_norm, require_int
+from penstock.engine.generation.weights import (
+    CrossAttention,
+    DecoderLayer,
+    DecoderStack,
+    EncoderStack,
+    Seq2Seq,
+    Seq2SeqWeights,
+    TokenEmbeddings,
+)
+from penstock.engine.model.checkpoint import Checkpoint, Config
+from penstock.engine.model.weights import Dense, DistanceAttention, Layer, Norm
+
+_SHARED = "shared.weight"
+_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+def seq2seq(checkpoint: Checkpoint) -> Seq2SeqWeights:
+    """The encoder, decoder and head of a T5 checkpoint."""
+    config, weights = checkpoint.config, checkpoint.weights
+    hidden, heads = require_int(config, "d_model"), require_int(config, "num_heads")
+    num_layers = require_int(config, "num_layers")
+    num_decoder_layers = num_layers if config.get("num_decoder_layers") is None else config["num_decoder_layers"]
+    source = first_of(weights, ("encoder.embed_tokens.weight", _SHARED), -1, hidden)
+    target = first_of(weights, ("decoder.embed_tokens.weight", _SHARED), -1, hidden)
+    head = first_of(weights, ("lm_head.weight", "decoder.embed_tokens.weight", _SHARED), -1, hidden)
+    past = _distance_attention(checkpoint, "decoder", is_causal=True)
+    around = _distance_attention(checkpoint, "encoder", is_causal=False)
+    return Seq2Seq(
+        encoder=EncoderStack(
+            embeddings=TokenEmbeddings(source, None, _norm(checkpoint, "encoder.block.0.layer.0.layer_norm")),
+            layers=tuple(_read_layer(checkpoint, "encoder", i, num_layers, around) for i in range(num_layers)),
+            num_heads=heads,
+        ),
+        decoder=DecoderStack(
+            embeddings=TokenEmbeddings(target, None, _norm(checkpoint, "decoder.block.0.layer.0.layer_norm")),
+            layers=tuple(
+                DecoderLayer(
+                    layer=_read_layer(checkpoint, "decoder", i, num_decoder_layers, past),
+                    cross=_read_cross(checkpoint, f"decoder.block.{i}."),
+                )
+                for i in range(num_decoder_layers)
+            ),
+            num_heads=heads,
+            width=heads * require_int(config, "d_kv"),
+            head=Dense(head * hidden**-0.5 if _is_scaled(config) else head, None, "identity"),
+        ),
+        pre_norm=True,
+    )
+
+
+def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, *, is_causal: bool = False) -> Tensor:
+    """Buckets of the distances key - query: half of them for either sign, or all of them for the past (is_causal).
+
+    In float32 and in the reference's order of operations: it is rounded towards zero.
+    """
+    half = num_buckets if is_causal else num_buckets // 2
+    exact = half // 2  # below it one bucket a distance, above it logarithmic ones
+    length = -distance.clamp(max=0) if is_causal else distance.abs()
+    steps = torch.log(length.float() / exact) / math.log(max_distance / exact) * (half - exact)
+    far = (exact + steps.clamp(min=0).long()).clamp(max=half - 1)  # log(0) is minus infinity
+    buckets = torch.where(length < exact, length, far)
+    return buckets if is_causal else buckets + half * (distance > 0)
+
+
+def _distance_attention(checkpoint: Checkpoint, stack: str, *, is_causal: bool) -> DistanceAttention:
+    config, heads = checkpoint.config, require_int(checkpoint.config, "num_heads")
+    num_buckets = int(config.get("relative_attention_num_buckets", 32))
+    reach = int(config.get("relative_attention_max_distance", 128))
+    if reach <= (num_buckets if is_causal else num_buckets // 2) // 2:
+        raise UnsupportedCheckpoint(
+            f"{checkpoint.directory}: {num_buckets} buckets do not reach a distance of {reach} (config.json: "
+            "relative_attention_num_buckets, relative_attention_max_distance)."
+        )
+    table = checkpoint.weights.take(f"{stack}.block.0.{_BIAS}", num_buckets, heads)
+    distances = torch.arange(-reach, reach + 1)
+    return DistanceAttention(table[distance_buckets(distances, num_buckets, reach, is_causal=is_causal)].T.contiguous())
+
+
+def _read_layer(
+    checkpoint: Checkpoint, stack: str, index: int, num_layers: int, attention: DistanceAttention
+) -> Layer[Dense]:
+    """Self-attention and MLP. A norm follows each addition: the next block's first one, or the final one."""
+    config, weights = checkpoint.config, checkpoint.weights
+    hidden, inner = require_int(config, "d_model"), require_int(config, "d_ff")
+    block = f"{stack}.block.{index}."
+    mlp = f"{block}layer.{1 if stack == 'encoder' else 2}."
+    query, key, value, output = _read_attention(checkpoint, block + "layer.0.SelfAttention.")
+    activation, is_gated = _activation(checkpoint)
+    names = ("wi_0", "wi_1") if is_gated else ("wi",)
+    ups = [read_dense(weights, f"{mlp}DenseReluDense.{name}", inner, hidden, bias=False) for name in names]
+    is_last = index + 1 == num_layers
+    after = f"{stack}.final_layer_norm" if is_last else f"{stack}.block.{index + 1}.layer.0.layer_norm"
+    return Layer(
+        qkv=Dense(torch.cat([query.weight, key.weight, value.weight]), None, "identity"),
+        attention=attention,
+        attention_output=output,
+        attention_norm=_norm(checkpoint, f"{block}layer.1.layer_norm"),
+        up=Dense(torch.cat([up.weight for up in ups]), None, "identity" if is_gated else activation),
+        down=read_dense(weights, f"{mlp}DenseReluDense.wo", hidden, inner, bias=False),
+        output_norm=_norm(checkpoint, after),
+        gate=activation if is_gated else None,
+    )
+
+
+def _read_cross(checkpoint: Checkpoint, block: str) -> CrossAttention[Dense]:
+    query, key, value, output = _read_attention(checkpoint, block + "layer.1.EncDecAttention.")
+    key_value = Dense(torch.cat([key.weight, value.weight]), None, "identity")
+    return CrossAttention(query, key_value, output, _norm(checkpoint, block + "layer.2.layer_norm"))
+
+
+def _read_attention(checkpoint: Checkpoint, prefix: str) -> tuple[Dense, Dense, Dense, Dense]:
+    """Query, key, value and output. T5 does not scale its scores: the query is multiplied by what others divide by."""
+    config, weights, hidden = checkpoint.config, checkpoint.weights, require_int(checkpoint.config, "d_model")
+    head_dim = require_int(config, "d_kv")
+    width = head_dim * require_int(config, "num_heads")
+    query, key, value = (read_dense(weights, prefix + name, width, hidden, bias=False) for name in "qkv")
+    scaled = replace(query, weight=query.weight * math.sqrt(head_dim))
+    return scaled, key, value, read_dense(weights, prefix + "o", hidden, width, bias=False)
+
+
+def _norm(checkpoint: Checkpoint, name: str) -> Norm:
+    hidden, eps = require_int(checkpoint.config, "d_model"), float(checkpoint.config.get("layer_norm_epsilon", 1e-6))
+    return replace(read_norm(checkpoint.weights, name, hidden, eps, bias=False), subtracts_mean=False)
+
+
+def _is_scaled(config: Config) -> bool:
+    """Whether the last hidden state is scaled: in T5's first version, which alone has tied embeddings."""
+    is_tied = config.get("tie_word_embeddings") is not False
+    return config.get("model_type") == "t5" and bool(config.get("scale_decoder_outputs", is_tied))
+
+
+def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:
+    """The activation's name, and whether the MLP is gated: `feed_forward_proj` is a name, or gated- and a name."""
+    projection = str(checkpoint.config.get("feed_forward_proj", "relu"))
+    name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    require_activation(name)
+    return name, projection.startswith("gated-")

@@ -1,0 +1,1 @@
+"""Encoder-decoder generation: paged caches, decoder steps of any sequences, and the search for tokens."""

@@ -1,0 +1,150 @@
+"""The encoder and the decoder's steps on a CPU, in float32."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.cpu.linear import Linear, make_linear
+from penstock.engine.cpu.ops import CpuOps, RowOps, normalise
+from penstock.engine.generation.forward import decode, encode
+from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
+from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation.weights import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
+from penstock.engine.model.layout import Layout, rounded, sort_by_length
+from penstock.engine.model.weights import Attention, DistanceAttention, Norm, PlainAttention
+from penstock.engine.types import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderRows:
+    """One step's rows. Rows of one source follow each other. R rows are of N sources."""
+
+    tokens: Int64Array  # [R]
+    slots: Int64Array  # [R] where each row's key and value go: page * page size + offset
+    pages: Int64Array  # [R, ...] of each row's hypothesis
+    lengths: Int64Array  # [R] its positions, this step's included
+    source_pages: Int64Array  # [N, ...]
+    source_lengths: Int64Array  # [N]
+    rows_per_source: Int64Array  # [N]
+
+
+class CpuSeq2Seq:
+    """A model and its pages of keys and values. Called by one thread."""
+
+    def __init__(self, weights: Seq2SeqWeights, num_pages: int, page_size: int, threads: int) -> None:
+        self._model: Seq2Seq[Linear] = weights.prepared(lambda dense: make_linear(dense, torch.float32), lambda t: t)
+        decoder = weights.decoder
+        self._key_values = torch.zeros(len(decoder.layers), num_pages, page_size, 2 * decoder.width)
+        self._threads = threads
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
+        """Run the encoder, and write what the decoder reads of each source's tokens to their slots."""
+        self._use_threads()
+        cu_seqlens = np.cumsum([0, *map(len, sources)]).astype(np.int32)
+        layout = sort_by_length(cu_seqlens)
+        tokens = torch.from_numpy(np.concatenate(sources)[layout.tokens])
+        own = torch.from_numpy(np.concatenate(slots)[layout.tokens[: layout.num_tokens]])
+        encode(self._model, _SourceOps(layout, tokens, self._model.encoder.num_heads, self._key_values, own))
+
+    @torch.inference_mode()
+    def step(self, rows: DecoderRows) -> Tensor:
+        """Logits [R, V] of the token after each row's."""
+        self._use_threads()
+        num_rows = len(rows.tokens)
+        logits = decode(self._model, _TargetOps(rows, self._model.decoder.num_heads, self._key_values))
+        return logits[:num_rows]
+
+    @torch.inference_mode()
+    def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
+        """Copy pages of all layers; no page is in both."""
+        if len(sources):
+            self._key_values[:, torch.from_numpy(destinations)] = self._key_values[:, torch.from_numpy(sources)]
+
+    def clear_pages(self, pages: Int64Array) -> None:
+        """Make pages zero. Attention multiplies what lies behind a row's last key by zero, which no NaN survives."""
+        self._key_values[:, torch.from_numpy(pages)] = 0
+
+    def _use_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+
+class _SourceOps(CpuOps):
+    """Implements `SourceOps` for sources in the order of `layout`."""
+
+    def __init__(self, layout: Layout, tokens: Tensor, num_heads: int, key_values: Tensor, slots: Tensor) -> None:
+        """key_values [layers, num_pages, page_size, 2W]; slots: of each token of `layout`."""
+        super().__init__(layout, tokens, None, num_heads, torch.float32)
+        self._key_values = key_values.flatten(1, 2)
+        self._slots = slots
+
+    def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
+        return _look_up(embeddings, self._token_ids, self._positions)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return normalise(x, norm)
+
+    def remember(self, layer: int, key_value: Tensor) -> None:
+        self._key_values[layer, self._slots] = key_value[: len(self._slots)]
+
+
+class _TargetOps(RowOps):
+    """Implements `TargetOps` for one step. Spare rows, up to a rounded number, are of token 0 and keep nothing."""
+
+    def __init__(self, rows: DecoderRows, num_heads: int, key_values: Tensor) -> None:
+        """key_values [layers, num_pages, page_size, 2W]."""
+        spare = rounded(len(rows.tokens)) - len(rows.tokens)
+        self._tokens = torch.from_numpy(np.pad(rows.tokens, (0, spare)))
+        self._positions = torch.from_numpy(np.pad(rows.lengths - 1, (0, spare)))
+        self._slots = torch.from_numpy(rows.slots)
+        self._num_heads = num_heads
+        self._key_values = key_values
+        page_size = key_values.shape[2]
+        every = np.arange(len(rows.tokens))
+        self._past = group_keys(rows.pages, rows.lengths, every[:, None], page_size)
+        self._sources = _source_groups(rows, page_size)
+
+    def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
+        return _look_up(embeddings, self._tokens, self._positions)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return normalise(x, norm)
+
+    def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
+        width = qkv.shape[1] // 3
+        self._key_values[layer].flatten(0, 1)[self._slots] = qkv[: len(self._slots), width:]
+        return attend_pages(qkv[:, :width], self._key_values[layer], self._past, self._num_heads, _bias_of(attention))
+
+    def attend_cross(self, query: Tensor, layer: int) -> Tensor:
+        return attend_pages(query, self._key_values[layer], self._sources, self._num_heads, None)
+
+
+def _look_up(embeddings: TokenEmbeddings, tokens: Tensor, positions: Tensor) -> Tensor:
+    words = F.embedding(tokens, embeddings.words)
+    return words if embeddings.positions is None else words + F.embedding(positions, embeddings.positions)
+
+
+def _bias_of(attention: Attention) -> Tensor | None:
+    match attention:
+        case PlainAttention():
+            return None
+        case DistanceAttention():
+            return attention.bias
+        case _:
+            raise RuntimeError(f"no cached attention for {type(attention).__name__}. This is a bug.")
+
+
+def _source_groups(rows: DecoderRows, page_size: int) -> list[KeyGroup]:
+    """Groups of sources with equally many rows each."""
+    first = np.cumsum(rows.rows_per_source) - rows.rows_per_source
+    groups = []
+    for count in np.unique(rows.rows_per_source).tolist():
+        own = np.flatnonzero(rows.rows_per_source == count)
+        queries = first[own, None] + np.arange(count)
+        groups += group_keys(rows.source_pages[own], rows.source_lengths[own], queries, page_size)
+    return groups

@@ -1,0 +1,110 @@
+"""The forward passes of an encoder-decoder transformer, written once in a few operations, as `engine.model.forward`.
+
+A batch of the encoder is sources end to end. A batch of the decoder is one row for each hypothesis, at any position.
+"""
+
+from typing import Protocol, TypeVar
+
+from penstock.engine.generation.weights import DecoderStack, EncoderStack, Seq2Seq, TokenEmbeddings
+from penstock.engine.model.weights import Attention, Layer, Norm
+
+X = TypeVar("X")
+D_contra = TypeVar("D_contra", contravariant=True)
+D = TypeVar("D")
+
+
+class StackOps(Protocol[X, D_contra]):
+    """Operations of both stacks. X stands for hidden states: one row a token."""
+
+    def look_up(self, embeddings: TokenEmbeddings) -> X:
+        """words + positions, without the norm: [R, H]."""
+        ...
+
+    def norm(self, x: X, norm: Norm) -> X: ...
+
+    def project(self, x: X, dense: D_contra) -> X:
+        """activation(x @ weight.T + bias)."""
+        ...
+
+    def gate(self, x: X, activation: str) -> X:
+        """[R, 2I] to [R, I]: activation(first I columns) * last I columns."""
+        ...
+
+    def project_add_norm(self, x: X, dense: D_contra, residual: X, norm: Norm) -> X:
+        """norm(x @ weight.T + bias + residual)."""
+        ...
+
+    def project_add_norm_sum(self, x: X, dense: D_contra, residual: X, norm: Norm) -> tuple[X, X]:
+        """norm(x @ weight.T + bias + residual), and the sum inside it, the next residual."""
+        ...
+
+
+class SourceOps(StackOps[X, D_contra], Protocol):
+    """Further operations of the encoder."""
+
+    def attend(self, qkv: X, attention: Attention) -> X:
+        """qkv [R, 3W] to context [R, W], within each source."""
+        ...
+
+    def remember(self, layer: int, key_value: X) -> None:
+        """Keep [R, 2W] as the keys and values that the decoder's `layer` reads of these sources."""
+        ...
+
+
+class TargetOps(StackOps[X, D_contra], Protocol):
+    """Further operations of the decoder."""
+
+    def attend_cached(self, qkv: X, layer: int, attention: Attention) -> X:
+        """Keep the keys and values of qkv [R, 3W]; attend from each row to all that are kept of its hypothesis."""
+        ...
+
+    def attend_cross(self, query: X, layer: int) -> X:
+        """Attend from each row of query [R, W] to the keys and values that `remember` has kept of its source."""
+        ...
+
+
+def encode(model: Seq2Seq[D], ops: SourceOps[X, D]) -> None:
+    """Run the encoder, and keep what the decoder's layers read of it."""
+    hidden, residual = _embedded(model, model.encoder, ops)
+    for layer in model.encoder.layers:
+        context = ops.attend(ops.project(hidden, layer.qkv), layer.attention)
+        hidden, residual = _add(model, ops, context, layer.attention_output, residual, layer.attention_norm)
+        hidden, residual = _mlp(model, ops, layer, hidden, residual)
+    for index, decoder_layer in enumerate(model.decoder.layers):
+        ops.remember(index, ops.project(hidden, decoder_layer.cross.key_value))
+
+
+def decode(model: Seq2Seq[D], ops: TargetOps[X, D]) -> X:
+    """Logits [R, V] of the token after each row's."""
+    hidden, residual = _embedded(model, model.decoder, ops)
+    for index, decoder_layer in enumerate(model.decoder.layers):
+        layer, cross = decoder_layer.layer, decoder_layer.cross
+        context = ops.attend_cached(ops.project(hidden, layer.qkv), index, layer.attention)
+        hidden, residual = _add(model, ops, context, layer.attention_output, residual, layer.attention_norm)
+        context = ops.attend_cross(ops.project(hidden, cross.query), index)
+        hidden, residual = _add(model, ops, context, cross.output, residual, cross.norm)
+        hidden, residual = _mlp(model, ops, layer, hidden, residual)
+    return ops.project(hidden, model.decoder.head)
+
+
+def _embedded(model: Seq2Seq[D], stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> tuple[X, X]:
+    """The first layer's input, and what its sum begins with."""
+    embedded = ops.look_up(stack.embeddings)
+    norm = stack.embeddings.norm
+    hidden = embedded if norm is None else ops.norm(embedded, norm)
+    return hidden, embedded if model.pre_norm else hidden
+
+
+def _mlp(model: Seq2Seq[D], ops: StackOps[X, D], layer: Layer[D], hidden: X, residual: X) -> tuple[X, X]:
+    inner = ops.project(hidden, layer.up)
+    if layer.gate is not None:
+        inner = ops.gate(inner, layer.gate)
+    return _add(model, ops, inner, layer.down, residual, layer.output_norm)
+
+
+def _add(model: Seq2Seq[D], ops: StackOps[X, D], x: X, dense: D, residual: X, norm: Norm) -> tuple[X, X]:
+    """The next block's input, and the residual that it adds to."""
+    if model.pre_norm:
+        return ops.project_add_norm_sum(x, dense, residual, norm)
+    hidden = ops.project_add_norm(x, dense, residual, norm)
+    return hidden, hidden

@@ -1,0 +1,69 @@
+"""Loading of a generator's weights and options from a model's directory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.families import bart, marian, t5
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.model.checkpoint import Checkpoint, read_checkpoint, read_json, resolve_model
+
+SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
+    "bart": bart.seq2seq,
+    "marian": marian.seq2seq,
+    "mt5": t5.seq2seq,
+    "t5": t5.seq2seq,
+}
+_CONFIG = "generation_config.json"
+# Options that an old config.json, without a generation_config.json, has among the model's.
+_MODEL_OPTIONS = (
+    "bad_words_ids",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "early_stopping",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beams",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqCheckpoint:
+    """An encoder-decoder model as its directory describes it."""
+
+    directory: Path  # holds tokenizer.json
+    weights: Seq2SeqWeights
+    generation_config: Mapping[str, Any]
+
+    def options(self, **changes: Any) -> GenerationOptions:
+        """The model's own options with some changed, by their names in generation_config.json. Raises InvalidOption."""
+        return GenerationOptions.of({**self.generation_config, **changes})
+
+
+def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
+    """Read a model directory or Hugging Face id. Raises CheckpointError, UnsupportedCheckpoint."""
+    directory = resolve_model(model)
+    checkpoint = read_checkpoint(directory)
+    model_type = str(checkpoint.config.get("model_type"))
+    reader = SEQ2SEQ_FAMILIES.get(model_type)
+    if reader is None:
+        raise UnsupportedCheckpoint(
+            f"{directory}: model_type {model_type!r} does not generate here. "
+            f"Supported model types: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
+        )
+    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), _generation_config(checkpoint))
+
+
+def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    path = checkpoint.root / _CONFIG
+    if path.exists():
+        return read_json(path)
+    return {name: checkpoint.config[name] for name in _MODEL_OPTIONS if name in checkpoint.config}

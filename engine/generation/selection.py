@@ -1,0 +1,111 @@
+"""The choice of tokens for the rows of one step, of any sequences."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation.rules import LogitRules, rules_of
+from penstock.engine.generation.search import BeamSearch, Continuations, greedy, sample
+
+
+@dataclass(slots=True)
+class Hypotheses:
+    """One sequence's tokens so far, and how the next are chosen: one row, or a row for each beam."""
+
+    options: GenerationOptions
+    seed: int
+    rules: LogitRules = field(init=False)
+    beams: BeamSearch | None = field(init=False)
+    rows: list[list[int]] = field(init=False)  # tokens of each row, the start token first
+
+    def __post_init__(self) -> None:
+        self.rules = rules_of(self.options.without_lengths())
+        self.beams = BeamSearch(self.options) if self.options.num_beams > 1 else None
+        self.rows = [[self.options.decoder_start_token_id] for _ in range(self.options.num_beams)]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one step has done to a sequence."""
+
+    tokens: tuple[int, ...]  # that are certain now; of beams none before the end
+    is_finished: bool
+    parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
+    is_invalid: bool = False  # whether scores were not numbers, or the rules left no token
+
+
+_INVALID = Choice((), is_finished=True, is_invalid=True)
+
+
+def choose(logits: Tensor, sequences: Sequence[Hypotheses]) -> list[Choice]:
+    """Choose tokens by logits [R, V], the rows of each sequence following each other, and add them to `sequences`.
+
+    Sequences whose rules are equal are processed together. A sequence's choice depends on its own logits only.
+    """
+    starts = list(accumulate((len(sequence.rows) for sequence in sequences), initial=0))
+    is_invalid = torch.isnan(logits.amax(dim=1)).numpy()
+    choices: dict[int, Choice] = {}
+    groups: dict[int, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        if is_invalid[starts[index] : starts[index + 1]].any():
+            choices[index] = _INVALID
+        else:
+            groups.setdefault(id(sequence.rules), []).append(index)
+    for members in groups.values():
+        rows = [row for index in members for row in range(starts[index], starts[index + 1])]
+        group = [sequences[index] for index in members]
+        choices.update(zip(members, _choose_by_rules(logits[rows], group), strict=True))
+    return [choices[index] for index in range(len(sequences))]
+
+
+def _choose_by_rules(logits: Tensor, sequences: list[Hypotheses]) -> Iterator[Choice]:
+    """Choices of sequences that share their rules. `logits` may be overwritten."""
+    rules, options = sequences[0].rules, sequences[0].options
+    histories = [row for sequence in sequences for row in sequence.rows]
+    max_new_tokens = [sequence.options.max_new_tokens for sequence in sequences for _ in sequence.rows]
+    scores = torch.log_softmax(logits, dim=-1) if options.num_beams > 1 else logits
+    scores = rules.apply(scores, histories, np.array(max_new_tokens))
+    has_token = (scores.amax(dim=1) > -math.inf).tolist()
+    if options.num_beams > 1:
+        return _advance_beams(scores, has_token, sequences)
+    if options.do_sample:
+        seeds = [sequence.seed for sequence in sequences]
+        tokens = sample(scores, seeds, [len(history) - 1 for history in histories])
+    else:
+        tokens = greedy(scores)
+    return map(_append, sequences, tokens, has_token)
+
+
+def _append(sequence: Hypotheses, token: int, has_token: bool) -> Choice:
+    if not has_token:
+        return _INVALID
+    (row,), options = sequence.rows, sequence.options
+    row.append(token)
+    return Choice((token,), is_finished=token in options.eos_token_ids or len(row) > options.max_new_tokens)
+
+
+def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypotheses]) -> Iterator[Choice]:
+    searches = [sequence.beams for sequence in sequences if sequence.beams is not None]
+    vocab_size = scores.shape[1]
+    sums = scores + torch.from_numpy(np.concatenate([search.scores for search in searches]))[:, None]
+    best = torch.topk(sums.view(len(searches), -1), searches[0].num_candidates)
+    parents, tokens = np.divmod(best.indices.numpy(), vocab_size)
+    for i, (sequence, search) in enumerate(zip(sequences, searches, strict=True)):
+        first = i * len(search.hypotheses)
+        if not any(has_token[first : first + len(search.hypotheses)]):
+            yield _INVALID
+            continue
+        chosen = search.advance(Continuations(best.values[i].numpy(), parents[i], tokens[i]))
+        if chosen is None:
+            yield Choice(search.best, is_finished=True)
+        else:
+            start = sequence.options.decoder_start_token_id
+            sequence.rows = [[start, *hypothesis] for hypothesis in search.hypotheses]
+            yield Choice((), is_finished=False, parents=chosen)

@@ -1,0 +1,1 @@
+"""`penstock top`: a live view of members from their metrics."""

@@ -1,0 +1,132 @@
+"""The members behind some metrics ports, as the scrapes so far show them."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.ops.top.errors import NoAnswer
+from penstock.ops.top.figures import Figures, figures
+from penstock.ops.top.scrape import Scrape, Values
+from penstock.ops.top.window import Counted, Window, together
+
+_MAX_RATES = 60  # that are kept for the curve
+
+
+class Row(NamedTuple):
+    """One member on the screen."""
+
+    name: str
+    model: str
+    state: str  # `up`, `down` (not since the first look) or `gone`
+    gone_s: float  # since it was seen last
+    figures: Figures
+
+
+@dataclass(slots=True)
+class _Member:
+    name: str
+    window: Window
+    values: Values = field(default_factory=dict)
+    model: str = ""
+    seen_s: float | None = None  # when it last answered; None: never
+    is_up: bool = False
+
+    @property
+    def counted(self) -> Counted | None:
+        return self.window.counted() if self.is_up else None
+
+
+class Fleet:
+    """All members of all addresses. One that disappears stays, as gone."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        scrape: Callable[[str], Scrape],
+        clock: Callable[[], float],
+        window_s: float = 10.0,
+    ) -> None:
+        """`addresses` are normalized. `scrape` raises NoAnswer. `clock`: steady seconds. Rates are of `window_s`."""
+        self.silent: dict[str, str] = {}  # address -> why it does not answer
+        self.states: dict[str, int] = {}  # of the supervisors' members
+        self.rates: deque[float] = deque(maxlen=_MAX_RATES)  # requests a second after each look
+        self._addresses = list(dict.fromkeys(addresses))
+        self._scrape = scrape
+        self._clock = clock
+        self._now_s = clock()
+        self._window_s = window_s
+        self._members: dict[tuple[str, str], _Member] = {}
+
+    def look(self) -> None:
+        """Scrape all addresses at the same time. Raises NoAnswer if none has ever answered."""
+        with ThreadPoolExecutor(min(32, len(self._addresses)), thread_name_prefix="scrape") as threads:
+            found = list(threads.map(self._answer, self._addresses))
+        self.silent, self.states = {}, {}
+        for member in self._members.values():
+            member.is_up = False
+        for address, (time_s, answer) in zip(self._addresses, found, strict=True):
+            self._now_s = max(self._now_s, time_s)
+            if isinstance(answer, NoAnswer):
+                self.silent[address] = str(answer)
+                continue
+            for state, count in answer.states.items():
+                self.states[state] = self.states.get(state, 0) + count
+            for worker, values in answer.workers.items():
+                self._add(address, worker, time_s, values)
+        if not self._members:
+            raise NoAnswer(". ".join([*self.silent.values(), "A worker serves metrics with --metrics-port"]))
+        if (rate := self.total().requests_s) is not None:
+            self.rates.append(rate)
+
+    def rows(self) -> list[Row]:
+        """The members, in the order in which they appeared."""
+        return [self._row(member) for member in self._members.values()]
+
+    def total(self) -> Figures:
+        """All members that answer together; restarts are of all."""
+        up = [member for member in self._members.values() if member.is_up]
+        counted = [one for member in up if (one := member.counted) is not None]
+        made = figures([member.values for member in up], together(counted) if counted else None)
+        return made._replace(restarts=figures([one.values for one in self._members.values()], None).restarts)
+
+    def _answer(self, address: str) -> tuple[float, Scrape | NoAnswer]:
+        try:
+            answer: Scrape | NoAnswer = self._scrape(address)
+        except NoAnswer as error:
+            answer = error
+        return self._clock(), answer
+
+    def _add(self, address: str, worker: str, time_s: float, values: Values) -> None:
+        member = self._members.get((address, worker))
+        if member is None:
+            member = _Member(_name(address, worker, self._addresses), Window(self._window_s))
+            self._members[address, worker] = member
+        builds = [key for key in values if key.name == "penstock_build_info"]
+        if not builds:  # a member that does not answer its supervisor has only its restarts
+            member.values = {**member.values, **values}
+            return
+        member.is_up, member.seen_s, member.values, member.model = True, time_s, values, builds[0].label("model")
+        member.window.add(time_s, values)
+
+    def _row(self, member: _Member) -> Row:
+        if member.is_up:
+            return Row(member.name, member.model, "up", 0.0, figures([member.values], member.counted))
+        restarts = figures([member.values], None).restarts
+        state, gone_s = ("down", 0.0) if member.seen_s is None else ("gone", self._now_s - member.seen_s)
+        return Row(member.name, member.model, state, gone_s, Figures(restarts=restarts))
+
+
+def _name(address: str, worker: str, addresses: Sequence[str]) -> str:
+    """The worker's number; the host and port where there are several addresses or no number."""
+    place = urlsplit(address).netloc
+    if not worker:
+        return place
+    return worker if len(addresses) == 1 else f"{place} {worker}"
+
+
+def describe_states(states: Mapping[str, int]) -> str:
+    """`3 serving, 1 restarting`."""
+    return ", ".join(f"{count} {state}" for state, count in states.items() if count)

@@ -1,0 +1,87 @@
+"""The arrays that hold the jobs of one device, and their fields. Links between rows are indices; NONE ends a list."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+
+NONE = -1
+
+# Fields of a node. LEFT: steps that are in no task yet. BLOCKED: dependencies with steps that are in no task yet.
+# ROWS: outstanding tasks that hold it. NEXT: in its job's list of ready nodes; of a free row, the next free one.
+# SIBLING: the next node of its job. A node is ready while LEFT > 0, BLOCKED == 0 and its job is not GONE.
+CELL, JOB, INDEX, LEFT, BLOCKED, ROWS, EDGE, NEXT, SIBLING, ENDED = range(10)
+# Fields of an edge, which is in the list of the node that its child waits for.
+CHILD, NEXT_EDGE = range(2)
+# Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
+# free row, the next free one. GONE: it has ended or left, and its row is free once no row is outstanding.
+ID, NUMBER, BULK, SLOTS, OPEN, OUTSTANDING, NODE, GONE = range(8)
+# Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
+FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
+
+
+class Arrays(NamedTuple):
+    """Rows of nodes, edges and jobs: the fields of a row lie together. Classes are 0 (online) and 1 (bulk)."""
+
+    nodes: Int32Array  # [N, 10]
+    edges: Int32Array  # [E, 2]
+    jobs: Int64Array  # [J, 8]
+    due: Float64Array  # [J]
+    lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
+    ready: Int64Array  # [2, C] ready nodes by class and cell
+    order: Int32Array  # [2, J] rows of jobs by class, in the order in which they are due
+    num_jobs: Int64Array  # [2] jobs in `order`, by class
+    slots: Int64Array  # [2] state slots of the jobs, by class, until their rows are free
+    sizes: Int64Array  # [6]
+
+
+def make_arrays(num_cells: int) -> Arrays:
+    """Arrays without a row."""
+    int32, int64 = np.int32, np.int64
+    sizes = np.array([NONE, NONE, NONE, 0, 0, 0], int64)
+    return Arrays(
+        nodes=np.empty((0, 10), int32),
+        edges=np.empty((0, 2), int32),
+        jobs=np.empty((0, 8), int64),
+        due=np.empty(0),
+        lists=np.empty((0, num_cells, 2), int32),
+        ready=np.zeros((2, num_cells), int64),
+        order=np.empty((2, 0), int32),
+        num_jobs=np.zeros(2, int64),
+        slots=np.zeros(2, int64),
+        sizes=sizes,
+    )
+
+
+def with_room(arrays: Arrays, num_nodes: int, num_edges: int, num_jobs: int) -> Arrays:
+    """The arrays with so many free rows. Arrays that lack them double at least."""
+    nodes_left, edges_left, jobs_left = arrays.sizes[NODES_LEFT:].tolist()
+    if nodes_left < num_nodes:
+        more = max(num_nodes, len(arrays.nodes))
+        arrays = arrays._replace(nodes=_grown(arrays.nodes, more))
+        _link(arrays.nodes[:, NEXT], more, arrays.sizes, FREE_NODE)
+    if edges_left < num_edges:
+        more = max(num_edges, len(arrays.edges))
+        arrays = arrays._replace(edges=_grown(arrays.edges, more))
+        _link(arrays.edges[:, NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
+    if jobs_left < num_jobs:
+        more = max(num_jobs, len(arrays.jobs))
+        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "due", "lists")}
+        arrays = arrays._replace(order=_grown(arrays.order.T, more).T.copy(), **grown)
+        _link(arrays.jobs[:, NODE], more, arrays.sizes, FREE_JOB)
+    return arrays
+
+
+def _grown(array: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+
+
+def _link(links: Int32Array | Int64Array, more: int, sizes: Int64Array, free: int) -> None:
+    """Put the last `more` rows before the free ones."""
+    size = len(links)
+    links[size - more :] = np.arange(size - more + 1, size + 1)
+    links[-1] = sizes[free]
+    sizes[free] = size - more
+    sizes[free + NODES_LEFT] += more

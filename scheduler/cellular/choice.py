@@ -1,0 +1,50 @@
+"""Which cell type runs next, and for how many steps (BatchMaker, Algorithm 1)."""
+
+import math
+from collections.abc import Sequence
+
+from penstock.scheduler.cellular.types import CellRule
+
+MAX_PASSES = 8  # tasks of other cell types before a ready one of low priority has its turn
+
+
+def choose_cell(
+    rules: Sequence[CellRule],
+    online: Sequence[int],
+    bulk: Sequence[int],
+    num_running: Sequence[int],
+    num_passes: Sequence[int],
+) -> int | None:
+    """The cell type of the next task of a device, or None where no node is ready.
+
+    Of the types that fill a task, else of those without an outstanding task, else of all with a ready node: the one of
+    the highest priority. A type that was ready but passed over `MAX_PASSES` times goes first, so none starves.
+    `online`, `bulk`: ready nodes of each type. Those of bulk jobs count where no online node is ready.
+    """
+    if max(num_passes) >= MAX_PASSES:
+        overdue = [cell for cell, passes in enumerate(num_passes) if passes >= MAX_PASSES and online[cell] + bulk[cell]]
+        if overdue:
+            return max(overdue, key=lambda cell: num_passes[cell])
+    ready = online if any(online) else bulk
+    some = [cell for cell, num_ready in enumerate(ready) if num_ready]
+    if len(some) < 2:
+        return some[0] if some else None
+    full = [cell for cell in some if ready[cell] >= rules[cell].max_rows]
+    candidates = full or [cell for cell in some if not num_running[cell]] or some
+    return max(candidates, key=lambda cell: (rules[cell].priority, num_passes[cell]))
+
+
+def choose_quantum(rule: CellRule, num_rows: int, step_s: float, host_s: float) -> int:
+    """Steps of the next task: a power of two, or the rule's longest quantum.
+
+    A job that arrives waits for the quanta that are planned, so they are short while few rows are ready, and grow with
+    the load to the longest in a full task. A quantum also takes at least the `host_s` that the host needs for the next.
+    """
+    by_load = rule.max_steps * num_rows / rule.max_rows
+    by_host = host_s / step_s if step_s > 0 else 1.0
+    return min(power_of_two(math.ceil(max(by_load, by_host))), rule.max_steps)
+
+
+def power_of_two(number: int) -> int:
+    """The least one that is `number` or more."""
+    return 1 << max(0, number - 1).bit_length()

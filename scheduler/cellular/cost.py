@@ -1,0 +1,45 @@
+"""Predicted seconds of a task."""
+
+import math
+
+_WEIGHT = 0.2  # of the last task in the mean
+_FAR = 4.0  # an outlier counts as a task that took so many times the mean, or such a part of it
+
+
+class TaskCost:
+    """A table of measured seconds, by cell, rows (in powers of two) and quantum. Each is a mean of recent tasks."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[int, int, int], float] = {}
+        self._estimated: dict[tuple[int, int, int], float] = {}  # kept until another entry is measured
+
+    def seconds(self, cell: int, num_rows: int, quantum: int) -> float:
+        """The mean, or an estimate from the nearest measured entry of the cell; 0 where there is none."""
+        key = cell, (num_rows - 1).bit_length(), quantum
+        known = self._measured.get(key)
+        if known is None:
+            known = self._estimated.get(key)
+        if known is None:
+            known = self._estimated[key] = self._estimate(*key)
+        return known
+
+    def observe(self, cell: int, num_rows: int, quantum: int, measured_s: float) -> None:
+        """Correct the table by a task that ran. Times that are not finite and above 0 are ignored."""
+        if not 0 < measured_s < math.inf:
+            return
+        key = cell, (num_rows - 1).bit_length(), quantum
+        mean_s = self._measured.get(key)
+        if mean_s is None:
+            self._measured[key] = measured_s
+            self._estimated.clear()
+        else:
+            near_s = min(max(measured_s, mean_s / _FAR), mean_s * _FAR)
+            self._measured[key] = mean_s + _WEIGHT * (near_s - mean_s)
+
+    def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
+        """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""
+        measured = [key for key in self._measured if key[0] == cell]
+        if not measured:
+            return 0.0
+        nearest = min(measured, key=lambda key: (abs(key[1] - bucket), abs(math.log(key[2] / quantum))))
+        return self._measured[nearest] * quantum / nearest[2]

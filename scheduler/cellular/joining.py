@@ -1,0 +1,154 @@
+"""Compiled: jobs join `Arrays`. Imported on first use, since numba takes half a second to load."""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numpy as np
+from numba.extending import register_jitable
+
+from penstock.scheduler.cellular.arrays import (
+    BLOCKED,
+    BULK,
+    CELL,
+    CHILD,
+    EDGE,
+    EDGES_LEFT,
+    ENDED,
+    FREE_EDGE,
+    FREE_JOB,
+    FREE_NODE,
+    GONE,
+    ID,
+    INDEX,
+    JOB,
+    JOBS_LEFT,
+    LEFT,
+    NEXT,
+    NEXT_EDGE,
+    NODE,
+    NODES_LEFT,
+    NONE,
+    NUMBER,
+    OPEN,
+    OUTSTANDING,
+    ROWS,
+    SIBLING,
+    SLOTS,
+    Arrays,
+)
+from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
+
+
+def find_invalid(
+    sizes: Int64Array,
+    cells: Int32Array,
+    steps: Int32Array,
+    offsets: Int32Array,
+    dependencies: Int32Array,
+    num_cells: int,
+) -> int:
+    """The first graph that breaks the contract of CellGraph, or NONE. Graphs lie end to end: see table.Graphs."""
+    node = place = edge = 0
+    for graph in range(sizes.shape[1]):
+        nodes, num_steps, num_offsets, edges = sizes[0, graph], sizes[1, graph], sizes[2, graph], sizes[3, graph]
+        if nodes < 1 or num_steps != nodes or num_offsets != nodes + 1:
+            return graph
+        if offsets[place] != 0 or offsets[place + nodes] != edges:
+            return graph
+        for index in range(nodes):
+            first, last = offsets[place + index], offsets[place + index + 1]
+            if not (0 <= cells[node + index] < num_cells and steps[node + index] >= 1 and 0 <= first <= last <= edges):
+                return graph
+            for at in range(edge + first, edge + last):
+                if not 0 <= dependencies[at] < index:
+                    return graph
+        node += nodes
+        place += nodes + 1
+        edge += edges
+    return NONE
+
+
+def join(
+    arrays: Arrays,
+    columns: Int64Array,
+    due: Float64Array,
+    num_nodes: Int64Array,
+    cells: Int32Array,
+    steps: Int32Array,
+    offsets: Int32Array,
+    dependencies: Int32Array,
+    rows: Int64Array,
+) -> None:
+    """Add jobs with valid graphs, end to end, for which there is room. `columns`: ID, NUMBER, BULK, SLOTS of each.
+
+    Writes the row of each job to `rows`.
+    """
+    nodes, edges, jobs, lists, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.lists, arrays.sizes
+    begin = place = edge_begin = 0
+    node_rows = np.empty(num_nodes.max(), np.int32)
+    for number in range(len(num_nodes)):
+        job = sizes[FREE_JOB]
+        sizes[FREE_JOB] = jobs[job, NODE]
+        sizes[JOBS_LEFT] -= 1
+        rows[number] = job
+        jobs[job, ID : SLOTS + 1] = columns[number]
+        jobs[job, OPEN] = num_nodes[number]
+        jobs[job, OUTSTANDING] = 0
+        jobs[job, NODE] = NONE
+        jobs[job, GONE] = 0
+        arrays.due[job] = due[number]
+        lists[job] = NONE
+        arrays.slots[jobs[job, BULK]] += jobs[job, SLOTS]
+        for index in range(num_nodes[number]):
+            node = sizes[FREE_NODE]
+            sizes[FREE_NODE] = nodes[node, NEXT]
+            sizes[NODES_LEFT] -= 1
+            node_rows[index] = node
+            first, last = offsets[place + index], offsets[place + index + 1]
+            nodes[node, CELL] = cells[begin + index]
+            nodes[node, JOB] = job
+            nodes[node, INDEX] = index
+            nodes[node, LEFT] = steps[begin + index]
+            nodes[node, BLOCKED] = last - first
+            nodes[node, ROWS] = 0
+            nodes[node, EDGE] = NONE
+            nodes[node, SIBLING] = jobs[job, NODE]
+            nodes[node, ENDED] = 0
+            jobs[job, NODE] = node
+            for at in range(edge_begin + first, edge_begin + last):
+                parent, edge = node_rows[dependencies[at]], sizes[FREE_EDGE]
+                sizes[FREE_EDGE] = edges[edge, NEXT_EDGE]
+                sizes[EDGES_LEFT] -= 1
+                edges[edge, CHILD] = node
+                edges[edge, NEXT_EDGE] = nodes[parent, EDGE]
+                nodes[parent, EDGE] = edge
+            if first == last:  # it is ready
+                ready_list = lists[job, cells[begin + index]]
+                nodes[node, NEXT] = ready_list[0]
+                ready_list[0] = node
+                if ready_list[1] == NONE:
+                    ready_list[1] = node
+                arrays.ready[jobs[job, BULK], cells[begin + index]] += 1
+        begin += num_nodes[number]
+        place += num_nodes[number] + 1
+        edge_begin += offsets[place - 1]
+        _insert(arrays, job)
+
+
+@_inlined
+def _insert(arrays: Arrays, job: int) -> None:
+    """Put a job at its place in the order. Most are due last."""
+    jobs, due = arrays.jobs, arrays.due
+    group = jobs[job, BULK]
+    place = arrays.num_jobs[group]
+    while place > 0:
+        other = arrays.order[group, place - 1]
+        if due[other] < due[job] or (due[other] == due[job] and jobs[other, NUMBER] < jobs[job, NUMBER]):
+            break
+        arrays.order[group, place] = other
+        place -= 1
+    arrays.order[group, place] = job
+    arrays.num_jobs[group] += 1

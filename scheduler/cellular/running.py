@@ -1,0 +1,246 @@
+"""Compiled: nodes in `Arrays` are planned, end and leave. Imported on first use, as joining.py.
+
+In numpy, each of these would take several passes over all jobs. A call with all arrays costs as much as some ten rows
+of work, since numba counts references; so most helpers take many rows.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numpy as np
+from numba.extending import register_jitable
+
+from penstock.scheduler.cellular.arrays import (
+    BLOCKED,
+    BULK,
+    CELL,
+    CHILD,
+    EDGE,
+    EDGES_LEFT,
+    ENDED,
+    FREE_EDGE,
+    FREE_JOB,
+    FREE_NODE,
+    GONE,
+    ID,
+    INDEX,
+    JOB,
+    JOBS_LEFT,
+    LEFT,
+    NEXT,
+    NEXT_EDGE,
+    NODE,
+    NODES_LEFT,
+    NONE,
+    OPEN,
+    OUTSTANDING,
+    ROWS,
+    SIBLING,
+    SLOTS,
+    Arrays,
+)
+from penstock.scheduler.cellular.types import BoolArray, Int32Array, Int64Array
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
+
+
+def plan(
+    arrays: Arrays, cell: int, quantum: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array
+) -> int:
+    """Put the ready nodes of a cell that are due first into a task. The last four are its rows, all to be filled.
+
+    Returns the most steps of a row; NONE where fewer nodes are ready.
+    """
+    nodes, jobs, lists = arrays.nodes, arrays.jobs, arrays.lists
+    count = longest = 0
+    for group in range(2):
+        for place in range(arrays.num_jobs[group]):
+            if count == len(rows):
+                break
+            job = arrays.order[group, place]
+            before, node = NONE, lists[job, cell, 0]
+            while node != NONE and count < len(rows):
+                following = nodes[node, NEXT]
+                taken = min(nodes[node, LEFT], quantum)
+                longest = max(longest, taken)
+                rows[count], steps[count], ids[count], indices[count] = node, taken, jobs[job, ID], nodes[node, INDEX]
+                count += 1
+                nodes[node, LEFT] -= taken
+                nodes[node, ROWS] += 1
+                jobs[job, OUTSTANDING] += 1
+                if nodes[node, LEFT] > 0:
+                    before = node
+                else:
+                    arrays.ready[group, cell] -= 1
+                    if before == NONE:
+                        lists[job, cell, 0] = following
+                    else:
+                        nodes[before, NEXT] = following
+                    if following == NONE:
+                        lists[job, cell, 1] = before
+                node = following
+    _release(arrays, rows[:count])  # only now: a node and what depends on it must not run in one task
+    return longest if count == len(rows) else NONE
+
+
+def settle(
+    arrays: Arrays,
+    rows: Int32Array,
+    asked: Int32Array,
+    ran: Int32Array,
+    is_stopped: BoolArray,
+    ended: Int64Array,
+) -> int:
+    """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
+
+    NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
+    """
+    nodes, jobs = arrays.nodes, arrays.jobs
+    for row in range(len(rows)):
+        node = rows[row]
+        may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], GONE]
+        if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
+            return NONE
+    stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+    num_stopped = num_free = num_ended = 0
+    for row in range(len(rows)):
+        node = rows[row]
+        job = nodes[node, JOB]
+        nodes[node, ROWS] -= 1
+        jobs[job, OUTSTANDING] -= 1
+        is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
+        if is_done and not nodes[node, ENDED] and not jobs[job, GONE]:
+            if nodes[node, LEFT] > 0:
+                _withdraw(nodes, arrays.lists, node)
+                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                nodes[node, LEFT] = 0
+                stopped[num_stopped] = node
+                num_stopped += 1
+            nodes[node, ENDED] = 1
+            jobs[job, OPEN] -= 1
+            if jobs[job, OPEN] == 0:
+                jobs[job, GONE] = 1
+                ended[num_ended] = jobs[job, ID]
+                num_ended += 1
+        if jobs[job, GONE] and jobs[job, OUTSTANDING] == 0:
+            free_jobs[num_free] = job
+            num_free += 1
+    _release(arrays, stopped[:num_stopped])
+    _free(arrays, free_jobs[:num_free])
+    if num_ended:
+        _compact(arrays, num_ended)
+    return num_ended
+
+
+def drop(arrays: Arrays, rows: Int64Array) -> None:
+    """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
+    nodes, jobs = arrays.nodes, arrays.jobs
+    free_jobs, num_free = np.empty(len(rows), np.int64), 0
+    for job in rows:
+        node = jobs[job, NODE]
+        while node != NONE:
+            if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
+                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+            node = nodes[node, SIBLING]
+        jobs[job, GONE] = 1
+        if jobs[job, OUTSTANDING] == 0:
+            free_jobs[num_free] = job
+            num_free += 1
+    _free(arrays, free_jobs[:num_free])
+    _compact(arrays, len(rows))
+
+
+@_inlined
+def _release(arrays: Arrays, rows: Int32Array) -> None:
+    """All steps of these nodes have run or are in tasks, so that their dependents may be in later tasks.
+
+    Nodes with steps that are left are skipped.
+    """
+    nodes, edges = arrays.nodes, arrays.edges
+    first = NONE
+    for node in rows:
+        edge = nodes[node, EDGE] if nodes[node, LEFT] == 0 else NONE
+        while edge != NONE:
+            child = edges[edge, CHILD]
+            nodes[child, BLOCKED] -= 1
+            if nodes[child, BLOCKED] == 0:
+                nodes[child, NEXT] = first
+                first = child
+            edge = edges[edge, NEXT_EDGE]
+    if first != NONE:
+        _append(arrays, first)
+
+
+@_inlined
+def _append(arrays: Arrays, first: int) -> None:
+    """Make nodes ready, which are linked by NEXT: each becomes the last of its job's."""
+    nodes, lists, jobs, ready = arrays.nodes, arrays.lists, arrays.jobs, arrays.ready
+    node = first
+    while node != NONE:
+        following = nodes[node, NEXT]
+        cell, job = nodes[node, CELL], nodes[node, JOB]
+        nodes[node, NEXT] = NONE
+        last = lists[job, cell, 1]
+        if last == NONE:
+            lists[job, cell, 0] = node
+        else:
+            nodes[last, NEXT] = node
+        lists[job, cell, 1] = node
+        ready[jobs[job, BULK], cell] += 1
+        node = following
+
+
+@_inlined
+def _withdraw(nodes: Int32Array, lists: Int32Array, node: int) -> None:
+    """Take a node out of its job's ready ones. The caller counts."""
+    cell, job = nodes[node, CELL], nodes[node, JOB]
+    before, ready = NONE, lists[job, cell, 0]
+    while ready != node:
+        before, ready = ready, nodes[ready, NEXT]
+    following = nodes[node, NEXT]
+    if before == NONE:
+        lists[job, cell, 0] = following
+    else:
+        nodes[before, NEXT] = following
+    if following == NONE:
+        lists[job, cell, 1] = before
+
+
+@_inlined
+def _compact(arrays: Arrays, num_gone: int) -> None:
+    """Remove so many jobs, which are gone, from the order. Those behind the last of them are not looked at."""
+    for group in range(2):
+        kept = 0
+        for place in range(arrays.num_jobs[group]):
+            job = arrays.order[group, place]
+            if num_gone and arrays.jobs[job, GONE]:
+                num_gone -= 1
+            else:
+                arrays.order[group, kept] = job
+                kept += 1
+        arrays.num_jobs[group] = kept
+
+
+@_inlined
+def _free(arrays: Arrays, rows: Int64Array) -> None:
+    """Give back the rows of jobs, their nodes and their edges."""
+    nodes, edges, jobs, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.sizes
+    for job in rows:
+        arrays.slots[jobs[job, BULK]] -= jobs[job, SLOTS]
+        node = jobs[job, NODE]
+        while node != NONE:
+            edge = nodes[node, EDGE]
+            while edge != NONE:
+                following = edges[edge, NEXT_EDGE]
+                edges[edge, NEXT_EDGE] = sizes[FREE_EDGE]
+                sizes[FREE_EDGE] = edge
+                sizes[EDGES_LEFT] += 1
+                edge = following
+            nodes[node, NEXT] = sizes[FREE_NODE]
+            sizes[FREE_NODE] = node
+            sizes[NODES_LEFT] += 1
+            node = nodes[node, SIBLING]
+        jobs[job, NODE] = sizes[FREE_JOB]
+        sizes[FREE_JOB] = job
+        sizes[JOBS_LEFT] += 1

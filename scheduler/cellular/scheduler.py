@@ -1,0 +1,240 @@
+"""The cellular scheduler: requests in, tasks of one cell type out (BatchMaker, EuroSys 2018, Algorithm 1)."""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.scheduler.cellular.arrays import NONE
+from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
+from penstock.scheduler.cellular.cost import TaskCost
+from penstock.scheduler.cellular.device import Device, Outstanding
+from penstock.scheduler.cellular.settings import CellSettings
+from penstock.scheduler.cellular.table import QueuedCellJob, end_to_end, find_invalid
+from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
+from penstock.scheduler.types import Cause, RejectedJob, Wait
+
+_BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
+_FEW = 1000
+
+
+class _Active(NamedTuple):
+    """A job that has not left. Its number tells it from one that had the same id before."""
+
+    number: int
+    device: int = NONE  # NONE: it waits for slots
+    row: int = NONE
+
+
+class CellScheduler:
+    """Plans tasks of nodes of many requests, which join at their first step and leave at their last. Not thread-safe.
+
+    A job is *due* at its deadline, and at most `patience_s` after its arrival. A task takes the ready nodes of its cell
+    in the order in which their jobs are due, bulk jobs behind online ones. So no job is overtaken by one of its class
+    that arrives `patience_s` later, and without deadlines the order is that of arrival.
+
+    A node may be planned once all steps of its dependencies have ended or are in tasks planned before: tasks of a
+    device run in the order in which they were planned. So that this holds, and no state is copied between devices, a
+    job is pinned to a device from its first task to its end: to the one where the fewest slots are held.
+
+    Every job given to `add` leaves exactly once: rejected, by `cancel`, or as an id that `finished` returns.
+    """
+
+    def __init__(self, rules: Sequence[CellRule], settings: CellSettings) -> None:
+        if not rules or any(rule.max_rows < 1 or rule.max_steps < 1 for rule in rules):
+            raise ValueError(f"There must be cells, with max_rows and max_steps of 1 or more. Given: {list(rules)}")
+        self.cost = TaskCost()
+        self._rules, self._settings = tuple(rules), settings
+        self._devices = [Device(len(rules)) for _ in range(settings.num_devices)]
+        self._active: dict[int, _Active] = {}
+        self._queue: list[QueuedCellJob] = []  # a heap, also with jobs that have left
+        self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number and id, likewise
+        self._num_added = self._num_planned = 0
+        self.num_joined = 0  # jobs on a device
+        self._latest = -math.inf
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait for state slots."""
+        return len(self._active) - self.num_joined
+
+    def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]:
+        """Add jobs. Returns those that came after their deadline.
+
+        ValueError, and nothing added: an id in use, no number as a time, an impossible graph, more slots than a device.
+        """
+        now = self._steady(now)
+        if not jobs:
+            return []
+        self._check(jobs)
+        rejected = []
+        for job in jobs:
+            latest = math.inf if job.deadline is None else job.deadline
+            if latest <= now:
+                rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
+                continue
+            number = self._num_added = self._num_added + 1
+            self._active[job.id] = _Active(number)
+            due = min(latest, job.arrival + self._settings.patience_s)
+            heapq.heappush(self._queue, QueuedCellJob(job.bulk, due, number, job))
+            if latest < math.inf:
+                heapq.heappush(self._deadlines, (latest, number, job.id))
+        self._join()
+        return rejected
+
+    def poll(self, now: float, device: int = 0) -> CellTask | Wait:
+        """The next task of a device, to be queued behind those planned before; or when to ask again.
+
+        Ask after `add`, `finished` and `cancel`, and at `Wait.wake_at`, until there is no task.
+        """
+        rejected = self._expire(self._steady(now))
+        place = self._devices[device]
+        if len(place.tasks) < self._settings.max_tasks:
+            online, bulk = place.table.num_ready
+            cell = choose_cell(self._rules, online, bulk, place.num_running, place.num_passes)
+            if cell is not None:
+                for other, passes in enumerate(place.num_passes):
+                    is_passed = other != cell and online[other] + bulk[other]
+                    place.num_passes[other] = passes + 1 if is_passed else 0
+                return self._plan(device, cell, online, bulk, rejected)
+        return Wait(self._next_deadline(), rejected)
+
+    def finished(
+        self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
+    ) -> list[int]:
+        """A task has ended, the first of its device's outstanding ones. Returns the ids of the jobs that ended with it.
+
+        `steps`: [R] that each row ran; `is_stopped`: [R] whether its node needs no more of them. Rows of jobs that have
+        left, and rows that had stopped in a task before, are ignored. A row that failed is not finished: cancel its job
+        first. ValueError, and nothing changed: a row ran other steps than asked, and did not stop.
+        """
+        self._steady(now)
+        for place in self._devices:
+            if place.tasks and place.tasks[0].task.id == task_id:
+                break
+        else:
+            raise ValueError(f"Task {task_id} is not the first outstanding one of a device.")
+        task, rows = place.tasks[0]
+        ended = place.table.settle(rows, np.array(steps, np.int32), np.array(is_stopped, np.bool_))
+        place.tasks.popleft()
+        place.num_running[task.cell] -= 1
+        self.cost.observe(task.cell, len(task.jobs), task.quantum, measured_s)
+        for job_id in ended:
+            del self._active[job_id]
+        self.num_joined -= len(ended)
+        self._join()
+        return ended
+
+    def cancel(self, ids: Iterable[int]) -> int:
+        """Remove jobs; returns how many were active. Other ids are skipped.
+
+        Their rows in outstanding tasks run, and are ignored when those end; only then are their slots free.
+        """
+        active = [job for job in [self._active.pop(job_id, None) for job_id in ids] if job is not None]
+        for number, device in enumerate(self._devices):
+            rows = [job.row for job in active if job.device == number]
+            if rows:
+                device.table.drop(rows)
+                self.num_joined -= len(rows)
+        self._join()
+        return len(active)
+
+    def _steady(self, now: float) -> float:
+        """A clock that steps back counts as no time elapsed."""
+        if not -math.inf < now < math.inf:
+            raise ValueError(f"now must be a finite number of seconds. Given: {now}")
+        self._latest = max(self._latest, now)
+        return self._latest
+
+    def _check(self, jobs: Sequence[CellJob]) -> None:
+        ids = {job.id for job in jobs}
+        if len(ids) < len(jobs) or not ids.isdisjoint(self._active):
+            raise ValueError("Job ids must be unique among active jobs.")
+        max_slots = self._settings.max_slots or math.inf
+        for job in jobs:
+            if not -math.inf < job.arrival < math.inf or job.deadline != job.deadline:
+                raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
+            if not 1 <= job.slots <= max_slots:
+                raise ValueError(f"A job holds 1 to {max_slots} state slots. Job {job.id} needs: {job.slots}")
+        invalid = find_invalid(end_to_end([job.graph for job in jobs]), len(self._rules))
+        if invalid is not None:
+            raise ValueError(
+                f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
+                f"{jobs[invalid].id} has: {jobs[invalid].graph}"
+            )
+
+    def _join(self) -> None:
+        """Pin waiting jobs to devices in the order in which they are due, until the first finds no slots."""
+        if not self._queue:
+            return
+        joining: list[list[QueuedCellJob]] = [[] for _ in self._devices]
+        slots = [list(device.table.slots) for device in self._devices]
+        while self._queue:
+            entry = self._queue[0]
+            if self._is_active(entry.job.id, entry.number):
+                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+                if not self._has_room(entry, *slots[device]):
+                    break
+                slots[device][entry.bulk] += entry.job.slots
+                joining[device].append(entry)
+            heapq.heappop(self._queue)
+        for number, entries in enumerate(joining):
+            if entries:
+                rows = self._devices[number].table.join(entries)
+                for entry, row in zip(entries, rows, strict=True):
+                    self._active[entry.job.id] = _Active(entry.number, number, row)
+                self.num_joined += len(entries)
+
+    def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:
+        max_slots = self._settings.max_slots
+        if max_slots is None or online + bulk == 0:
+            return True
+        fits = online + bulk + entry.job.slots <= max_slots
+        return fits and not (entry.bulk and bulk + entry.job.slots > _BULK_SHARE * max_slots)
+
+    def _plan(
+        self, device: int, cell: int, online: Sequence[int], bulk: Sequence[int], rejected: tuple[RejectedJob, ...]
+    ) -> CellTask:
+        """A task of the cell. Bulk rows beside online work make no quantum longer."""
+        rule, place = self._rules[cell], self._devices[device]
+        num_rows = min(online[cell] + bulk[cell], rule.max_rows)
+        num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
+        host_s = self._settings.host_s
+        quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
+        rows = place.table.plan(cell, num_rows, quantum)
+        quantum = min(quantum, power_of_two(rows.longest))
+        self._num_planned += 1
+        predicted_s = self.cost.seconds(cell, num_rows, quantum)
+        task = CellTask(
+            self._num_planned, cell, rows.ids, rows.indices, rows.steps, quantum, device, predicted_s, rejected
+        )
+        place.tasks.append(Outstanding(task, rows))
+        place.num_running[cell] += 1
+        return task
+
+    def _expire(self, now: float) -> tuple[RejectedJob, ...]:
+        """Remove the jobs whose deadline has passed, also those that have begun."""
+        if not self._deadlines or self._deadlines[0][0] > now:
+            return ()
+        rejected = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, number, job_id = heapq.heappop(self._deadlines)
+            if self._is_active(job_id, number):
+                rejected.append(RejectedJob(job_id, Cause.QUEUED, now - deadline))
+        self.cancel([rejection.id for rejection in rejected])
+        return tuple(rejected)
+
+    def _next_deadline(self) -> float | None:
+        """Of active jobs. Entries of jobs that have left are removed once they are half of all."""
+        if len(self._deadlines) > 2 * len(self._active) + _FEW:
+            self._deadlines = [entry for entry in self._deadlines if self._is_active(entry[2], entry[1])]
+            heapq.heapify(self._deadlines)
+        while self._deadlines and not self._is_active(self._deadlines[0][2], self._deadlines[0][1]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_active(self, job_id: int, number: int) -> bool:
+        job = self._active.get(job_id)
+        return job is not None and job.number == number

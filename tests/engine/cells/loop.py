@@ -1,0 +1,138 @@
+"""A loop that runs requests as cells and picks ready nodes at random, in place of the scheduler."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.cells.contract import StepEngine
+from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.graph import Unfolded
+from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.sessions import NodeOutput, SessionBatch, Sessions
+from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.errors import EngineError
+
+Request = Mapping[str, Any]
+
+
+class RandomLoop:
+    """Requests that join and leave at random. After each batch all slots and rows are accounted for."""
+
+    def __init__(
+        self,
+        model: CellModel,
+        *,
+        num_slots: int = 64,
+        seed: int = 0,
+        depth: int = 1,
+        quantum: int | None = None,
+        engine: StepEngine | None = None,
+    ) -> None:
+        """depth: batches that are underway at once. quantum: of every batch; None: random."""
+        self.model = model
+        self.pool = StatePool(num_slots)
+        self.sessions = Sessions(model.specs, self.pool)
+        self.engine = engine or CpuStepEngine(model.cells, num_slots)
+        self.results: dict[int, list[NodeOutput]] = {}
+        self.errors: dict[int, EngineError] = {}
+        self.num_batches = 0
+        self._quantum = quantum
+        self._random = random.Random(seed)
+        self._depth = depth
+        self._waiting: list[tuple[int, Unfolded]] = []
+        self._graphs: dict[int, Unfolded] = {}
+        self._left: dict[tuple[int, int], int] = {}  # (request, node) -> steps not yet begun, of ready nodes
+        self._known: set[tuple[int, int]] = set()  # nodes that were ready at some time
+        self._ended: set[tuple[int, int]] = set()
+        self._underway: list[tuple[SessionBatch, Any]] = []
+
+    def add(self, id: int, request: Request) -> None:
+        self._waiting.append((id, self.model.unfold(request)))
+
+    def run(self) -> None:
+        """Until every request has left."""
+        while self._waiting or self._graphs or self._underway:
+            self._admit()
+            if len(self._underway) < self._depth and self._left:
+                self._start()
+            elif self._underway:
+                self._finish()
+            else:
+                raise AssertionError("requests wait, but nothing can run")
+        self.sessions.check_integrity()
+
+    def _admit(self) -> None:
+        while self._waiting and (not self._graphs or self._random.random() < 0.7):
+            id, graph = self._waiting[0]
+            if not self.sessions.open(id, graph):
+                assert self._graphs, "an empty pool has no room for the request"
+                return
+            del self._waiting[0]
+            self._graphs[id] = graph
+            self._note_ready(id)
+
+    def _note_ready(self, id: int) -> None:
+        graph = self._graphs[id]
+        offsets, dependencies = graph.dependencies()
+        for node, steps in enumerate(graph.steps.tolist()):
+            needed = dependencies[offsets[node] : offsets[node + 1]].tolist()
+            key = (id, node)
+            if key not in self._known and all((id, other) in self._ended for other in needed):
+                self._known.add(key)
+                self._left[key] = steps
+
+    def _start(self) -> None:
+        id, node = self._random.choice(list(self._left))
+        cell = int(self._graphs[id].cells[node])
+        spec = self.model.specs[cell]
+        alike = [key for key in self._left if self._graphs[key[0]].cells[key[1]] == cell]
+        chosen = self._random.sample(alike, self._random.randint(1, min(len(alike), spec.max_rows)))
+        quantum = min(spec.max_steps, self._quantum or self._random.randint(1, spec.max_steps))
+        steps = [min(quantum, self._left[key]) for key in chosen]
+        if self._quantum is None:
+            steps = [self._random.randint(1, most) for most in steps]
+        for key, taken in zip(chosen, steps, strict=True):
+            self._left[key] -= taken
+        self._left = {key: left for key, left in self._left.items() if left > 0}
+        ids, nodes = [key[0] for key in chosen], np.array([key[1] for key in chosen], np.int32)
+        batch = self.sessions.batch(cell, ids, nodes, np.array(steps, np.int32), quantum)
+        self._underway.append((batch, self.engine.start(batch.batch)))
+        self.num_batches += 1
+
+    def _finish(self) -> None:
+        batch, running = self._underway.pop(0)
+        applied = self.sessions.apply(batch, running.result())
+        for row in np.flatnonzero(applied.has_ended).tolist():
+            key = (batch.ids[row], int(batch.nodes[row]))
+            self._ended.add(key)
+            self._left.pop(key, None)
+            self._note_ready(key[0])
+        for id in applied.finished:
+            self.results[id] = self.sessions.emitted(id)
+            self._forget(id)
+        for id, error in applied.failed.items():
+            self.errors[id] = error
+            self._forget(id)
+
+    def _forget(self, id: int) -> None:
+        self.sessions.close(id)
+        del self._graphs[id]
+        self._left = {key: left for key, left in self._left.items() if key[0] != id}
+
+
+def run_all(model: CellModel, requests: Sequence[Request], **options: Any) -> list[list[NodeOutput]]:
+    """Results of all requests, which share batches at random."""
+    loop = RandomLoop(model, **options)
+    for id, request in enumerate(requests):
+        loop.add(id, request)
+    loop.run()
+    assert loop.errors == {}
+    return [loop.results[id] for id in range(len(requests))]
+
+
+def only(outputs: Sequence[NodeOutput], emission: str) -> "np.ndarray[Any, Any]":
+    """The values of the one node that emits."""
+    (output,) = outputs
+    return output.values[emission]

@@ -1,0 +1,177 @@
+"""Graphs of requests: their checks, and cell types that models share."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.engine.cells.contract import NO_NODE, Cell, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.errors import (
+    CyclicGraph,
+    DisconnectedGraph,
+    EmptySequence,
+    GraphTooLarge,
+    InvalidCell,
+    InvalidGraph,
+    InvalidRequest,
+    UnknownCell,
+    WrongArity,
+)
+from penstock.engine.cells.graph import GraphBuilder, InputValues, Unfolded
+from penstock.engine.cells.graph_checks import GraphLimits, check_graph
+from penstock.engine.cells.layers import weights_of
+from penstock.engine.cells.lstm import lstm_classifier
+from penstock.engine.cells.model import CellModel, Request
+from penstock.engine.errors import EngineError, InvalidBatch
+
+H = StateSpec("h", 2)
+TOKEN = StateSpec("token", 1, torch.int32)
+
+
+def no_step(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+    raise NotImplementedError
+
+
+CHAIN = CellSpec("chain", (H,), ("token",), {"token": 10})
+PAIR = CellSpec("pair", (H,), arity=2, max_steps=1)
+LOOP = CellSpec("loop", (H,), ("token",), emits=(TOKEN,), feedback={"token": "token"}, stop={"token": 0})
+OTHER = CellSpec("other", (H, StateSpec("c", 2)))
+SPECS = (CHAIN, PAIR, LOOP, OTHER)
+
+
+def model_of(unfold: Callable[[GraphBuilder], object]) -> CellModel:
+    def into(request: Request, graph: GraphBuilder) -> None:
+        unfold(graph)
+
+    return CellModel.of([Cell(spec, no_step) for spec in SPECS], into)
+
+
+def cyclic(graph: GraphBuilder) -> None:
+    graph.add("pair", reads=[1, NO_NODE])
+    graph.add("pair", reads=[0, NO_NODE])
+
+
+def listed_late(graph: GraphBuilder) -> None:
+    graph.add("pair", reads=[1, 1])
+    graph.add("chain", token=[1])
+
+
+def disconnected(graph: GraphBuilder) -> None:
+    graph.add("chain", token=[1])
+    graph.add("chain", token=[1])
+
+
+def reads_missing_state(graph: GraphBuilder) -> None:
+    graph.add("other", reads=[graph.add("chain", token=[1])])
+
+
+def deep(graph: GraphBuilder) -> None:
+    node = graph.add("chain", token=[1])
+    for _ in range(30):
+        node = graph.add("chain", reads=[node], token=[1])
+
+
+@pytest.mark.parametrize(
+    ("unfold", "error", "message"),
+    [
+        (cyclic, CyclicGraph, "0 -> 1 -> 0|1 -> 0 -> 1"),
+        (listed_late, InvalidGraph, "listed later"),
+        (disconnected, DisconnectedGraph, "2 parts"),
+        (reads_missing_state, WrongArity, "'c'"),
+        (deep, GraphTooLarge, "31 nodes deep; at most 20"),
+        (lambda graph: None, EmptySequence, "no node"),
+        (lambda graph: graph.add("chain", token=[]), EmptySequence, "no step"),
+        (lambda graph: graph.add("chain", token=[1] * 2, steps=0), EmptySequence, "no step"),
+        (lambda graph: graph.add("chain", token=[1] * 101), GraphTooLarge, "101 steps; at most 100"),
+        (lambda graph: graph.add("loop", token=[1], steps=10**6), GraphTooLarge, "at most 100"),
+        (lambda graph: graph.add("loop", token=[1], steps=2**40), InvalidRequest, "cannot unfold"),
+        (lambda graph: [graph.add("chain", token=[1]) for _ in range(51)], GraphTooLarge, "51 nodes; at most 50"),
+        (lambda graph: graph.add("unknown"), UnknownCell, "'unknown'; it has 'chain'"),
+        (lambda graph: graph.add("pair", reads=[0]), WrongArity, "2 nodes, not 1"),
+        (lambda graph: graph.add("chain", reads=[5], token=[1]), InvalidGraph, "does not exist"),
+        (lambda graph: graph.add("chain", reads=[-2], token=[1]), InvalidGraph, "does not exist"),
+        (lambda graph: graph.add("chain"), InvalidRequest, "needs the inputs"),
+        (lambda graph: graph.add("pair", token=[1]), InvalidRequest, "needs the inputs"),
+        (lambda graph: graph.add("chain", token=[1, 2], steps=3), InvalidRequest, "2 values of input 'token'"),
+        (lambda graph: graph.add("loop", token=[1, 2], steps=2), InvalidRequest, "2 values of input 'token'"),
+        (lambda graph: graph.add("chain", token=[10]), InvalidRequest, r"\[0, 10\)"),
+        (lambda graph: graph.add("chain", token=[0.5]), InvalidRequest, "integers"),
+        (lambda graph: 1 / 0, InvalidRequest, "ZeroDivisionError"),
+    ],
+)
+def test_a_request_that_cannot_run_raises_an_error_that_says_why(
+    unfold: Callable[[GraphBuilder], object], error: type[Exception], message: str
+) -> None:
+    limits = GraphLimits(max_nodes=50, max_depth=20, max_steps=100)
+    with pytest.raises(error, match=message) as raised:
+        model_of(unfold).unfold({}, limits)
+    assert isinstance(raised.value, InvalidBatch)
+    assert isinstance(raised.value, EngineError)
+
+
+def test_arrays_that_no_builder_made_are_checked_too() -> None:
+    inputs = {"token": InputValues(np.array([1], np.int32), np.array([0, 1], np.int32))}
+    one, reads = np.ones(1, np.int32), np.full((1, 2), NO_NODE, np.int32)
+
+    def check(cells: int, steps: np.ndarray = one, reads: np.ndarray = reads) -> None:
+        check_graph(Unfolded(np.array([cells], np.int32), steps, reads, inputs), SPECS, GraphLimits())
+
+    check(0)
+    with pytest.raises(UnknownCell):
+        check(4)
+    with pytest.raises(InvalidGraph, match=r"\[1\] and \[1, 2\]"):
+        check(0, steps=np.ones(2, np.int32))
+    with pytest.raises(WrongArity, match="more than 1"):
+        check(0, reads=np.array([[NO_NODE, 0]], np.int32))
+    with pytest.raises(InvalidRequest, match="offsets"):
+        check_graph(Unfolded(np.zeros(1, np.int32), one, reads, {}), SPECS, GraphLimits())
+
+
+def test_dependencies_are_the_distinct_nodes_that_are_read() -> None:
+    def unfold(graph: GraphBuilder) -> None:
+        first = graph.add("chain", token=[1, 2])
+        second = graph.add("chain", reads=[first], token=[1])
+        graph.add("pair", reads=[second, second])
+        graph.add("pair", reads=[second, first])
+
+    offsets, dependencies = model_of(unfold).unfold({}).dependencies()
+    assert offsets.tolist() == [0, 0, 1, 2, 4]
+    assert dependencies.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (CellSpec("x", ()), "no state"),
+        (CellSpec("x", (H, H)), "same name"),
+        (CellSpec("x", (StateSpec("h", 0),)), "at least 1"),
+        (CellSpec("x", (H,), arity=2), "max_steps=1"),
+        (CellSpec("x", (H,), feedback={"token": "token"}, emits=(TOKEN,)), "inputs that it does not have"),
+        (CellSpec("x", (H,), stop={"token": 1}), "emissions that it does not have"),
+        (CellSpec("x", (H,), stop={"score": 1}, emits=(StateSpec("score", 1),)), "int32 of width 1"),
+        (CellSpec("chain", (H,)), "two cells are named"),
+        (CellSpec("x", (StateSpec("h", 3),)), "share a pool"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_rejected(spec: CellSpec, message: str) -> None:
+    with pytest.raises(InvalidCell, match=message):
+        CellModel.of([Cell(CHAIN, no_step), Cell(spec, no_step)], lambda request, graph: None)
+
+
+def test_cells_of_equal_weights_and_shapes_are_one_type() -> None:
+    torch.manual_seed(0)
+    embedding, lstm = nn.Embedding(9, 4), nn.LSTM(4, 5)
+    outputs = [nn.Linear(5, 3), nn.Linear(5, 3)]
+    first, second = (lstm_classifier(weights_of(embedding=embedding, lstm=lstm, output=output)) for output in outputs)
+
+    def renamed(cell: Cell, name: str) -> Cell:
+        spec = cell.spec
+        return Cell(CellSpec(name, spec.states, spec.inputs, spec.input_sizes, spec.emits, priority=spec.priority,
+                             max_steps=spec.max_steps), cell.step)  # fmt: skip
+
+    cells = [*first.cells, *(renamed(cell, f"{cell.spec.name} again") for cell in second.cells)]
+    model = CellModel.of(cells, lambda request, graph: None)
+    assert model.types == {"read": 0, "classify": 1, "read again": 0, "classify again": 2}
+    assert [spec.name for spec in model.specs] == ["read", "classify", "classify again"]

@@ -1,0 +1,229 @@
+"""Requests that join and leave: schedules, cancellation, memory that is full, and steps that fail."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.generation.generator import Generator, Progress
+from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.types import Int32Array
+from tests.engine.generation.helpers import SMALL, drain, expected, model_of, options_of, small_generator, sources
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (1, 9, 24, 4)
+KINDS: tuple[dict[str, Any], ...] = (
+    {"max_new_tokens": 11, "no_repeat_ngram_size": 1},
+    {"max_new_tokens": 5, "eos_token_id": 89},
+    {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 14, "do_sample": True, "temperature": 1.5, "top_k": 20},
+)
+
+
+@cache
+def alone(length: int, kind: int) -> list[int]:
+    """Tokens of one request: transformers', and of a sampled one its own in a batch of one."""
+    source, options = source_of(length), KINDS[kind]
+    if not options.get("do_sample"):
+        return expected(model_of("marian")[1], source, **options)
+    generator = small_generator()
+    generator.start(0, source, options_of(**options), seed=length)
+    return drain(generator)[0]
+
+
+def source_of(length: int) -> Int32Array:
+    return sources([length], seed=length)[0]
+
+
+def start(generator: Generator, id: int, length: int, kind: int) -> None:
+    generator.start(id, source_of(length), options_of(**KINDS[kind]), seed=length)
+
+
+Action = tuple[str, int, int]  # what, and two numbers that it reads
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), st.sampled_from(LENGTHS), st.integers(0, len(KINDS) - 1)),
+        st.tuples(st.just("encode"), st.just(0), st.just(0)),
+        st.tuples(st.just("decode"), st.integers(0, 255), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.integers(0, 20), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=25)
+@given(ACTIONS)
+def test_any_schedule_gives_each_request_its_own_tokens(actions: list[Action]) -> None:
+    """Joins at any step, decodes of any part of the active requests with any quantum, cancels; few pages."""
+    generator = small_generator(num_pages=40, max_rows=7)
+    wanted: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
+    finished: set[int] = set()
+    ids = count()
+
+    def take(progress: list[Progress]) -> None:
+        for one in progress:
+            assert one.id not in finished
+            tokens.setdefault(one.id, []).extend(one.tokens)
+            finished.update({one.id} if one.finish else set())
+
+    for what, first, second in actions:
+        match what:
+            case "start":
+                id = next(ids)
+                start(generator, id, first, second)
+                wanted[id] = alone(first, second)
+            case "encode":
+                generator.encode()
+            case "decode":
+                chosen = [id for place, id in enumerate(generator.active) if first >> place & 1]
+                take(generator.decode(chosen, quantum=second))
+            case "cancel":
+                was_here = first in generator.waiting or first in generator.active
+                assert generator.cancel(first) == was_here
+                if was_here:
+                    del wanted[first]
+                    finished.add(first)
+    while generator.waiting or generator.active:
+        take(generator.step())
+    assert {id: tokens[id] for id in wanted} == wanted
+    assert generator.num_free_pages == 40
+
+
+def test_a_request_that_joins_late_leaves_the_others_as_they_are() -> None:
+    generator = small_generator()
+    start(generator, 0, 9, 0)
+    first = [token for _ in range(3) for progress in generator.step() for token in progress.tokens]
+    start(generator, 1, 24, 2)
+    rest = drain(generator)
+    assert first + rest[0] == alone(9, 0)
+    assert rest[1] == alone(24, 2)
+
+
+def test_a_request_cancelled_in_the_middle_gives_its_pages_back_at_once() -> None:
+    generator = small_generator()
+    start(generator, 0, 9, 1)
+    start(generator, 1, 24, 2)
+    generator.step(quantum=2)
+    before = generator.num_free_pages
+    assert generator.cancel(1)
+    assert generator.num_free_pages == before + 6 + 3 * 3  # of 24 and of 3 * 9 positions
+    assert generator.active == (0,)
+    assert not generator.cancel(1)
+
+
+def test_admission_waits_while_no_pages_are_free() -> None:
+    """Room for one request at a time. They finish in the order in which they came."""
+    generator = small_generator(num_pages=9)
+    for id in range(3):
+        start(generator, id, 24, 0)  # 6 and 3 pages
+    order = []
+    while generator.waiting or generator.active:
+        order += [progress.id for progress in generator.step() if progress.finish]
+        assert len(generator.active) <= 1
+        assert generator.num_free_pages >= 0
+    assert order == [0, 1, 2]
+
+
+def test_a_large_request_is_not_overtaken_by_small_ones() -> None:
+    generator = small_generator(num_pages=16)
+    start(generator, 0, 9, 0)
+    generator.encode()
+    start(generator, 1, 24, 2)  # 15 pages
+    start(generator, 2, 1, 0)
+    assert generator.encode() == []
+    assert generator.waiting == (1, 2)
+
+
+def test_a_decoder_that_never_stops_ends_at_its_length() -> None:
+    generator = small_generator()
+    options = replace(options_of(max_new_tokens=50), eos_token_ids=(), forced_eos_token_ids=())
+    generator.start(0, source_of(9), options)
+    progress = [one for _ in range(50) for one in generator.step()]
+    assert len(progress) == 50
+    assert [one.finish for one in progress] == [None] * 49 + ["length"]
+    assert generator.active == ()
+
+
+def test_a_finish_names_its_reason() -> None:
+    generator = small_generator()
+    generator.start(0, source_of(9), options_of(forced_bos_token_id=2))
+    assert generator.step() == [Progress(0, (2,), "stop")]
+
+
+def test_beams_report_their_tokens_at_the_end() -> None:
+    generator = small_generator()
+    start(generator, 0, 9, 2)
+    progress = [one for _ in range(9) for one in generator.step()]
+    assert [one.tokens for one in progress] == [tuple(alone(9, 2))]
+
+
+def test_scores_that_are_not_numbers_end_their_request_alone() -> None:
+    weights = with_nan_word(model_of("marian")[0].weights, 3)
+    generator = Generator(weights, replace(SMALL, num_pages=22))
+    start(generator, 0, 9, 0)
+    generator.start(1, np.array([3, 20], np.int32), options_of(num_beams=3))
+    progress = generator.step()
+    assert Progress(1, (), "invalid") in progress
+    assert generator.active == (0,)
+    (first,) = [one.tokens for one in progress if one.id == 0]
+    assert [*first, *drain(generator)[0]] == alone(9, 0)
+    start(generator, 2, 24, 2)  # takes the same pages
+    assert drain(generator) == {2: alone(24, 2)}
+
+
+@pytest.mark.parametrize("kind", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
+def test_a_request_whose_options_leave_no_token_ends_alone(kind: dict[str, Any]) -> None:
+    generator = small_generator()
+    start(generator, 0, 9, 0)
+    generator.start(1, source_of(4), options_of(forced_bos_token_id=20, suppress_tokens=[20], **kind))
+    progress = generator.step()
+    assert [one.finish for one in progress] == [None, "invalid"]
+    assert [*progress[0].tokens, *drain(generator)[0]] == alone(9, 0)
+
+
+def with_nan_word(weights: Seq2SeqWeights, token: int) -> Seq2SeqWeights:
+    """The weights with a word of the source that is not a number."""
+    words = weights.encoder.embeddings.words.clone()
+    words[token] = torch.nan
+    encoder = replace(weights.encoder, embeddings=replace(weights.encoder.embeddings, words=words))
+    return replace(weights, encoder=encoder)
+
+
+@pytest.mark.parametrize("failing", ["encode", "step"])
+def test_a_batch_that_raises_changes_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests go on when they are given again."""
+    generator = small_generator()
+    start(generator, 0, 9, 0)
+    start(generator, 1, 4, 2)
+    failures = fail_once(generator, failing, monkeypatch)
+    tokens: dict[int, list[int]] = {}
+    while generator.waiting or generator.active:
+        try:
+            for progress in generator.step(quantum=3):
+                tokens.setdefault(progress.id, []).extend(progress.tokens)
+        except RuntimeError as error:
+            failures.append(error)
+    assert len(failures) == 1
+    assert tokens == {0: alone(9, 0), 1: alone(4, 2)}
+    assert generator.num_free_pages == SMALL.num_pages
+
+
+def fail_once(generator: Generator, name: str, monkeypatch: pytest.MonkeyPatch) -> list[RuntimeError]:
+    """Let the device's function fail the first time. Returns a list for errors that are caught."""
+    device = generator._device
+    run = getattr(device, name)
+
+    def fail(*_: Any) -> None:
+        monkeypatch.setattr(device, name, run)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(device, name, fail)
+    return []

@@ -1,0 +1,113 @@
+"""Options are read as transformers names them; what is not implemented is rejected by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from penstock.engine.errors import InvalidOption, UnsupportedCheckpoint
+from penstock.engine.generation.loading import load_seq2seq
+from penstock.engine.generation.options import GenerationOptions
+from tests.engine.helpers import save_encoder
+
+START = {"decoder_start_token_id": 0}
+
+
+def test_an_empty_config_of_transformers_gives_the_defaults() -> None:
+    make: Any = transformers.GenerationConfig  # transformers leaves it untyped
+    config = make(decoder_start_token_id=0).to_dict()
+    assert GenerationOptions.of(config) == GenerationOptions(0)
+
+
+def test_the_published_options_of_a_marian_model() -> None:
+    config = {
+        "bad_words_ids": [[58100]],
+        "bos_token_id": 0,
+        "decoder_start_token_id": 58100,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "max_length": 512,
+        "num_beams": 4,
+        "pad_token_id": 58100,
+        "renormalize_logits": True,
+        "transformers_version": "4.32.0.dev0",
+    }
+    assert GenerationOptions.of(config) == GenerationOptions(
+        decoder_start_token_id=58100,
+        eos_token_ids=(0,),
+        max_new_tokens=511,
+        num_beams=4,
+        bad_words_ids=((58100,),),
+        forced_eos_token_ids=(0,),
+        renormalize_logits=True,
+    )
+
+
+def test_new_tokens_precede_lengths_that_count_the_start_token() -> None:
+    options = GenerationOptions.of(START | {"max_length": 9, "max_new_tokens": 5, "min_length": 4})
+    assert (options.max_new_tokens, options.min_new_tokens) == (5, 3)
+
+
+def test_the_start_token_is_the_bos_token_by_default() -> None:
+    assert GenerationOptions.of({"bos_token_id": 5}).decoder_start_token_id == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_return_sequences", 2),
+        ("num_beam_groups", 2),
+        ("encoder_no_repeat_ngram_size", 3),
+        ("typical_p", 0.9),
+        ("min_p", 0.1),
+        ("exponential_decay_length_penalty", [3, 1.1]),
+        ("sequence_bias", [[[3], 1.0]]),
+        ("guidance_scale", 2.0),
+        ("stop_strings", ["x"]),
+        ("not_an_option", 1),
+    ],
+)
+def test_options_that_are_not_implemented(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=f"^{name} is not implemented"):
+        GenerationOptions.of(START | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "decoder_start_token_id must be a token"),
+        (START | {"max_length": 1}, "max_new_tokens must be at least 1"),
+        (START | {"min_new_tokens": -1}, "min_new_tokens"),
+        (START | {"num_beams": 0}, "num_beams"),
+        (START | {"num_beams": True}, "num_beams must be an integer"),
+        (START | {"num_beams": 2, "do_sample": True}, "do_sample with num_beams"),
+        (START | {"temperature": 0.0}, "temperature"),
+        (START | {"temperature": "hot"}, "temperature must be a number"),
+        (START | {"top_p": 0.0}, "top_p"),
+        (START | {"top_k": -1}, "top_k"),
+        (START | {"length_penalty": float("nan")}, "length_penalty"),
+        (START | {"early_stopping": "later"}, "early_stopping"),
+        (START | {"repetition_penalty": 0}, "repetition_penalty"),
+        (START | {"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        (START | {"bad_words_ids": [[]]}, "bad_words_ids"),
+        (START | {"bad_words_ids": [[1.5]]}, "bad_words_ids must be an integer"),
+        (START | {"eos_token_id": "</s>"}, "eos_token_id must be an integer"),
+        (START | {"do_sample": 1}, "do_sample must be true or false"),
+    ],
+)
+def test_values_that_are_rejected(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        GenerationOptions.of(config)
+
+
+def test_tokens_outside_the_vocabulary() -> None:
+    with pytest.raises(InvalidOption, match=r"bad_words_ids must be a token in \[0, 10\), not 10"):
+        GenerationOptions(0, bad_words_ids=((3, 10),)).require_tokens(10)
+
+
+@pytest.mark.slow
+def test_an_encoder_does_not_generate(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "bert")
+    with pytest.raises(UnsupportedCheckpoint, match="'bert' does not generate here"):
+        load_seq2seq(str(tmp_path))

@@ -1,0 +1,133 @@
+"""Tokens equal those of transformers' `generate` in float32, whatever runs in the same batch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine.generation.generator import Generator
+from penstock.engine.generation.loading import load_seq2seq
+from tests.engine.generation.helpers import (
+    EOS,
+    FAMILIES,
+    SMALL,
+    drain,
+    expected,
+    generate,
+    model_of,
+    save_seq2seq,
+    sources,
+)
+from tests.engine.helpers import write_json
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (1, 33, 2, 5, 17, 60, 4)
+
+
+def assert_parity(family: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0, **options: Any) -> list[list[int]]:
+    """Returns the tokens."""
+    checkpoint, model = model_of(family)
+    batch = sources(lengths, seed)
+    tokens = generate(checkpoint, batch, **options)
+    assert tokens == [expected(model, source, **options) for source in batch]
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy(family: str) -> None:
+    assert_parity(family, max_new_tokens=30)
+    tokens = assert_parity(family, max_new_tokens=40, no_repeat_ngram_size=1)
+    assert len({len(row) for row in tokens}) > 2  # they stop at different times
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_four_beams(family: str, length_penalty: float) -> None:
+    options: dict[str, Any] = {"num_beams": 4, "length_penalty": length_penalty, "max_new_tokens": 12}
+    assert_parity(family, (1, 33, 5), no_repeat_ngram_size=2 if length_penalty else 0, **options)
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.6, 2.0])
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_when_beams_stop(length_penalty: float, num_beams: int) -> None:
+    """Of likely end tokens, with a penalty that prefers long sequences, each way to stop has a result of its own."""
+    options: dict[str, Any] = {"eos_token_id": list(range(11, 23)), "no_repeat_ngram_size": 2, "max_new_tokens": 24}
+    options |= {"length_penalty": length_penalty, "num_beams": num_beams}
+    early, lazy, never = (
+        assert_parity("marian-untied", (3, 21, 8, 30), early_stopping=stopping, **options)
+        for stopping in (True, False, "never")
+    )
+    if length_penalty > 1:
+        assert early != lazy != never
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_new_tokens": 6},
+        {"min_length": 6},
+        {"no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3},
+        {"repetition_penalty": 0.7},
+        {"bad_words_ids": [[40], [2], [41, 42], [20, 21, 22]]},
+        {"suppress_tokens": list(range(20, 60))},
+        {"begin_suppress_tokens": list(range(50, 90))},
+        {"forced_bos_token_id": 33},
+        {"forced_bos_token_id": 33, "begin_suppress_tokens": list(range(50, 90))},
+        {"forced_eos_token_id": 13},
+        {"renormalize_logits": True, "suppress_tokens": list(range(20, 60))},
+        {"eos_token_id": 17},
+        {"decoder_start_token_id": 60},
+        {"max_length": 9},
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], num_beams: int) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 12} if "max_length" not in options else {}
+    assert_parity("bart", (1, 19, 6), num_beams=num_beams, **given, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_the_models_own_options() -> None:
+    """Without any argument, as generation_config.json has them."""
+    tokens = assert_parity("bart")
+    assert max(map(len, tokens)) == 20
+
+
+def test_options_of_a_config_without_a_generation_config(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "t5")
+    (tmp_path / "generation_config.json").unlink()
+    assert load_seq2seq(str(tmp_path)).options().eos_token_ids == tuple(EOS)
+
+
+def test_an_old_config_of_t5_whose_head_is_untied(tmp_path: Path) -> None:
+    """It says by tie_word_embeddings alone that the last hidden state is not scaled, which beams show."""
+    model = save_seq2seq(tmp_path, "t5-gated")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    del config["scale_decoder_outputs"]
+    write_json(tmp_path / "config.json", config | {"tie_word_embeddings": False})
+    options: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 12}
+    batch = sources((3, 20))
+    tokens = generate(load_seq2seq(str(tmp_path)), batch, **options)
+    assert tokens == [expected(model, source, **options) for source in batch]
+
+
+def test_requests_with_different_options_share_a_batch() -> None:
+    checkpoint, model = model_of("t5")
+    mixed: list[dict[str, Any]] = [
+        {"max_new_tokens": 9},
+        {"max_new_tokens": 5, "num_beams": 2},
+        {"max_new_tokens": 12, "num_beams": 4, "length_penalty": 2.0},
+        {"max_new_tokens": 7, "num_beams": 4, "length_penalty": 2.0},
+        {"max_new_tokens": 8, "no_repeat_ngram_size": 2},
+    ]
+    generator = Generator(checkpoint.weights, SMALL)
+    batch = sources((9, 30, 2, 30, 9))
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        generator.start(id, source, checkpoint.options(**options))
+    tokens = drain(generator, quantum=3)
+    for id, (source, options) in enumerate(zip(batch, mixed, strict=True)):
+        assert tokens[id] == expected(model, source, **options), options

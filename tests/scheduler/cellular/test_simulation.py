@@ -1,0 +1,106 @@
+"""Cellular batching beside the policies before it, in virtual time."""
+
+import random
+
+import pytest
+
+from penstock.ops.bench.cellular.decision import measure_decision
+from penstock.ops.bench.cellular.policies import BucketPadding, GraphBatching
+from penstock.ops.bench.cellular.simulation import CellScheduling, Outcome, Simulation
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings
+
+RULES = [CellRule("lstm", 64, max_steps=4)]
+SETTINGS = CellSettings()
+
+
+def step_seconds(cell: int, num_rows: int, quantum: int) -> float:
+    """Of a device that takes hardly longer for many rows, as long as weights cost more than rows."""
+    return quantum * (50e-6 + 1e-6 * num_rows)
+
+
+def jobs_of(rate: float, num: int, *, seed: int = 0) -> list[CellJob]:
+    """Chains of a mean of about 24 steps, some of them long, that arrive at random."""
+    chance = random.Random(seed)
+    jobs, at = [], 0.0
+    for number in range(num):
+        at += chance.expovariate(rate)
+        steps = min(330, max(1, round(chance.lognormvariate(2.9, 0.7))))
+        jobs.append(CellJob(number, CellGraph.of_stages((0, steps)), at))
+    return jobs
+
+
+def run(scheduler: CellScheduling, jobs: list[CellJob], num_devices: int = 1) -> Outcome:
+    outcome = Simulation(scheduler, step_seconds, num_devices=num_devices).run(jobs)
+    assert len(outcome.latencies) == len(jobs)
+    assert outcome.steps >= sum(int(job.graph.steps.sum()) for job in jobs)
+    return outcome
+
+
+def saturation(num_devices: int = 1) -> float:
+    return num_devices * 64 / step_seconds(0, 64, 1) / 24
+
+
+def quantile(outcome: Outcome, share: float) -> float:
+    return float(outcome.latencies[int(share * len(outcome.latencies))])
+
+
+def test_short_requests_do_not_wait_for_long_ones() -> None:
+    jobs = jobs_of(0.4 * saturation(), 1500)
+    ours = run(CellScheduler(RULES, SETTINGS), jobs)
+    graphs = run(GraphBatching(RULES, SETTINGS, 64), jobs)
+    padding = run(BucketPadding(RULES, SETTINGS, 64), jobs)
+    assert quantile(ours, 0.9) < 0.5 * min(quantile(graphs, 0.9), quantile(padding, 0.9))
+
+
+def test_throughput_is_not_less_than_with_batches_of_requests() -> None:
+    jobs = jobs_of(3 * saturation(), 1500)
+    ours = run(CellScheduler(RULES, SETTINGS), jobs)
+    assert ours.jobs_per_s > run(GraphBatching(RULES, SETTINGS, 64), jobs).jobs_per_s
+    assert ours.jobs_per_s > run(BucketPadding(RULES, SETTINGS, 64), jobs).jobs_per_s
+
+
+def test_a_job_waits_for_two_quanta_at_most_below_saturation() -> None:
+    ours = run(CellScheduler(RULES, SETTINGS), jobs_of(0.5 * saturation(), 1500))
+    assert ours.queueing[int(0.99 * len(ours.queueing))] <= 2 * step_seconds(0, 64, 4)
+
+
+def test_two_devices_run_twice_as_many_requests() -> None:
+    """Until the last jobs leave, of which too few are left to fill two devices."""
+    jobs = jobs_of(3 * saturation(2), 3000)
+    one = run(CellScheduler(RULES, CellSettings()), jobs)
+    two = run(CellScheduler(RULES, CellSettings(num_devices=2)), jobs, num_devices=2)
+    one_s, two_s = (sorted(life.end for life in outcome.lives.values())[2700] for outcome in (one, two))
+    assert one_s > 1.9 * two_s
+
+
+def test_no_device_idles_while_the_next_task_is_prepared() -> None:
+    """With one task that runs and one that waits, the host's time is hidden."""
+    jobs = [job._replace(arrival=0.0) for job in jobs_of(1.0, 500)]
+    idle = []
+    for max_tasks in (1, 2):
+        scheduler = CellScheduler(RULES, CellSettings(max_tasks=max_tasks, host_s=100e-6))
+        outcome = Simulation(scheduler, step_seconds, host_s=100e-6).run(jobs)
+        idle.append(1 - outcome.busy_s / outcome.end)
+    assert idle[1] < 0.05 < 0.15 < idle[0]
+
+
+def test_chains_that_stop_leave_early() -> None:
+    jobs = [CellJob(number, CellGraph.of_stages((0, 300)), 0.0) for number in range(200)]
+    stops = {(number, 0): 1 + number % 30 for number in range(200)}
+    outcome = Simulation(CellScheduler(RULES, SETTINGS), step_seconds, stops=stops).run(jobs)
+    assert outcome.steps == sum(stops.values())
+    assert len(outcome.latencies) == 200
+
+
+def test_expired_jobs_leave_under_overload_and_the_others_end_in_time() -> None:
+    jobs = [job._replace(deadline=job.arrival + 0.05) for job in jobs_of(2 * saturation(), 3000)]
+    outcome = Simulation(CellScheduler(RULES, SETTINGS), step_seconds).run(jobs)
+    assert len(outcome.latencies) + len(outcome.rejected) == 3000
+    assert outcome.rejected
+    assert outcome.latencies[-1] <= 0.05 + step_seconds(0, 64, 4)
+
+
+@pytest.mark.slow
+def test_a_decision_over_2048_active_requests_is_cheap() -> None:
+    """20 us by the figures of a quiet machine (decision.py). The bound here only finds work for each request."""
+    assert measure_decision(2048, num_decisions=300).decision_us < 200
