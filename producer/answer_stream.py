@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.messages import Options, Row, Text, utf8_fault
 
-# Texts in flight: enough that the worker does not wait for the source. A long text counts as one for each 16 KiB, so
-# that the window holds at most about 64 MiB.
-WINDOW_ROWS = 4096
-_ROW_CHARS = 16 * 1024
+# Texts in flight, so that the workers do not wait for the source: the answers of the last half second, within these
+# bounds. A long text counts as one for each 4 KiB, so that the window holds at most about 64 MiB.
+WINDOW_ROWS, MOST_WINDOW_ROWS = 4096, 16_384
+_WINDOW_S = 0.5
+_ROW_CHARS = 4 * 1024
 
 Result = Row | PenstockError
 
@@ -46,16 +47,17 @@ async def answer_stream(
 ) -> AsyncGenerator[tuple[B, list[Result]], None]:
     """Each batch with one result a text, in order.
 
-    At most `WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for the
-    source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
+    At most `MOST_WINDOW_ROWS` texts, and one batch, are read ahead of the consumer. An answered batch does not wait for
+    the source. Close the generator (`contextlib.aclosing`) to cancel what is in flight.
     """
     waiting: deque[tuple[B, asyncio.Task[list[Result]]]] = deque()
     in_flight = 0
+    window = _Window()
     reading: asyncio.Task[B | None] | None = None
     is_at_end = False
     try:
         while True:
-            if reading is None and not is_at_end and in_flight < WINDOW_ROWS:
+            if reading is None and not is_at_end and in_flight < window.rows:
                 reading = asyncio.create_task(_next(batches))
             pending: list[asyncio.Task[Any]] = [waiting[0][1]] if waiting else []
             if reading is not None:
@@ -74,6 +76,7 @@ async def answer_stream(
             elif waiting[0][1].done():
                 batch, answer = waiting.popleft()
                 in_flight -= _weight(batch)
+                window.add(_weight(batch))
                 yield batch, answer.result()
     finally:
         unfinished: list[asyncio.Task[Any]] = [answer for _, answer in waiting]
@@ -82,6 +85,27 @@ async def answer_stream(
         for one in unfinished:
             one.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+class _Window:
+    """Number of texts that may be in flight. It grows with the throughput."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._answered: deque[tuple[float, int]] = deque()  # of the last half second: when, and how many
+        self._num_answered = 0
+
+    @property
+    def rows(self) -> int:
+        return min(max(WINDOW_ROWS, self._num_answered), MOST_WINDOW_ROWS)
+
+    def add(self, count: int) -> None:
+        """Count answers."""
+        now = self._now()
+        self._answered.append((now, count))
+        self._num_answered += count
+        while self._answered[0][0] < now - _WINDOW_S:
+            self._num_answered -= self._answered.popleft()[1]
 
 
 async def _next(batches: AsyncIterator[B]) -> B | None:

@@ -224,7 +224,7 @@ class Client:
     ) -> AsyncGenerator[tuple[Any, Row | PenstockError], None]:
         """Each row with its result, or its own error, in order: `async for row, result in client.map_rows(…)`.
 
-        Any number of rows is answered in bounded memory: at most 4,096 are read ahead.
+        Any number of rows is answered in bounded memory: at most 16,384 are read ahead.
 
         Args:
             rows: an iterable or async iterable of texts, pairs or mappings; or a table: Arrow's, a frame of pandas or

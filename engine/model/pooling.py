@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.cpu.linear import activate
+from penstock.engine.cpu.linear import activate, linear_by_row
 from penstock.engine.model.layout import Group
 from penstock.engine.model.weights import Dense, Norm
 from penstock.engine.types import TaskOptions
@@ -76,5 +76,5 @@ def apply_layers(rows: Tensor, layers: Sequence[Dense | Norm]) -> Tensor:
         if isinstance(layer, Norm):
             rows = F.layer_norm(rows, layer.weight.shape, layer.weight, layer.bias, layer.eps)
         else:
-            rows = activate(F.linear(rows, layer.weight, layer.bias), layer.activation)
+            rows = activate(linear_by_row(rows, layer.weight, layer.bias), layer.activation)
     return rows

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
@@ -31,6 +32,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cpu-targets": cpu.against_targets,
     "cache": cache.figures,
     "cache-targets": cache.against_targets,
+    "bulk": bulk.jobs,
+    "bulk-targets": bulk.against_targets,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,

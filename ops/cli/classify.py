@@ -16,11 +16,15 @@ class ClassifySettings(JobSettings):
 
 @takes(ClassifySettings)
 def classify(settings: ClassifySettings, paths: Paths = None, text: OneText = None) -> int:
-    """Compute labels for a text, or for every row of a file. A worker must be running for the model.
+    """Compute labels for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
 
     $ penstock classify --model intents --text "Where is my card?"
 
     $ penstock classify --model intents in.csv out.csv --column message
+
+    $ penstock classify --local --model DIRECTORY in.csv out.csv --column message
 
     The output has the input's columns and three more: label, score, error.
 

@@ -33,13 +33,17 @@ class EmbedSettings(JobSettings):
 
 @takes(EmbedSettings)
 def embed(settings: EmbedSettings, paths: Paths = None, text: OneText = None) -> int:
-    """Compute vectors for a text, or for every row of a file. A worker must be running for the model.
+    """Compute vectors for a text, or for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
 
     $ penstock embed --model minilm --text "Where is my card?"
 
     $ penstock embed --model minilm in.parquet out.parquet --column message
 
     $ penstock embed --model e5-base in.csv out.csv --prompt "passage: "
+
+    $ penstock embed --local --model DIRECTORY in.parquet out.parquet --column message
 
     The output has the input's columns and two more: embedding, error.
 

@@ -1,7 +1,9 @@
 """A job over files on the command line: what it prints, how it ends, and what remains when it does not finish."""
 
 import asyncio
+import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,6 +12,7 @@ import uvloop
 
 from penstock.ops.cli.job_settings import FileJobSettings
 from penstock.ops.cli.job_summary import print_summary, summary_json
+from penstock.ops.cli.local_fleet import local_broker, local_worker
 from penstock.ops.cli.one_text import client_settings
 from penstock.ops.cli.progress import JobScreen
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, say
@@ -43,7 +46,9 @@ def run_file_job(
             open_reader(paths, columns, standard_format=settings.standard_format) as reader,
             _opened(task, settings, options, reader, target) as writer,
         ):
-            done = uvloop.run(_all_rows(task, settings, options, reader, writer, count_rows(paths)))
+            total = count_rows(paths)
+            with local_broker(settings) as reaching:
+                begun, done = uvloop.run(_all_rows(task, reaching, options, reader, writer, total))
     except TableError as error:
         fail(str(error))
         _say_what_is_kept(writer)
@@ -56,6 +61,7 @@ def run_file_job(
         if not _say_what_is_kept(writer):
             say(f"{_name(target)} was not written.")
         raise
+    done = dataclasses.replace(done, seconds=time.monotonic() - begun)  # with the end of the output
     print_summary(done, writer.report, writer.tally, _name(target))
     if settings.report is not None:
         write_synced(settings.report, summary_json(done, writer.report, writer.tally))
@@ -70,7 +76,7 @@ def _opened(
             target,
             reader,
             task,
-            model=settings.model,
+            model=settings.served_name,
             options=options,
             overwrite=settings.overwrite,
             restart=settings.restart,
@@ -92,17 +98,19 @@ def _name(target: Path) -> str:
 
 async def _all_rows(
     task: str, settings: FileJobSettings, options: Options, reader: Reader, writer: _Writer, total: int | None
-) -> BulkResult:
+) -> tuple[float, BulkResult]:
+    """Run the job. Returns when it began, without the start of a worker of its own, and what it did."""
     from penstock.producer.client import Client
 
     resumed = BulkResult(writer.report.rows, writer.report.failed, 0.0, writer.report.rows)
     if resumed.rows:
         say(f"Continuing after {resumed.rows:,} finished rows.")
-    async with Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings)) as client:
-        with JobScreen(total, _stalled(settings)) as screen:
-            ticking = asyncio.create_task(_tick(screen))
-            try:
-                return await run_bulk(
+    async with local_worker(settings) as while_alive:
+        begun = time.monotonic()
+        async with Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings)) as client:
+            with JobScreen(total, _stalled(settings)) as screen:
+                ticking = asyncio.create_task(_tick(screen))
+                job = run_bulk(
                     client,
                     task,
                     reader,
@@ -113,13 +121,17 @@ async def _all_rows(
                     max_errors=settings.most_errors,
                     on_progress=screen.show,
                 )
-            finally:
-                ticking.cancel()
+                try:
+                    return begun, await while_alive(job)
+                finally:
+                    ticking.cancel()
 
 
 def _stalled(settings: FileJobSettings) -> str:
+    if settings.local:
+        return "No answer for a while. The rows may be long, or new to the worker. Still waiting; Ctrl-C ends."
     return (
-        f"No answer for a while. Is a worker for {settings.model!r} running (penstock worker --model …)? "
+        f"No answer for a while. Is a worker for {settings.served_name!r} running (penstock worker --model …)? "
         f"Is Kafka at {settings.bootstrap_servers} up? Still waiting; Ctrl-C ends."
     )
 

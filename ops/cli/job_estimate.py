@@ -25,7 +25,7 @@ def estimate_job(settings: FileJobSettings, columns: Sequence[str], sources: Seq
     """Read the whole input and print what the job would do. Returns the exit code."""
     try:
         with open_reader(input_paths(sources, target), columns, standard_format=settings.standard_format) as reader:
-            uvloop.run(_print_estimate(reader, settings.model))
+            uvloop.run(_print_estimate(reader, settings.served_name))
     except TableError as error:
         fail(str(error))
         return EXIT_USAGE

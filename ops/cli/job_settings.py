@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.producer.settings import ClientSettings
+from penstock.producer.wire.topics import check_served_name, served_name_of
 
 _PATHS_HELP = (
     "Files to read (.csv, .jsonl or .parquet), directories or quoted patterns of them, and the file to write. "
@@ -17,9 +18,23 @@ _TEXT_HELP = "One text, in place of IN and OUT. Its answer is printed, as JSON w
 OneText = Annotated[str | None, typer.Option("--text", help=_TEXT_HELP)]
 
 
+def _check_model(model: str) -> str:
+    check_served_name(served_name_of(model))
+    return model
+
+
 class FileJobSettings(ClientSettings):
     """Settings of the three commands: the client's, and those of a job over files."""
 
+    model: Annotated[str, AfterValidator(_check_model)] = Field(
+        description="The model's served name, or its checkpoint, whose last part is the name. With --local: the "
+        "checkpoint, a directory or a Hugging Face id."
+    )
+    local: bool = Field(
+        False,
+        description="Start Kafka and a worker on this machine for this command alone, and end them with it. Needs Java "
+        "17. The worker reads its device, dtype and head from its environment variables and configuration file.",
+    )
     timeout_s: float = Field(
         3600.0, gt=0, description="Longest wait of a row for its answer, outages of Kafka and workers included."
     )
@@ -35,6 +50,11 @@ class FileJobSettings(ClientSettings):
     format: Literal["csv", "jsonl"] | None = Field(None, description="Format of standard input and output.")
     dry_run: bool = Field(False, description="Print the rows, their lengths and an estimate of the time; send nothing.")
     report: Path | None = Field(None, description="File to write the final report to, as JSON.")
+
+    @property
+    def served_name(self) -> str:
+        """Name that requests use."""
+        return served_name_of(self.model)
 
     @property
     def standard_format(self) -> str | None:

@@ -21,9 +21,11 @@ def run_job(
     """Run one command and return its exit code. `columns`: that of the texts, or the two of pairs."""
     narrate_logs(settings.bootstrap_servers)
     if text is not None and not paths:
+        from penstock.ops.cli.local_fleet import local_broker
         from penstock.ops.cli.one_text import answer_one
 
-        return uvloop.run(answer_one(task, settings, options, text))
+        with local_broker(settings) as reaching:
+            return uvloop.run(answer_one(task, reaching, options, text))
     if paths is None or len(paths) < 2 or text is not None:
         fail(f"Give a file to read and a file to write{'' if task == 'rerank' else ', or one --text'}.")
         return EXIT_USAGE

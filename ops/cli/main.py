@@ -19,6 +19,7 @@ COMMANDS = {
     "config": "Print the settings of a worker or a client with their origins, or explain one.",
     "parity": "Compare a checkpoint's outputs with those of transformers.",
     "calibrate": "Measure the batch times of a model on this machine, for the scheduler.",
+    "capacity": "Compute how many members, devices and partitions serve a load.",
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",

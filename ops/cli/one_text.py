@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.ops.cli.job_settings import FileJobSettings
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail
 from penstock.producer.errors import PenstockError
 from penstock.producer.settings import ClientSettings
@@ -22,16 +23,18 @@ def client_settings(settings: ClientSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ClientSettings.model_fields}
 
 
-async def answer_one(task: str, settings: ClientSettings, options: Options, text: str) -> int:
+async def answer_one(task: str, settings: FileJobSettings, options: Options, text: str) -> int:
     """Print the answer to one text. Returns the exit code."""
+    from penstock.ops.cli.local_fleet import local_worker
     from penstock.producer.client import Client
 
     _, (checked,) = check([text], None)
     if isinstance(checked, PenstockError):  # before any connection to Kafka
         fail(f"{checked.code}: {checked.message}")
         return EXIT_USAGE
-    async with Client(**client_settings(settings)) as client:
-        (row,) = await client.map(task, [text], options=options, timeout_s=min(settings.timeout_s, _MAX_ONE_TEXT_S))
+    timeout_s = min(settings.timeout_s, _MAX_ONE_TEXT_S)
+    async with local_worker(settings) as while_alive, Client(**client_settings(settings)) as client:
+        (row,) = await while_alive(client.map(task, [text], options=options, timeout_s=timeout_s))
     if isinstance(row, float | list):
         raise RuntimeError(f"{task} was answered with a row of another task. This is a bug.")
     if isinstance(row, PenstockError):
@@ -44,10 +47,10 @@ async def answer_one(task: str, settings: ClientSettings, options: Options, text
     return EXIT_OK
 
 
-def _advice(error: PenstockError, settings: ClientSettings) -> str:
+def _advice(error: PenstockError, settings: FileJobSettings) -> str:
     if error.code != "expired":
         return ""
-    return f" Is a worker for {settings.model!r} running? Start one: penstock worker --model …"
+    return f" Is a worker for {settings.served_name!r} running? Start one: penstock worker --model …"
 
 
 def _as_json(row: Vector | Classification) -> Any:

@@ -17,9 +17,13 @@ class RerankSettings(FileJobSettings):
 
 @takes(RerankSettings)
 def rerank(settings: RerankSettings, paths: Paths = None) -> int:
-    """Compute the score of a query and a document for every row of a file. A worker must be running for the model.
+    """Compute the score of a query and a document for every row of a file.
+
+    A worker must be running for the model, or --local starts one.
 
     $ penstock rerank --model cross-encoder pairs.csv scored.csv --document-column passage
+
+    $ penstock rerank --local --model DIRECTORY pairs.csv scored.csv --document-column passage
 
     The output has the input's columns and two more: score, error.
 

@@ -1,11 +1,14 @@
-"""The demo's worker: a child process that never outlives the demo."""
+"""A worker as a child process, which never outlives the process that started it: the demo, or a job with `--local`."""
 
 import asyncio
+import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from penstock.ops.kafka.guard import kill_with_this_process
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15
@@ -22,9 +25,12 @@ class WorkerFailed(Exception):
 class WorkerProcess:
     """`penstock worker` with the given arguments, logging JSON to `log_path`. An async context manager."""
 
-    def __init__(self, arguments: list[str], log_path: Path) -> None:
+    def __init__(self, arguments: list[str], log_path: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: of the process; None: this one's."""
         self._arguments = arguments
         self.log_path = log_path
+        self._environment = environment
+        self._guard: subprocess.Popen[bytes] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -39,16 +45,24 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=self._environment,
                 start_new_session=True,
             )
+        self._guard = kill_with_this_process(self._process.pid)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._running
-        if process.returncode is not None:
-            return
+        try:
+            if self._running.returncode is None:
+                await self._stop(self._running)
+        finally:
+            if self._guard is not None:
+                self._guard.kill()
+                self._guard.communicate()
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
         try:
             process.terminate()
             await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from penstock.ops.kafka.broker import FULL_SPEED, KafkaBroker
+from penstock.ops.kafka.broker import FAST_START, FULL_SPEED, KafkaBroker
 from penstock.ops.kafka.broker_cluster import BrokerCluster
 from penstock.ops.kafka.errors import BrokerError, BrokerFailed, BrokerMissing
 from penstock.ops.kafka.jars import kafka_missing
@@ -11,6 +11,7 @@ from penstock.ops.kafka.mock import MockBroker
 BrokerKind = Literal["kafka", "mock"]
 
 __all__ = [
+    "FAST_START",
     "FULL_SPEED",
     "BrokerCluster",
     "BrokerError",

@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from penstock.ops.kafka.errors import BrokerFailed
+from penstock.ops.kafka.guard import kill_with_this_process
 from penstock.ops.kafka.jars import fetch_jars, java_path
 
 START_TIMEOUT_S = 60.0
@@ -226,15 +227,7 @@ class KafkaBroker:
             self._process = subprocess.Popen(
                 [*command, str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
-        # `read` ends when the kernel closes the pipe's only writing end with this process. PR_SET_PDEATHSIG would
-        # fire too early: when the thread that started the broker ends.
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r _; kill -9 "$0"', str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        self._guard = kill_with_this_process(self._process.pid)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -70,15 +70,29 @@ async def run_bulk(
     started = time.monotonic()
     done = resumed or BulkResult(0, 0, 0.0)
     answered = answer_stream(client, task, _in_thread(reader), options=options, timeout_s=timeout_s)
-    async with aclosing(answered):
-        async for block, results in answered:
-            errors = [result for result in results if isinstance(result, PenstockError)]
-            failed = done.failed + len(errors)
-            if errors and max_errors is not None and failed > max_errors:
-                raise TooManyErrors(f"{failed:,} rows failed. The last error: {errors[-1].code}: {errors[-1].message}")
-            await asyncio.to_thread(writer.write, block, results)
-            done = BulkResult(done.rows + len(results), failed, time.monotonic() - started, done.resumed)
-            on_progress(done)
+    failed = done.failed
+    writing: asyncio.Task[None] | None = None  # of the block before: the next rows are read and sent meanwhile
+
+    async def write(block: Block, results: Sequence[Result], failed: int) -> None:
+        nonlocal done
+        await asyncio.to_thread(writer.write, block, results)
+        done = BulkResult(done.rows + len(results), failed, time.monotonic() - started, done.resumed)
+        on_progress(done)
+
+    try:
+        async with aclosing(answered):
+            async for block, results in answered:
+                errors = [result for result in results if isinstance(result, PenstockError)]
+                failed += len(errors)
+                if errors and max_errors is not None and failed > max_errors:
+                    last = errors[-1]
+                    raise TooManyErrors(f"{failed:,} rows failed. The last error: {last.code}: {last.message}")
+                if writing is not None:
+                    await writing
+                writing = asyncio.create_task(write(block, results, failed))
+    finally:
+        if writing is not None:
+            await writing
     return done
 
 

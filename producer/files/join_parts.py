@@ -1,52 +1,176 @@
-"""Join the parts of a job into its output."""
+"""Join the parts of a job into its output, each as soon as it is finished."""
 
-import itertools
+import contextlib
+import io
+import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
+from penstock.producer.files.durable import sync
 from penstock.producer.files.encoders import ArrowEncoder, Encoder
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
+    from pyarrow.parquet import ParquetWriter
 
 # Row groups of a size that suits readers of Parquet. Their bounds depend on the rows alone.
 ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 
 
-def join_parts(parts: Sequence[Path], encoder: Encoder, vector_lengths: set[int], file: IO[bytes]) -> None:
-    """Write the output of one encoder's parts, in bounded memory.
+class JoinedFile:
+    """The output of one encoder's parts, in bounded memory. Called from one thread at a time.
 
-    Args:
-        vector_lengths: those of all vectors. In Parquet, vectors of one length are lists of fixed size.
+    Parts are joined while later ones are computed, so that a job does not end with a pass over all of its rows.
     """
+
+    def __init__(self, path: Path, encoder: Encoder) -> None:
+        """Parts that an earlier run joined are joined again: nothing is opened before the first call."""
+        self._path = path
+        self._encoder = encoder
+        self._num_joined = 0
+        self._lengths: frozenset[int] = frozenset()
+        self._file: IO[bytes] | None = None
+        self._sink: _Sink | None = None
+
+    def join(self, parts: Sequence[Path], vector_lengths: set[int]) -> None:
+        """Join those of the finished parts that are not joined yet.
+
+        Args:
+            parts: all that are finished; each call has those of the one before, and maybe more.
+            vector_lengths: those of their vectors. In Parquet, vectors of one length are lists of fixed size. If they
+                turn out to differ, the file is begun anew.
+        """
+        if self._sink is None or self._lengths != vector_lengths:
+            self.close()
+            self._lengths = frozenset(vector_lengths)
+            self._file = self._path.open("wb")
+            self._sink = _sink(self._encoder, self._lengths, self._file)
+            self._num_joined = 0
+        for part in parts[self._num_joined :]:
+            self._sink.add(part)
+            self._num_joined += 1
+
+    def finish(self) -> None:
+        """Complete the file, on the disk."""
+        if self._sink is None or self._file is None:
+            raise RuntimeError("A file of no parts was finished. This is a bug.")
+        self._sink.finish()
+        sync(self._file)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file as it is. May be called twice."""
+        if self._sink is not None:
+            self._sink.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = self._sink = None
+
+
+class _Sink(Protocol):
+    """An open output."""
+
+    def add(self, part: Path) -> None:
+        """Append the rows of a part."""
+        ...
+
+    def finish(self) -> None:
+        """Write what follows the last row."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held, whether or not the output is finished. The file is still open."""
+        ...
+
+
+def _sink(encoder: Encoder, vector_lengths: frozenset[int], file: IO[bytes]) -> _Sink:
     if isinstance(encoder, ArrowEncoder):
-        _join_parquet(parts, encoder, vector_lengths, file)
-        return
-    file.write(encoder.header)
-    for part in parts:
+        return _ParquetSink(encoder, vector_lengths, file)
+    return _TextSink(encoder.header, file)
+
+
+class _TextSink:
+    """Lines, one part after the other."""
+
+    def __init__(self, header: bytes, file: IO[bytes]) -> None:
+        self._file = file
+        file.write(header)
+
+    def add(self, part: Path) -> None:
         with part.open("rb") as content:
-            shutil.copyfileobj(content, file, 1 << 20)
+            shutil.copyfileobj(content, self._file, 1 << 20)
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
-def _join_parquet(parts: Sequence[Path], encoder: ArrowEncoder, vector_lengths: set[int], file: IO[bytes]) -> None:
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
+class _ParquetSink:
+    """Row groups, whose bounds are not those of the parts."""
 
-    fixed: pa.Field | None = None
-    schema = encoder.schema
-    if encoder.vectors is not None and len(vector_lengths) == 1:
-        fixed = schema.field(encoder.vectors).with_type(pa.list_(pa.float32(), *vector_lengths))
-        schema = schema.set(encoder.vectors, fixed)
-    with ParquetWriter(file, schema) as writer:
-        for batches in _row_groups(itertools.chain.from_iterable(map(_batches, parts))):
-            table = pa.Table.from_batches(batches, encoder.schema)
-            if fixed is not None:
-                vectors = table.column(encoder.vectors).cast(fixed.type)
-                table = table.set_column(encoder.vectors, fixed, vectors)
-            writer.write_table(table)
+    def __init__(self, encoder: ArrowEncoder, vector_lengths: frozenset[int], file: IO[bytes]) -> None:
+        import pyarrow as pa
+
+        self._file = file
+        self._schema = encoder.schema  # of the parts
+        self._vectors = encoder.vectors
+        self._fixed: pa.Field | None = None
+        schema = self._schema
+        if self._vectors is not None and len(vector_lengths) == 1:
+            self._fixed = schema.field(self._vectors).with_type(pa.list_(pa.float32(), *vector_lengths))
+            schema = schema.set(self._vectors, self._fixed)
+        self._writer = _parquet_writer(file, schema, self._vectors)
+        self._collected: list[pa.RecordBatch] = []  # of the next row group
+        self._rows = self._size = 0
+
+    def add(self, part: Path) -> None:
+        for batch in _batches(part):
+            self._collected.append(batch)
+            self._rows += batch.num_rows
+            self._size += batch.nbytes
+            if self._rows >= ROW_GROUP_ROWS or self._size >= _ROW_GROUP_BYTES:
+                self._write_group()
+
+    def finish(self) -> None:
+        if self._collected:
+            self._write_group()
+        self._writer.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of an output that is given up, as on a full disk
+            self._writer.close()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(self._collected, self._schema)
+        self._collected, self._rows, self._size = [], 0, 0
+        if self._fixed is not None:
+            vectors = table.column(self._vectors).cast(self._fixed.type)
+            table = table.set_column(self._vectors, self._fixed, vectors)
+        self._writer.write_table(table)
+        # Begin to write to the disk what the last `sync` would otherwise write at once.
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _parquet_writer(file: IO[bytes], schema: "pa.Schema", vectors: int | None) -> "ParquetWriter":
+    """A writer that neither compresses vectors nor looks for repeated numbers in them: they have next to none."""
+    from pyarrow.parquet import ParquetFile, ParquetWriter
+
+    if vectors is None:
+        return ParquetWriter(file, schema)
+    empty = io.BytesIO()
+    ParquetWriter(empty, schema).close()
+    leaves = ParquetFile(empty).schema
+    paths = [leaves.column(number).path for number in range(len(leaves))]
+    others = [path for path in paths if path.split(".")[0] != schema.field(vectors).name]
+    codecs = {path: "snappy" if path in others else "none" for path in paths}
+    return ParquetWriter(file, schema, use_dictionary=others, compression=codecs)
 
 
 def _batches(part: Path) -> Iterator["pa.RecordBatch"]:
@@ -57,17 +181,3 @@ def _batches(part: Path) -> Iterator["pa.RecordBatch"]:
         while source.tell() < source.size():
             with pa.ipc.open_stream(source) as stream:
                 yield from stream
-
-
-def _row_groups(batches: Iterable["pa.RecordBatch"]) -> Iterator[list["pa.RecordBatch"]]:
-    collected: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        collected.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
-            yield collected
-            collected, rows, size = [], 0, 0
-    if collected:
-        yield collected

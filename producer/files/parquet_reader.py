@@ -11,6 +11,8 @@ from penstock.producer.wire.messages import Text
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second
 
+_BUFFER_BYTES = 1 << 20  # of each column
+
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Content:
     """Header and blocks of a file."""
@@ -18,7 +20,8 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Content:
     from pyarrow.parquet import ParquetFile
 
     try:
-        file = ParquetFile(path)
+        # `pre_buffer` would keep all of the file that was read in memory; without a buffer, a row group is read whole.
+        file = ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
         schema = file.schema_arrow
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error

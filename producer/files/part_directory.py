@@ -65,6 +65,11 @@ class PartDirectory:
         """Whether the output has its name, and only the removal of the parts is missing."""
         return self.manifest.output is not None and self.manifest.output == stamp_of(self._target)
 
+    @property
+    def parts(self) -> list[Path]:
+        """The finished parts, in order."""
+        return [self._part(number) for number in range(len(self.manifest.parts))]
+
     def add_part(self) -> None:
         """Finish `unfinished`, whose content is on the disk, and save the manifest."""
         part = self._part(len(self.manifest.parts))
@@ -73,8 +78,8 @@ class PartDirectory:
         self.manifest.save(self._manifest_path)
 
     def checked_parts(self) -> list[Path]:
-        """The finished parts, in order. Raises TableError if one is missing or has another size."""
-        parts = [self._part(number) for number in range(len(self.manifest.parts))]
+        """`parts`. Raises TableError if one is missing or has another size."""
+        parts = self.parts
         for part, size in zip(parts, self.manifest.parts, strict=True):
             if not part.exists() or part.stat().st_size != size:
                 raise TableError(f"{part} was removed or changed. Discard the other parts as well: --restart.")

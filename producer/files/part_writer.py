@@ -1,5 +1,6 @@
 """Writer of a table in parts, which a later run of the same job continues."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,21 +11,23 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.files.blocks import Block, TableError
 from penstock.producer.files.durable import sync
 from penstock.producer.files.encoders import Encoder
-from penstock.producer.files.join_parts import join_parts
+from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
 
-# Bounds of a part, which a killed run loses. They are of rows and characters, so that every run makes the same parts.
+# Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
+# groups are made of blocks.
 PART_ROWS = 8192
+PART_S = 2.0
 _PART_CHARS = 16 << 20
 
 
 class PartWriter:
     """An output table, made by `open_writer`. A context manager.
 
-    Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error joins them
-    into the output and removes them.
+    Finished parts are kept in OUT.parts, whatever ends the process. A context that ends without an error gives the
+    joined file the name of the output, and removes the parts.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class PartWriter:
         self._encoder = encoder
         self._columns = columns
         self._overwrite = overwrite
+        self._joined = JoinedFile(directory.joined, encoder)
         self._file: IO[bytes] | None = None  # the unfinished part
         self._rows = self._chars = 0  # of it
+        self._begun = 0.0  # steady clock, in seconds
 
     def write(self, block: Block, results: Sequence[Result]) -> None:
         """Append the block's rows with one result each. Called in the order of the file.
@@ -54,11 +59,13 @@ class PartWriter:
         try:
             if self._file is None:
                 self._file = self._directory.unfinished.open("wb")
+                self._begun = time.monotonic()
             self._file.write(self._encoder.encode(block, self._columns.of(results)))
             self.report.add(block, results)
             self._rows += len(results)
             self._chars += sum([num_chars(text) for text in block.texts if not isinstance(text, PenstockError)])
-            if self._rows >= PART_ROWS or self._chars >= _PART_CHARS:
+            is_old = time.monotonic() - self._begun >= PART_S
+            if self._rows >= PART_ROWS or self._chars >= _PART_CHARS or is_old:
                 self._finish_part(self._file)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
@@ -77,6 +84,7 @@ class PartWriter:
         except OSError as problem:
             raise _cannot_write(self.path, problem) from problem
         finally:
+            self._joined.close()
             if self._file is not None:
                 self._file.close()
             self._directory.close()
@@ -85,9 +93,8 @@ class PartWriter:
         if self._file is not None:
             self._finish_part(self._file)
         if not self._directory.is_published:
-            with self._directory.joined.open("wb") as file:
-                join_parts(self._directory.checked_parts(), self._encoder, self.report.vector_lengths, file)
-                sync(file)
+            self._joined.join(self._directory.checked_parts(), self.report.vector_lengths)
+            self._joined.finish()
             refuse_existing(self.path, self._overwrite)
             self._directory.publish(joined=self._directory.joined)
         self._directory.remove()
@@ -99,6 +106,7 @@ class PartWriter:
         self._directory.add_part()
         self._rows = self._chars = 0
         self.kept_rows = self.report.rows
+        self._joined.join(self._directory.parts, self.report.vector_lengths)
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -47,7 +47,9 @@ def _classified(results: Sequence[Result]) -> Columns:
 
 
 def _embedded(results: Sequence[Result]) -> Columns:
-    return {"embedding": [row.astype(np.float32) if isinstance(row, np.ndarray) else None for row in results]}
+    return {
+        "embedding": [row.astype(np.float32, copy=False) if isinstance(row, np.ndarray) else None for row in results]
+    }
 
 
 def _reranked(results: Sequence[Result]) -> Columns:

@@ -67,6 +67,7 @@ def open_writer(
     if not directory.is_published:
         try:
             refuse_existing(path, overwrite)
+            directory.checked_parts()
         except TableError as error:
             writer.__exit__(type(error), error, None)
             raise

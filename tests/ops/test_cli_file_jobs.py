@@ -332,3 +332,28 @@ class TestDryRun:
         code, said, _ = penstock("classify", tmp_path / "in.csv", tmp_path / "out.csv", "--dry-run")
         assert code == 2
         assert "No such file" in said
+
+
+class TestLocal:
+    def test_without_java_one_sentence_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: type[InstantClient]
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        code, said, _ = penstock("classify", "--local", write_rows(tmp_path / "in.csv", "a"), tmp_path / "out.csv")
+        assert code == 1
+        assert "Error: A real Kafka broker cannot run here: Java 17 or newer is not installed" in said
+        assert instant.num_answered == 0
+        assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+    def test_another_broker_contradicts_it(self, tmp_path: Path) -> None:
+        source = write_rows(tmp_path / "in.csv", "a")
+        servers = ("--bootstrap-servers", "127.0.0.1:1")
+        code, said, _ = penstock("classify", "--local", *servers, source, tmp_path / "out.csv")
+        assert code == 2
+        assert "--local starts its own Kafka: leave out --bootstrap-servers." in said
+
+    def test_files_at_fault_are_found_before_anything_starts(self, tmp_path: Path) -> None:
+        code, said, _ = penstock("classify", "--local", tmp_path / "in.csv", tmp_path / "out.csv")
+        assert code == 2
+        assert "Starting" not in said

@@ -1,6 +1,7 @@
 """Memory of a bulk job: bounded by blocks, parts and row groups, whatever the number and the size of its rows."""
 
 import asyncio
+import os
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ async def test_eight_times_the_rows_take_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str, task: str
 ) -> None:
     """All of the many rows with their results would be more than 10 MB."""
-    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 1024)
+    monkeypatch.setattr(answer_stream, "MOST_WINDOW_ROWS", 1024)
     monkeypatch.setattr(part_writer, "PART_ROWS", 2048)
     monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 4096)
     assert await peak_bytes(tmp_path / f"few.{extension}", task, 5_000) < 5_000_000
@@ -89,3 +90,18 @@ async def test_a_cell_of_50_mb_is_a_row_like_others(tmp_path: Path) -> None:
     written = pq.read_table(tmp_path / "out.parquet")
     assert written.column("text").to_pylist() == texts
     assert written.column("label").to_pylist() == ["card"] * 3
+
+
+@pytest.mark.parametrize("row_group_rows", [1000, 100_000])
+def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path, row_group_rows: int) -> None:
+    """Neither what was read nor the rest of a row group stays in memory. The texts hardly compress."""
+    texts = [os.urandom(1000).hex() for _ in range(16_000)]
+    pq.write_table(
+        pa.table({"text": texts}), tmp_path / "in.parquet", row_group_size=row_group_rows, use_dictionary=False
+    )
+    assert (tmp_path / "in.parquet").stat().st_size > 15_000_000
+    before, most = pa.total_allocated_bytes(), 0
+    with open_reader(tmp_path / "in.parquet", "text") as reader:
+        for _ in reader:
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 8_000_000

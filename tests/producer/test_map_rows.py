@@ -113,7 +113,7 @@ async def test_what_is_no_source_of_rows_says_so(rows: Any, options: dict[str, A
 
 
 async def test_any_number_of_rows_is_read_a_window_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 1500)
+    monkeypatch.setattr(answer_stream, "MOST_WINDOW_ROWS", 1500)
     read = 0
 
     def numbers() -> Iterator[str]:

@@ -1,0 +1,97 @@
+"""`--local`: a command starts Kafka and a worker of its own, and leaves neither behind, however it ends."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.ops.bench.pipeline.process_cpu import descendants
+
+COMMAND = (sys.executable, "-c", "from penstock.ops.cli.main import main; main()")
+# A broker, a worker, and a guard of each.
+NUM_PROCESSES = 4
+
+
+def embed(*arguments: str | Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PENSTOCK_BOOTSTRAP_SERVERS"] = "127.0.0.1:1"  # of another cluster
+    return subprocess.Popen(
+        [*COMMAND, "embed", "--local", "--model", "null", *map(str, arguments)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody reaps yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.csv"
+    path.write_text("text\nhello\nworld\n")
+    return path
+
+
+def test_a_job_runs_on_its_own_broker_and_worker_and_ends_them(source: Path, tmp_path: Path) -> None:
+    job = embed(source, tmp_path / "out.csv")
+    below: set[int] = set()
+
+    def ended() -> bool:
+        below.update(descendants(job.pid))
+        return job.poll() is not None
+
+    wait_for(ended)
+    said, _ = job.communicate()
+    assert job.returncode == 1, said  # the null engine has no tokenizer: each row fails
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == ["hello", "world"]
+    assert all("has no tokenizer here" in row["error"] for row in rows)
+    for phase in ("Starting Kafka on this machine.", "Starting a worker for null …"):
+        assert phase in said
+    assert len(below) >= NUM_PROCESSES
+    wait_for(lambda: not any(map(is_alive, below)), 10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_that_is_ended_leaves_no_process(source: Path, tmp_path: Path, number: signal.Signals) -> None:
+    job = embed(source, tmp_path / "out.csv")
+    wait_for(lambda: job.poll() is not None or len(descendants(job.pid)) >= NUM_PROCESSES)
+    below = descendants(job.pid)
+    job.send_signal(number)
+    said, _ = job.communicate(timeout=30)
+    assert len(below) >= NUM_PROCESSES, said
+    assert job.returncode == (-number if number == signal.SIGKILL else 143), said
+    wait_for(lambda: not any(map(is_alive, below)), 15.0)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_worker_that_cannot_start_is_an_error_of_one_sentence(source: Path, tmp_path: Path) -> None:
+    job = embed("--model", tmp_path / "no-such-checkpoint", source, tmp_path / "out.csv")
+    said, _ = job.communicate(timeout=90)
+    assert job.returncode == 1
+    last = said.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert "no-such-checkpoint" in last
+    assert "Traceback" not in said

@@ -1,0 +1,174 @@
+"""`penstock capacity`: its arithmetic, and simulated fleets of the sizes that it gives."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cache import CostKey, CostTables
+from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.simulation.noise import Noise
+from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Traffic, simulate_fleet
+from penstock.ops.cli.capacity_plan import (
+    CapacityPlan,
+    Device,
+    ImpossibleLoad,
+    full_batches,
+    lengths_in,
+    lengths_of,
+    plan_capacity,
+)
+from penstock.scheduler import CostTable, PackedCost, SchedulerSettings
+from penstock.scheduler.costs.table import Sample
+from penstock.worker.batching.startup_costs import MeasuredCosts
+from tests.ops.test_cli import no_settings_from_outside, penstock
+
+__all__ = ["no_settings_from_outside"]  # a fixture that is used by being here
+
+H200 = PackedCost(floor_s=0.6e-3, alpha_s=0.1e-3, beta_s=0.39e-6, gamma_s=4e-11)
+CPU = PackedCost(floor_s=1e-3, alpha_s=0.3e-3, beta_s=12e-6, gamma_s=2e-9)
+GPU_CAPS, CPU_CAPS = (1024, 16_384), (256, 1024)
+FOUR_CORES = Device(is_gpu=False, lanes=4, members=1)
+ONE_GPU = Device(is_gpu=True, lanes=1, members=3)
+
+
+def plan_for(cost: PackedCost, device: Device, rate_per_s: float, slo_s: float) -> CapacityPlan:
+    max_sequences, max_tokens = GPU_CAPS if device.is_gpu else CPU_CAPS
+    return plan_capacity(
+        cost,
+        device,
+        draw("2-100", 20_000, 5),
+        rate_per_s=rate_per_s,
+        slo_s=slo_s,
+        max_sequences=max_sequences,
+        max_tokens=max_tokens,
+    )
+
+
+def share_in_time(plan: CapacityPlan, cost: PackedCost, devices: int, seconds: float = 1.0) -> float:
+    """Of simulated requests; those that are rejected are not in time."""
+    caps = GPU_CAPS if plan.device.is_gpu else CPU_CAPS
+    max_wait_s = 0.0 if plan.device.is_gpu else 0.002
+    settings = SchedulerSettings(max_wait_s, *caps, slo_s=plan.slo_s, num_lanes=plan.device.lanes)
+    traffic = Traffic(plan.rate_per_s, int(plan.rate_per_s * seconds), "2-100")
+    fleet = Fleet(devices, settings, cost, Noise.none(), num_partitions=plan.partitions)
+    outcome = simulate_fleet(traffic, fleet)
+    return float(np.mean(outcome.finish - outcome.arrival <= (plan.slo_s or 0.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cost", "device", "rate_per_s", "slo_s"),
+    [
+        (H200, ONE_GPU, 60_000.0, 0.05),
+        (CPU, FOUR_CORES, 12_000.0, 0.1),
+        (CPU, FOUR_CORES, 400.0, 0.02),
+    ],
+)
+def test_a_simulated_fleet_of_the_plan_meets_the_objective_and_a_saturated_one_does_not(
+    cost: PackedCost, device: Device, rate_per_s: float, slo_s: float
+) -> None:
+    plan = plan_for(cost, device, rate_per_s, slo_s)
+    assert share_in_time(plan, cost, plan.devices) >= 0.999
+    saturated = int(plan.rate_per_s / plan.device_per_s)  # full batches would not suffice
+    if saturated:
+        assert share_in_time(plan, cost, saturated) < 0.99
+
+
+@pytest.mark.slow
+def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches() -> None:
+    plan = plan_for(H200, ONE_GPU, 10_000.0, 1.0)
+    settings = SchedulerSettings(0.0, *GPU_CAPS, slo_s=None)
+    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, H200, Noise.none()))
+    assert 50_000 / float(outcome.finish.max()) == pytest.approx(plan.device_per_s, rel=0.05)
+
+
+def test_batches_are_as_full_as_every_bound_allows() -> None:
+    tens = np.full(1000, 10, np.int64)
+    cost = PackedCost(0.0, 1e-3, 1e-5, 0.0)
+    by_tokens = full_batches(cost, tens, max_sequences=1000, max_tokens=64, most_s=1.0)
+    assert (by_tokens.sequences, by_tokens.tokens) == (6, 60)
+    assert by_tokens.seconds == pytest.approx(1.6e-3)
+    assert full_batches(cost, tens, max_sequences=4, max_tokens=64, most_s=1.0).sequences == 4
+    assert full_batches(cost, tens, max_sequences=1000, max_tokens=10**6, most_s=1.3e-3).sequences == 3
+    assert full_batches(cost, tens, max_sequences=1000, max_tokens=10**6, most_s=1e-9).sequences == 1
+
+
+def test_devices_members_and_partitions_follow_from_the_rate() -> None:
+    plan = plan_for(H200, ONE_GPU, 60_000.0, 0.05)
+    assert plan.devices == int(np.ceil(60_000 / (0.75 * plan.device_per_s)))
+    assert (plan.members, plan.partitions) == (3 * plan.devices, 12 * plan.devices)
+    assert plan.load <= 0.75
+    assert plan_for(CPU, FOUR_CORES, 1.0, 0.1).devices == 1
+
+
+def test_sequences_that_take_more_than_half_of_the_slo_are_an_error() -> None:
+    with pytest.raises(
+        ImpossibleLoad, match=r"100 tokens or more and takes 1\.5 ms alone: more than half of the SLO of 2"
+    ):
+        plan_for(CPU, FOUR_CORES, 10.0, 0.002)
+
+
+@pytest.mark.parametrize(("name", "is_gpu", "lanes"), [("Xeon (6/143), 16 cores", False, 16), ("NVIDIA H200", True, 1)])
+def test_the_name_of_a_device_tells_its_lanes(name: str, is_gpu: bool, lanes: int) -> None:
+    assert (Device.of(name).is_gpu, Device.of(name).lanes) == (is_gpu, lanes)
+
+
+@pytest.mark.parametrize(("mean", "p95"), [(40.0, 120.0), (51.0, 95.0), (300.0, 300.0)])
+def test_lengths_have_the_mean_and_the_percentile(mean: float, p95: float) -> None:
+    lengths = lengths_of(mean, p95)
+    assert lengths.mean() == pytest.approx(mean, rel=0.02)
+    assert np.percentile(lengths, 95) == pytest.approx(p95, rel=0.02)
+
+
+def test_lengths_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("5\n7\n")
+    assert set(lengths_in(tmp_path / "lengths.txt").tolist()) == {5, 7}
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    """A file with the costs of the model `intents` on a GPU."""
+    table = CostTable(H200, samples=(Sample(100, 1000, 10, 10, H200.seconds(100, 1000, 10, 10)),))
+    measured = MeasuredCosts(table, (), 1.7e9, 9.0, *GPU_CAPS)
+    key = CostKey("NVIDIA H200", "somebody/intents", "r", "float16", "penstock")
+    assert asyncio.run(CostTables(tmp_path / "costs.sqlite").put(key, measured.to_dict()))
+    return tmp_path / "costs.sqlite"
+
+
+class TestCommand:
+    def test_it_shows_the_arithmetic(self, costs: Path) -> None:
+        load = ("--rate", "100000", "--lengths", "51/95", "--slo-ms", "50")
+        code, text = penstock("capacity", "--model", "intents", *load, "--costs", str(costs))
+        assert code == 0, text
+        for part in (
+            "intents, float16 on NVIDIA H200",
+            "mean 51.0 tokens, p95 95",
+            "at most 16,384 tokens, 1,024 sequences, 12.5 ms (a quarter of the SLO)",
+            "GPUs 100,000 / (75% of ",
+            "members 3 x 3 = 9 (3 on each GPU)",
+            "partitions 4 x 9 = 36 (--partitions 36)",
+        ):
+            assert part in text
+
+    def test_without_a_table(self, tmp_path: Path) -> None:
+        code, text = penstock(
+            *("capacity", "--model", "intents", "--rate", "1", "--lengths", "5/9"),
+            env={"XDG_CACHE_HOME": str(tmp_path)},
+        )
+        assert code == 1
+        assert f"{os.sep}costs.sqlite has no cost table of 'intents'. penstock calibrate measures one." in text
+
+    @pytest.mark.parametrize(
+        ("lengths", "says"),
+        [
+            ("40/20", "expected a mean and a 95th percentile of 1 to 3.87 times the mean"),
+            ("nowhere.txt", "expected MEAN/P95 or a file: No such file or directory"),
+        ],
+    )
+    def test_lengths_at_fault(self, lengths: str, says: str) -> None:
+        code, text = penstock("capacity", "--model", "m", "--rate", "1", "--lengths", lengths)
+        assert code == 2
+        assert says in text
