@@ -17,7 +17,7 @@ from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, Cell
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
 _BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
-_FEW = 1000
+_FEW = 1000  # entries of jobs that have left, which are not worth a removal
 
 
 class _Active(NamedTuple):
