@@ -53,7 +53,7 @@ CONSTANTS: Mapping[str, tuple[str, str]] = {
     "settings.bulk_slice_s": ("s", "a requirement: bulk may add 2 ms to the online p99 (test_bulk)"),
     "settings.bulk_quiet_s": ("s", "not measured: long against the pauses of online traffic"),
     "settings.window": ("jobs", "bounds a plan's time: the DP over 1,024 jobs takes about 1 ms"),
-    "cellular.choice.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_choice); not measured"),
+    "cellular.choice.MAX_PASSES": ("tasks", "guarantee: no cell type starves (test_scheduler); not measured"),
     "cellular.cost._WEIGHT": ("of the mean", "not measured: follows a change within some ten tasks"),
     "cellular.cost._FAR": ("times", "guarantee: one task out of proportion changes little; the number is not measured"),
     "cellular.scheduler._BULK_SHARE": ("of the slots", "guarantee: an online job finds a free slot; not measured"),
