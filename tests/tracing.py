@@ -1,4 +1,4 @@
-"""What tests of traces share: an application's tracer provider that keeps its spans in memory."""
+"""Shared by tests of traces: an application's tracer provider that keeps its spans in memory."""
 
 from collections.abc import Sequence
 

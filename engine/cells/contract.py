@@ -33,7 +33,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """What a cell reads and writes. Cells of equal specification and weights are one cell type, and run together."""
+    """States, inputs and emissions of a cell. Cells of equal specification and weights are one cell type, and run together."""
 
     name: str
     states: tuple[StateSpec, ...]  # read of each predecessor, and written
@@ -80,7 +80,7 @@ class CellBatch:
 
 @dataclass(frozen=True, slots=True)
 class CellOutput:
-    """What a batch of cells has done, in the order of its rows."""
+    """Results of a batch of cells, in the order of its rows."""
 
     emitted: Mapping[str, npt.NDArray[np.float32] | Int32Array]  # [R, quantum, width]; undefined beyond a row's steps
     steps: Int32Array  # [R] steps that ran; fewer than asked where a row stopped; 0 where it had stopped before

@@ -19,7 +19,7 @@ Emissions = npt.NDArray[np.float32] | Int32Array
 
 
 class _Rows(NamedTuple):
-    """What some rows of a batch have computed, before it reaches the pool."""
+    """Results of some rows of a batch, before they reach the pool."""
 
     rows: Tensor  # [r] of the batch
     states: dict[str, Tensor]  # [r, width]

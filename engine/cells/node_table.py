@@ -22,7 +22,7 @@ class SlotPlan(NamedTuple):
 
     slots: list[int]  # [N] written
     spare: list[list[int]]  # [N, arity] slots that are read and not written: a reference each, until the node has read
-    is_last: list[bool]  # [N] whether nobody reads the node: it holds a reference until it ends
+    is_last: list[bool]  # [N] whether no node reads it: it holds a reference until it ends
     references: list[int]  # of each slot
 
 
@@ -91,7 +91,7 @@ class NodeTable:
                 ("spare", np.int32, (self.arity,)),  # those of them that are not written too
                 ("starts", np.int32, columns),  # of each input, then of each emission, in `values`
                 ("strides", np.int32, columns),  # values of one step; 0: one value for all steps
-                ("is_last", np.bool_),  # nobody reads it
+                ("is_last", np.bool_),  # no node reads it
                 ("has_read", np.bool_),
                 ("has_ended", np.bool_),
                 ("is_closed", np.bool_),

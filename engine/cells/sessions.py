@@ -26,7 +26,7 @@ class SessionBatch(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a finished batch changes for the scheduler and the replies."""
+    """Changes of a finished batch for the scheduler and the replies."""
 
     has_ended: npt.NDArray[np.bool_]  # [R] nodes that ended with this batch
     finished: list[int]  # requests whose last node ended: their emissions are complete
@@ -115,7 +115,7 @@ class Sessions:
         return SessionBatch(batch, list(ids), nodes, rows)
 
     def apply(self, done: SessionBatch, output: CellOutput) -> Applied:
-        """Store what a batch has emitted, and release the slots that nobody reads any more."""
+        """Store what a batch has emitted, and release the slots that no node reads any more."""
         table, rows = self._table, done.rows
         table.nodes["underway"][rows] -= 1
         found = table.nodes[rows]

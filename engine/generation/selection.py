@@ -33,7 +33,7 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one step has done to a sequence."""
+    """Result of one step for a sequence."""
 
     tokens: tuple[int, ...]  # that are certain now; of beams none before the end
     is_finished: bool

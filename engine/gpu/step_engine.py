@@ -35,7 +35,7 @@ class Quantum(Protocol):
 
 
 class GraphKey(NamedTuple):
-    """What a captured graph fixes."""
+    """Facts that a captured graph fixes."""
 
     cell: str
     rows: int

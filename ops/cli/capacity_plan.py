@@ -30,7 +30,7 @@ class ImpossibleLoad(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a cost table was measured on."""
+    """Device and model of a cost table."""
 
     is_gpu: bool
     lanes: int  # batches at a time

@@ -67,7 +67,7 @@ SORTS = ("member", "req/s", "p99", "backlog", "lag", "err/s")  # by `member`: in
 
 
 class View(NamedTuple):
-    """What the keys have chosen."""
+    """Choices made by keys."""
 
     sort: str = SORTS[0]
     is_paused: bool = False
@@ -75,7 +75,7 @@ class View(NamedTuple):
 
 
 def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> RenderableType:
-    """What is shown until the next look. `moment`: of the last look."""
+    """The screen until the next look. `moment`: of the last look."""
     rows = _ordered(fleet.rows(), view.sort)
     parts: list[RenderableType] = [_head(fleet, rows, moment)]
     if len(fleet.rates) > 1 and any(fleet.rates):

@@ -1,4 +1,4 @@
-"""What a member has counted during the last seconds: differences of scrapes, through restarts."""
+"""Counts of a member during the last seconds: differences of scrapes, through restarts."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -76,7 +76,7 @@ class Window:
 
 
 def together(members: Iterable[Counted]) -> Counted:
-    """What several members count in a second, whatever the lengths of their windows."""
+    """Counts of several members in a second, whatever the lengths of their windows."""
     rates = ({key: value / one.seconds for key, value in one.counts.items()} for one in members)
     return Counted(1.0, _added(rates))
 

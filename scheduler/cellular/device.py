@@ -15,7 +15,7 @@ class Outstanding(NamedTuple):
 
 
 class Device:
-    """What is planned, and may be planned, on a device."""
+    """Tasks that are planned on a device, and nodes that may be."""
 
     def __init__(self, num_cells: int) -> None:
         self.table = JobTable(num_cells)

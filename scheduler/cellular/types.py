@@ -23,7 +23,7 @@ class CellRule(NamedTuple):
 
 
 class CellGraph(NamedTuple):
-    """What a request unfolds into. Nodes are in topological order; a chain of one cell type is one node."""
+    """Nodes that a request unfolds into. They are in topological order; a chain of one cell type is one node."""
 
     cells: Int32Array  # [N] index of each node's CellRule
     steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the node may stop earlier

@@ -39,7 +39,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody reaps yet does not."""
+    """Whether a process runs; one that has not been reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -107,7 +107,7 @@ def test_every_number_of_the_scheduler_has_a_reason() -> None:
     assigned = {
         ".".join([*path.relative_to(root).with_suffix("").parts, name.id])
         for path in root.rglob("*.py")
-        if path != root / "cellular" / "arrays.py"  # positions of fields, which nobody tunes
+        if path != root / "cellular" / "arrays.py"  # positions of fields, which are not tuned
         for statement in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(statement, ast.Assign | ast.AnnAssign)
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])

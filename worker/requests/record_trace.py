@@ -1,4 +1,4 @@
-"""What is known of a sampled record for its trace, until its answer is acknowledged. Without OpenTelemetry."""
+"""Facts of a sampled record for its trace, until its answer is acknowledged. Without OpenTelemetry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -42,7 +42,7 @@ class Sentences:
 
 @dataclass(frozen=True, slots=True)
 class LoopFigures:
-    """What a closed loop has measured."""
+    """Measurements of a closed loop."""
 
     rows: int
     quantum: int

@@ -1,4 +1,4 @@
-"""What a decision of the cellular scheduler costs its host.
+"""Cost of a decision of the cellular scheduler on its host.
 
 python -m penstock.ops.bench.cellular.decision
 """

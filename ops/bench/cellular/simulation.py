@@ -18,7 +18,7 @@ Seconds = Callable[[int, int, int], float]  # of a task, by cell, rows and quant
 
 
 class CellScheduling(Protocol):
-    """What `CellScheduler` and the policies it is compared with have in common."""
+    """Methods that `CellScheduler` and the policies it is compared with have in common."""
 
     def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]: ...
 
@@ -42,7 +42,7 @@ class Life:
 
 @dataclass
 class Outcome:
-    """What has run."""
+    """Counts and times of a simulated run."""
 
     lives: dict[int, Life] = field(default_factory=dict)
     rejected: list[RejectedJob] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the live view makes of real metrics ports: rates, quantiles, restarts, and members that are away."""
+"""The live view over real metrics ports: rates, quantiles, restarts, and members that are away."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What requests get of cellular batching: when they join, run and leave, on which device, and in which order."""
+"""Cellular batching for requests: when they join, run and leave, on which device, and in which order."""
 
 import math
 import random
