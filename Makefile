@@ -48,7 +48,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file ops/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml
 	@echo 'Open build/docs/index.html. Search needs a server: python3 -m http.server --directory build/docs'
 
 bench: $(INSTALLED)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,13 @@ def logged_events() -> dict[str, tuple[set[str], bool]]:
             has_mapping = any(keyword.arg is None for keyword in call.keywords)
             logged[event] = fields | (named - {"exc_info"}), has_others or has_mapping
     return logged
+
+
+def test_no_file_holds_a_conflict_of_a_merge() -> None:
+    marks = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
+    found = [path.decode() for path in tracked if path and (ROOT / path.decode()).is_file()]
+    assert [path for path in found if marks.search((ROOT / path).read_bytes())] == []
 
 
 def test_readme_and_architecture_stay_short() -> None:

@@ -33,7 +33,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """States, inputs and emissions of a cell. Cells of equal specification and weights are one type and run together."""
+    """States, inputs and emissions of a cell. Cells of equal specification and weights are one type, and run as one."""
 
     name: str
     states: tuple[StateSpec, ...]  # read of each predecessor, and written

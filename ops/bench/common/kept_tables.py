@@ -38,7 +38,7 @@ def is_kept(text: str) -> bool:
 
 
 def _sections(suite: str, parts: Sequence[str], section: Callable[[Sequence[Run]], str], root: Path) -> list[str]:
-    runs = [current_runs(suite, machine, root) for machine in machines(suite, root)]
+    runs = [current_runs(suite, machine, root, parts) for machine in machines(suite, root)]
     runs.sort(key=lambda found: str(found[-1].record["started"]), reverse=True)
     return [f"{text}\n\n{caption(found, parts)}" for found in runs if (text := section(found))]
 

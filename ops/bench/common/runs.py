@@ -19,7 +19,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,9 +101,13 @@ def kept_runs(suite: str, machine: str, root: Path = RESULTS) -> list[Run]:
     return sorted(runs, key=lambda run: str(run.record["started"]))
 
 
-def current_runs(suite: str, machine: str, root: Path = RESULTS) -> list[Run]:
-    """Every kept run of the commit that was measured last, oldest first. A run without a commit stands alone."""
-    runs = kept_runs(suite, machine, root)
+def current_runs(suite: str, machine: str, root: Path = RESULTS, parts: Collection[str] = ()) -> list[Run]:
+    """Every kept run of the commit that was measured last, oldest first. A run without a commit stands alone.
+
+    With `parts`, only runs that have one of them count, if any has.
+    """
+    kept = kept_runs(suite, machine, root)
+    runs = [run for run in kept if not run.record["parts"].keys().isdisjoint(parts)] or kept
     if not runs or runs[-1].commit == UNKNOWN:
         return runs[-1:]
     return [run for run in runs if run.commit == runs[-1].commit]
