@@ -204,7 +204,8 @@ def test_a_member_has_the_settings_and_origins_of_its_supervisor(
 
 def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
-    may_be_open = {"config", "head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition"}
+    # The supervisor decides `mps`, and may decide otherwise after a fault.
+    may_be_open = {"config", "head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition", "mps"}
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
     assert open_settings <= may_be_open | security
