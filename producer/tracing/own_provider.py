@@ -63,7 +63,8 @@ class FaultLog(logging.Handler):
             self._left_out += 1
             return
         left_out, self._left_out, self._logged_at = self._left_out, 0, now
-        log.warning("tracing_fault", reason=record.getMessage()[:_MAX_REASON_CHARS], left_out=left_out)
+        # Not the arguments: they may be headers with credentials.
+        log.warning("tracing_fault", reason=f"{record.name}: {record.msg}"[:_MAX_REASON_CHARS], left_out=left_out)
 
 
 _FAULTS = FaultLog()  # of the process, as the library's loggers are

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +55,8 @@ def mps_daemon() -> Iterator[Mapping[str, str]]:
         try:
             yield variables
         finally:
-            subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")
+            with suppress(OSError, subprocess.SubprocessError):  # the members have ended: the stop stays a clean one
+                subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")
 
 
 class MpsClients:
