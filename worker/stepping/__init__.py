@@ -1,0 +1,1 @@
+"""Requests of many steps: they join a batch at their first step and leave it at their last."""
