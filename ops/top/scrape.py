@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -131,7 +131,7 @@ class _BoundedSocket(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any buffer, which typeshed cannot name
+    def readinto(self, buffer: Any) -> int:  # a writable buffer
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
