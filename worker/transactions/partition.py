@@ -209,7 +209,7 @@ class PartitionTransactions:
                 raise DestinationRefused(batch.answers, too_large) from error
 
     def _refuse(self, answers: Sequence[Answer], error: KafkaError) -> None:
-        """Tell the senders of these answers, who may put others in their place."""
+        """Tell the senders of these answers, which may put others in their place."""
         for answer in answers:
             self._plan.discard(answer)
         complete(answers, error)

@@ -123,5 +123,5 @@ def recovery_s(exchange: Exchange, since: float, until: float) -> float:
 
 
 def _distinct(answers: Iterable[Answer]) -> set[object]:
-    """Answers that a reader sees who drops equal keys. Answers without a key are all different."""
+    """Answers that a reader sees that drops equal keys. Answers without a key are all different."""
     return {answer.key if answer.key is not None else id(answer) for answer in answers}
