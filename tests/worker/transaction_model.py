@@ -20,7 +20,7 @@ from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.transactions.plan import Content, PartitionLost, TransactionPlan
+from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
 from tests.worker.protocol_model import Action, Original, Violation
 
 TOPIC, SOURCE = "requests", ("requests", 0)

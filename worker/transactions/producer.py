@@ -19,7 +19,7 @@ from aiokafka.producer.transaction_manager import TransactionState
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS
-from penstock.worker.transactions.batches import TransactionBatch
+from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _REQUEST_BYTES = 16 * 1024 * 1024
