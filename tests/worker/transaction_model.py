@@ -109,7 +109,9 @@ class Member:
         reading = self.tracker.reading(SOURCE)
         records = [(one.original.offset, one.reading == reading) for one in self.records]
         plan, partition = self.plan, self.tracker._partitions.get(SOURCE)
-        waiting = [(one == reading, tuple(sorted(answers._answers))) for one, answers in plan._waiting.items() if answers]
+        waiting = [
+            (one == reading, tuple(sorted(answers._answers))) for one, answers in plan._waiting.items() if answers
+        ]
         return (
             (self.phase, self.position, _epoch_key(self.epoch, epoch), tuple(sorted(records))),
             (plan._committed, plan._mark, _content_key(plan._in_doubt), tuple(sorted(waiting))),
