@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.bench import capacity
+from penstock.ops.bench import capacity_check
 from penstock.ops.bench.serving import length_ranges
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.simulation.noise import Noise
@@ -179,9 +179,9 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
 
 
 def test_the_real_check_holds_exactly_if_one_machine_is_enough_where_the_plan_says_so() -> None:
-    good, bad = (capacity.Answers(0.01, 0.1, share, 100.0, 0.8) for share in (1.0, 0.8))
+    good, bad = (capacity_check.Answers(0.01, 0.1, share, 100.0, 0.8) for share in (1.0, 0.8))
     held = [
-        capacity.Checked("load", 100.0, machines, first, second).holds
+        capacity_check.Checked("load", 100.0, machines, first, second).holds
         for machines, first, second in [(1, good, good), (2, bad, bad), (1, good, bad), (1, bad, good), (2, good, bad)]
     ]
     assert held == [True, True, False, False, False]
@@ -191,7 +191,7 @@ def test_the_table_of_the_real_check() -> None:
     answers = {"p99_s": 0.1, "in_time": 1.0, "busy": 0.8}
     rejected = {"p99_s": None, "in_time": 0.8, "busy": 1.0}
     loads = [{"name": "much", "rate_per_s": 76.2, "machines": 1, "simulated": answers, "real": rejected}]
-    last = capacity.grid([{"lanes": 2, "loads": loads}]).splitlines()[-1]
+    last = capacity_check.grid([{"lanes": 2, "loads": loads}]).splitlines()[-1]
     assert last == "| 2, much | 76 | 1 | 100, rejected | 100.0%, 80.0% | 80.0%, 100.0% |"
 
 
@@ -200,7 +200,7 @@ def costs(tmp_path: Path) -> Path:
     """A file with the costs of the model `intents` on a GPU."""
     table = CostTable(H200, samples=(Sample(100, 1000, 10, 10, H200.seconds(100, 1000, 10, 10)),))
     measured = MeasuredCosts(table, (), 1.7e9, 9.0, *GPU_CAPS)
-    key = CostKey("NVIDIA H200", "somebody/intents", "r", "float16", "penstock")
+    key = CostKey("NVIDIA H200", "acme/intents", "r", "float16", "penstock")
     assert asyncio.run(CostTables(tmp_path / "costs.sqlite").put(key, measured.to_dict()))
     return tmp_path / "costs.sqlite"
 

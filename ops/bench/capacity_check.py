@@ -1,4 +1,4 @@
-"""What `penstock capacity` promises, beside the simulator and a real run: `python -m penstock.ops.bench.capacity`.
+"""`python -m penstock.ops.bench.capacity_check`: what `penstock capacity` promises, in the simulator and in a real run.
 
 A model is timed as a worker does it. By its cost table and an SLO, `penstock capacity` plans one machine for a load of
 up to three quarters of what full batches answer. That load, and one that full batches would not answer either, are
@@ -121,7 +121,7 @@ def _ms(seconds: float | None) -> str:
 
 def main() -> int:
     """Exit code: 0 if the plan's promise holds, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.capacity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.capacity_check", description=__doc__)
     parser.add_argument("--model", type=Path, help="checkpoint; default: all-MiniLM-L6-v2's shape, with random weights")
     parser.add_argument("--lanes", type=int, help="cores to use; default: all")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load")

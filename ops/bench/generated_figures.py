@@ -1,4 +1,4 @@
-"""`python -m penstock.ops.bench.figures`: write the tables of kept runs into the repository's Markdown files.
+"""`python -m penstock.ops.bench.generated_figures`: write the tables of kept runs into the repository's Markdown files.
 
 A table stands between `<!-- figures:NAME -->` and `<!-- /figures -->`; NAME is a key of `TABLES`. Everything between
 the two is replaced. `--check` changes nothing and exits with 1 if a table is not current. `--plots` draws the plots.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.ops.bench import capacity
+from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
@@ -35,7 +35,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cache-targets": cache.against_targets,
     "bulk": bulk.jobs,
     "bulk-targets": bulk.against_targets,
-    "capacity": capacity.kept_table,
+    "capacity": capacity_check.kept_table,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,
@@ -72,7 +72,7 @@ class UnknownTable(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0; with --check 1 if a table is not current."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.figures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.generated_figures", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is not current")
     parser.add_argument("--plots", action="store_true", help="draw the plots too (needs matplotlib)")
     chosen = parser.parse_args(arguments)
