@@ -300,6 +300,15 @@ class TestCommand:
         assert f"{option} (or " in text
         assert f"Given: '{value}'" in text
 
+    def test_another_model_and_no_file(self, costs: Path) -> None:
+        args = ("--rate", "1", "--lengths", "5/9", "--costs")
+        code, text = penstock("capacity", "--model", "other", *args, str(costs))
+        assert code == 1
+        assert "has no cost table of 'other'. It has tables of intents. penstock calibrate measures one." in text
+        code, text = penstock("capacity", "--model", "intents", *args, str(costs.parent / "nowhere"))
+        assert code == 2
+        assert f"--costs (or PENSTOCK_COSTS): There is no file {costs.parent / 'nowhere'}." in text
+
     @pytest.mark.parametrize("content", [b"", b"no database" * 1000])
     def test_a_file_of_costs_at_fault(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "costs.sqlite").write_bytes(content)
