@@ -20,6 +20,7 @@ from penstock.scheduler import (
 )
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
+from tests.examples import examples
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
 # Slow enough that a second is quickly simulated: 1 ms at least, 5,000 sequences of 51 tokens a second.
@@ -133,7 +134,7 @@ def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
     assert sum(1.2 < end <= 1.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
     st.integers(1, 3),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.scheduler import CostFunction, CostTable, PackedCost, PaddedCost
 from penstock.scheduler.policies.partition import MIN_DP_GAIN, POLICIES, Caps, Partition, PartitionPolicy, share_out
 from penstock.scheduler.settings import PartitionName
+from tests.examples import examples
 
 NAMES = get_args(PartitionName)
 NO_CAP = 10**9
@@ -45,7 +46,7 @@ all_caps = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(NAMES), lengths_lists, costs, all_caps, st.integers(1, 70))
 def test_every_policy_keeps_sequences_caps_and_predictions(
     name: str, lengths: list[int], cost: CostFunction, caps: Caps, most: int
@@ -68,7 +69,7 @@ def test_every_policy_keeps_sequences_caps_and_predictions(
         assert len(batch) == 1 or seconds <= caps.max_seconds * (1 + 1e-9)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(lengths_lists, costs, all_caps)
 def test_the_dp_is_never_worse_than_fifo_or_sorted(lengths: list[int], cost: CostFunction, caps: Caps) -> None:
     """Under its own cost: packed or padded, law or table, whatever the caps."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from tests.examples import examples
 
 MANY = 128
 
@@ -98,5 +99,5 @@ class Queues(RuleBasedStateMachine):
             assert bounds.oldest_arrival == min(job.arrival for job in self.jobs)
 
 
-Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
+Queues.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=15)
 TestQueues = Queues.TestCase

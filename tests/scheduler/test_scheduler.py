@@ -30,6 +30,7 @@ from penstock.scheduler import (
 )
 from penstock.scheduler.policies.partition import POLICIES
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
+from tests.examples import examples
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
@@ -472,7 +473,7 @@ class Interleavings(RuleBasedStateMachine):
             assert self.scheduler.backlog_s >= 0
 
 
-Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
+Interleavings.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=30)
 TestInterleavings = Interleavings.TestCase
 
 

@@ -21,6 +21,7 @@ from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from tests.examples import examples
 
 MakeSequences = Callable[..., list[PendingSequence]]
 Trigger = Literal["lazy", "hungry"]
@@ -607,7 +608,7 @@ def test_the_probe_is_one_token(make_sequences: MakeSequences) -> None:
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=st.lists(
         st.tuples(
