@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
-from pydantic import Field, field_validator
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,8 +22,8 @@ from penstock.ops.cli.capacity_plan import (
     plan_capacity,
 )
 from penstock.ops.cli.options import takes
-from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, fail
-from penstock.producer.settings_sources import Settings
+from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, fail
+from penstock.producer.settings_sources import Settings, env_name
 from penstock.producer.wire.topics import served_name_of
 from penstock.worker.batching.startup_costs import MeasuredCosts, kept_costs
 from penstock.worker.resolved_settings import default_cost_path
@@ -33,24 +33,18 @@ class CapacitySettings(Settings):
     """Settings of `penstock capacity`."""
 
     model: str = Field(description="Checkpoint, or the last part of its path or id.")
-    rate: float = Field(gt=0, allow_inf_nan=False, description="Sequences a second that the fleet must answer.")
+    rate: float = Field(gt=0, le=1e9, allow_inf_nan=False, description="Sequences a second that the fleet must answer.")
     lengths: str = Field(
         description="Tokens of a sequence: MEAN/P95, such as 40/120, or a file with one number of tokens a line."
     )
     slo_ms: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Latency objective. Default: none, as for bulk."
+        None, gt=0, le=1e9, allow_inf_nan=False, description="Latency objective. Default: none, as for bulk."
     )
     costs: Path | None = Field(
         None,
         description="File of cost tables (SQLite), such as another machine's. Default: penstock/costs.sqlite in the "
         "user's cache directory, where penstock calibrate and workers keep them.",
     )
-
-    @field_validator("lengths")
-    @classmethod
-    def _check_lengths(cls, given: str) -> str:
-        _sample(given)
-        return given
 
 
 @takes(CapacitySettings)
@@ -66,7 +60,11 @@ def capacity(settings: CapacitySettings) -> int:
 
     Exit code 0: a plan is shown. 1: there is no cost table, or no fleet meets the objective.
     """
-    return uvloop.run(_show_plans(settings, _sample(settings.lengths)))
+    try:
+        lengths = _sample(settings.lengths)
+    except ValueError as error:
+        raise BadUsage(f"--lengths (or {env_name('lengths')}): {error}.") from error
+    return uvloop.run(_show_plans(settings, lengths))
 
 
 async def _show_plans(settings: CapacitySettings, lengths: Lengths) -> int:
@@ -143,6 +141,7 @@ def _rate(per_s: float) -> str:
 
 
 def _sample(given: str) -> Lengths:
+    """Lengths as `--lengths` gives them. Raises ValueError."""
     mean, slash, p95 = given.partition("/")
     try:
         numbers = (float(mean), float(p95)) if slash else None
@@ -153,4 +152,4 @@ def _sample(given: str) -> Lengths:
     try:
         return lengths_in(Path(given))
     except OSError as error:
-        raise ValueError(f"expected MEAN/P95 or a file: {error.strerror}") from error
+        raise ValueError(f"expected MEAN/P95 or a file. {given}: {error.strerror}") from error

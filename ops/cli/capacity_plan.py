@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,8 @@ UTILISATION = 0.75
 PARTITIONS_PER_MEMBER = 4  # after the loss of a member, the others' shares differ by a quarter at most
 _BATCH_OF_SLO = 4  # part of the SLO that a batch takes at most: a request may find one running and one prepared
 _NUM_LENGTHS = 20_000  # that are packed into batches
+_MAX_TOKENS = 1_000_000  # of one sequence
+_SHOWN_CHARS = 40  # of a line at fault
 _Z95 = statistics.NormalDist().inv_cdf(0.95)
 
 Lengths = npt.NDArray[np.int64]
@@ -97,7 +100,7 @@ def plan_capacity(
         max_sequences: of a batch, as the tokens.
 
     Raises:
-        ImpossibleLoad: more than one sequence in a thousand takes too much of the SLO alone.
+        ImpossibleLoad: more than one sequence in a thousand takes too much of the SLO alone, or the costs are no times.
     """
     most_s = math.inf if slo_s is None else slo_s / _BATCH_OF_SLO
     batch = full_batches(cost, lengths, max_sequences=max_sequences, max_tokens=max_tokens, most_s=most_s)
@@ -106,6 +109,8 @@ def plan_capacity(
             f"One sequence in a thousand has {batch.long_tokens:,} tokens or more and takes "
             f"{batch.long_alone_s * 1e3:.1f} ms alone: more than half of the SLO of {slo_s * 1e3:g} ms."
         )
+    if not 0 < batch.seconds < math.inf:
+        raise ImpossibleLoad(f"By the cost table a full batch takes {batch.seconds:g} s. Measure it again.")
     lane_per_s = batch.sequences / batch.seconds
     device_per_s = lane_per_s * device.lanes
     devices = max(1, math.ceil(rate_per_s / (UTILISATION * device_per_s)))
@@ -155,29 +160,43 @@ def lengths_of(mean: float, p95: float) -> Lengths:
     """A sample of a log-normal distribution with this mean and 95th percentile.
 
     Raises:
-        ValueError: no log-normal distribution has both.
+        ValueError: no log-normal distribution of lengths has both.
     """
-    spread = _Z95**2 - 2 * math.log(p95 / mean) if 0 < mean <= p95 else -1.0
+    spread = _Z95**2 - 2 * math.log(p95 / mean) if 1 <= mean <= p95 <= _MAX_TOKENS else -1.0  # NaN is not in order
     if spread < 0:
-        raise ValueError(f"expected a mean and a 95th percentile of 1 to 3.87 times the mean. Given: {mean:g}/{p95:g}")
+        raise ValueError(
+            f"expected a mean and a 95th percentile of 1 to 3.87 times the mean, from 1 to {_MAX_TOKENS:,} tokens. "
+            f"Given: {mean:g}/{p95:g}"
+        )
     sigma = _Z95 - math.sqrt(spread)
     mu = math.log(mean) - sigma**2 / 2
     places = np.random.default_rng(0).permutation(_NUM_LENGTHS)  # evenly spaced quantiles, in random order
     standard = statistics.NormalDist()
     quantiles = [mu + sigma * standard.inv_cdf((place + 0.5) / _NUM_LENGTHS) for place in places.tolist()]
-    return np.maximum(1, np.rint(np.exp(quantiles))).astype(np.int64)
+    return np.clip(np.rint(np.exp(quantiles)), 1, _MAX_TOKENS).astype(np.int64)
 
 
 def lengths_in(path: Path) -> Lengths:
-    """A sample from a file with one number of tokens a line.
+    """A sample from a file with one number of tokens a line. Reads it once: it may be a pipe.
 
     Raises:
-        ValueError: a line is no whole number above 0, or there is none.
+        ValueError: a line is no whole number of tokens, or there is none.
         OSError: the file cannot be read.
     """
-    lines = path.read_text(encoding="utf-8-sig").split()
-    bad = next((line for line in lines if not line.isdecimal() or int(line) == 0), None)
-    if bad is not None or not lines:
-        raise ValueError(f"{path} must have one number of tokens a line. Found: {bad!r}")
-    found = np.array(lines, dtype=np.int64)
+    found = array("q")
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if text := line.strip():
+                found.append(_tokens(text, f"line {number:,} of {path}"))
+    if not found:
+        raise ValueError(f"{path} has no number of tokens; expected one a line")
     return np.random.default_rng(0).choice(found, _NUM_LENGTHS, replace=len(found) < _NUM_LENGTHS)
+
+
+def _tokens(text: str, place: str) -> int:
+    # Longer texts are not converted: that takes quadratic time.
+    tokens = int(text) if text.isdecimal() and len(text) <= len(str(_MAX_TOKENS)) else 0
+    if not 1 <= tokens <= _MAX_TOKENS:
+        shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+        raise ValueError(f"{place} must be a number of tokens from 1 to {_MAX_TOKENS:,}. Found: {shown!r}")
+    return tokens

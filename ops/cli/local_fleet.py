@@ -1,9 +1,9 @@
 """Kafka and a worker for one command alone (`--local`). Both end with it, however it ends."""
 
 import asyncio
+import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -15,6 +15,7 @@ from penstock.ops.cli.options import option_name
 from penstock.ops.cli.screen import BadUsage, narrate_logs, say, stderr
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
+from penstock.ops.kafka.owned_folder import OwnedFolder
 from penstock.producer.settings import KafkaSettings
 from penstock.worker.settings import ModelSettings
 
@@ -80,8 +81,8 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
-    with tempfile.TemporaryDirectory(prefix="penstock-local-") as folder:
-        async with WorkerProcess(arguments, Path(folder) / "worker.jsonl", environment) as worker:
+    with OwnedFolder("penstock-local-") as folder:
+        async with WorkerProcess(arguments, folder.path / "worker.jsonl", environment) as worker:
             try:
                 with _phases(f"Starting a worker for {settings.model}") as show:
                     await worker.while_alive(_until_ready(worker, settings, show))
@@ -114,11 +115,12 @@ async def _until_ready(worker: WorkerProcess, settings: FileJobSettings, show: C
 
 
 def _logged(path: Path) -> list[str]:
-    """Names of the events so far."""
+    """Names of the events so far. Libraries may write lines between them that look like events."""
     names = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("{") and line.endswith("}"):
-            names.append(str(json.loads(line).get("event")))
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):  # no JSON, or not all of it yet
+                names.append(str(json.loads(line).get("event")))
     return names
 
 

@@ -1,7 +1,10 @@
 """Output for the terminal: messages on stderr, exit codes, and sentences in place of tracebacks."""
 
+import errno
 import logging
+import os
 import signal
+import termios
 import threading
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping
@@ -11,7 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 70, 130, 143
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = (
+    0,
+    1,
+    2,
+    70,
+    129,
+    130,
+    143,
+)
 
 _READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 
@@ -40,16 +51,17 @@ def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
 
     `failed`: the code after a sentence.
 
-    Ctrl-C becomes 130. SIGTERM interrupts the body as Ctrl-C does, so that clean-up runs, and becomes 143; a body with
-    its own handler (worker, demo) keeps it. Both also work in the background of a script, where a shell ignores SIGINT.
+    Ctrl-C becomes 130. SIGTERM, and SIGHUP of a terminal that is closed, interrupt the body as Ctrl-C does, so that
+    clean-up runs, and become 143 and 129. A body with its own handlers (worker, demo) keeps them, and nohup's choice is
+    kept. All also work in the background of a script, where a shell ignores SIGINT.
     """
-    terminated = threading.Event()
+    terminated, hung_up = threading.Event(), threading.Event()
     try:
-        with _like_ctrl_c(signal.SIGTERM, terminated):
+        with _like_ctrl_c(signal.SIGTERM, terminated), _like_ctrl_c(signal.SIGHUP, hung_up):
             return body()
     except KeyboardInterrupt:
         say("Stopped.")
-        return EXIT_TERMINATED if terminated.is_set() else EXIT_INTERRUPTED
+        return EXIT_TERMINATED if terminated.is_set() else EXIT_HUNG_UP if hung_up.is_set() else EXIT_INTERRUPTED
     except BadUsage as error:
         fail(str(error))
         return EXIT_USAGE
@@ -65,13 +77,19 @@ def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
 
 @contextmanager
 def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None]:
-    """Make a signal do what Ctrl-C does, and set `seen`. No effect outside the main thread, as in tests."""
-    if threading.current_thread() is not threading.main_thread():
+    """Make a signal do what Ctrl-C does, and set `seen`.
+
+    No effect outside the main thread, as in tests, and for SIGHUP that is ignored, as under nohup.
+    """
+    is_ignored = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+    if is_ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(*_: object) -> None:
         seen.set()
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(number, interrupt)
@@ -83,6 +101,17 @@ def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None
     finally:
         signal.signal(number, before)
         signal.signal(signal.SIGINT, ctrl_c_before)
+
+
+def _leave_closed_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is closed: each write would be an error, amid the clean-up."""
+    for place in (1, 2):
+        try:
+            termios.tcgetattr(place)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), place)
 
 
 def _sentence(error: Exception) -> str | None:
