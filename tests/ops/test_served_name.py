@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import load_engine
-from penstock.ops.cli.probes import CheckSettings, kafka
+from penstock.ops.cli.checks.probes import CheckSettings, kafka
 from penstock.ops.kafka import MockBroker
 from penstock.producer.wire.topics import request_topic
 from tests.engine.helpers import save_encoder
