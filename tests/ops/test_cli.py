@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from penstock.ops.cli import terminal
-from penstock.ops.cli.checks.probes import CheckSettings
+from penstock.ops.cli.checks.finding import CheckSettings
 from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs import embed as embed_module
 from penstock.ops.cli.jobs.classify import ClassifySettings

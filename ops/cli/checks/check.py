@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.ops.cli.checks import probes
+from penstock.ops.cli.checks.finding import CheckSettings, Finding
+from penstock.ops.cli.checks.kafka_probe import probe_kafka
 from penstock.ops.cli.checks.member_memory import MemberMemory
-from penstock.ops.cli.checks.probes import CheckSettings, Finding
 from penstock.ops.cli.options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, narrate_logs
 from penstock.worker.supervision.machine import this_machine
@@ -28,7 +29,7 @@ def check(settings: CheckSettings) -> int:
     machine = this_machine()
     memory = MemberMemory(machine)
     findings = [
-        *asyncio.run(probes.kafka(settings)),
+        *asyncio.run(probe_kafka(settings)),
         probes.model(settings, memory),
         probes.head(settings),
         probes.cache(settings),

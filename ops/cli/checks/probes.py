@@ -1,120 +1,17 @@
-"""The checks of `penstock check`. Each examines one part of a set-up and returns problems as findings, not errors."""
+"""The checks of this machine. Each examines one part of a set-up and returns problems as findings, not errors."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError, KafkaError
-from pydantic import Field
-
+from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.ops.cli.checks.member_memory import MemberMemory
-from penstock.producer.transport.cluster import KafkaCluster
-from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
 from penstock.worker.command import placements_for
-from penstock.worker.settings import NULL_MODEL, WorkerSettings
-from penstock.worker.supervision.machine import this_machine
+from penstock.worker.settings import NULL_MODEL
 from penstock.worker.supervision.mps import MpsUnavailable, mps_program
 from penstock.worker.supervision.placement import CannotPlace, Machine
-
-KAFKA_TIMEOUT_S = 5.0
-
-
-class CheckSettings(WorkerSettings):
-    """A worker's settings, all of them optional. Only what is given is checked."""
-
-    model: str | None = Field(  # type: ignore[assignment]  # wider than the worker's: a model is optional here
-        None, description="Checkpoint to load: a directory, or a Hugging Face id."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    what: str  # the part that was examined
-    state: Literal["OK", "problem", "not checked"]
-    found: str
-    remedy: str = ""  # the action that would help
-
-
-async def kafka(settings: CheckSettings) -> list[Finding]:
-    """Check broker and topics with one metadata request, which creates no topic."""
-    servers = settings.bootstrap_servers
-    cluster = KafkaCluster.of(settings)
-    admin = AIOKafkaAdminClient(**cluster.arguments, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
-    try:
-        async with asyncio.timeout(KAFKA_TIMEOUT_S):
-            await admin.start()
-            topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
-    except (KafkaConnectionError, TimeoutError):
-        refusal = await cluster.refusal()
-        if refusal is not None:
-            return [Finding("Kafka", "problem", str(refusal)), _NO_TOPICS]
-        return _no_kafka(f"{servers} does not answer")
-    except (KafkaError, OSError, ValueError) as error:
-        return _no_kafka(f"{servers} cannot be used: {error}")
-    finally:
-        await admin.close()
-    return [
-        Finding("Kafka", "OK", f"{servers} answers; {len(topics)} topics"),
-        _request_topic(settings, topics),
-        _reply_topic(topics),
-    ]
-
-
-_NO_TOPICS = Finding("Topics", "not checked", "They need Kafka.")
-
-
-def _no_kafka(found: str) -> list[Finding]:
-    remedy = "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
-    return [Finding("Kafka", "problem", found, remedy), _NO_TOPICS]
-
-
-def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Finding:
-    topic = _topic_name(settings)
-    if topic is None:
-        return Finding("Request topic", "not checked", "Its name depends on the model.", "Give --model or --topic.")
-    try:
-        num_members = len(placements_for(settings, this_machine()))
-    except CannotPlace:  # `members` reports it
-        num_members = 1
-    enough = max(NUM_PARTITIONS, num_members)
-    exists = topic in topics
-    if exists:
-        found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
-        alter = f"kafka-topics.sh --bootstrap-server {settings.bootstrap_servers} --alter --partitions {enough} --topic"
-        remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
-    else:
-        found = f"{topic} does not exist yet; the first client or worker creates it"
-        remedy = f"Give --partitions {enough}."
-    if (topics[topic] if exists else settings.partitions) < num_members:
-        few = "" if exists else f", a worker with {settings.partitions} partitions"
-        return Finding("Request topic", "problem", f"{found}{few}, and {num_members} would run on this machine", remedy)
-    return Finding("Request topic", "OK", found)
-
-
-def _topic_name(settings: CheckSettings) -> str | None:
-    if settings.topic is not None:
-        return settings.topic
-    if settings.served_name:
-        return request_topic(settings.served_name)
-    if settings.model is None:
-        return None
-    from penstock.engine.loading import default_name
-
-    return request_topic(default_name(settings.model))
-
-
-def _reply_topic(topics: Mapping[str, int]) -> Finding:
-    if REPLY_TOPIC not in topics:
-        return Finding("Reply topic", "OK", f"{REPLY_TOPIC} does not exist yet; the first client creates it")
-    return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")
 
 
 def model(settings: CheckSettings, memory: MemberMemory) -> Finding:

@@ -53,30 +53,7 @@ def document(model: str | None = None) -> dict[str, Any]:
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": _CONTENT_TYPE,
-        "channels": {
-            "requests": _channel(topic, model, ["request"], NUM_PARTITIONS, "Requests."),
-            "bulkRequests": _channel(
-                bulk_topic(topic), model, ["request"], NUM_PARTITIONS, "Requests that use what online requests leave."
-            ),
-            "replies": _channel(
-                None,
-                None,
-                list(replies.values()),
-                None,
-                f"Replies. Each request names its topic, {REPLY_TOPIC} or another one that the workers allow: by "
-                f"default those that match {REPLY_TOPIC_PATTERN}.",
-            ),
-            "deadLetters": _channel(
-                dead_letter_topic(topic), model, ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."
-            ),
-            "bulkDeadLetters": _channel(
-                dead_letter_topic(bulk_topic(topic)),
-                model,
-                ["deadLetter"],
-                DEAD_LETTER_PARTITIONS,
-                "Failed bulk requests.",
-            ),
-        },
+        "channels": _channels(topic, model, list(replies.values())),
         "operations": {
             "answerRequests": _answers("requests", list(replies.values())),
             "answerBulkRequests": _answers("bulkRequests", list(replies.values())),
@@ -84,6 +61,34 @@ def document(model: str | None = None) -> dict[str, Any]:
             "keepBulkDeadLetters": _sends("bulkDeadLetters"),
         },
         "components": {"messages": _messages(replies)},
+    }
+
+
+def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, Any]:
+    """`replies`: their messages' names."""
+    return {
+        "requests": _channel(topic, model, ["request"], NUM_PARTITIONS, "Requests."),
+        "bulkRequests": _channel(
+            bulk_topic(topic), model, ["request"], NUM_PARTITIONS, "Requests that use what online requests leave."
+        ),
+        "replies": _channel(
+            None,
+            None,
+            replies,
+            None,
+            f"Replies. Each request names its topic, {REPLY_TOPIC} or another one that the workers allow: by "
+            f"default those that match {REPLY_TOPIC_PATTERN}.",
+        ),
+        "deadLetters": _channel(
+            dead_letter_topic(topic), model, ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."
+        ),
+        "bulkDeadLetters": _channel(
+            dead_letter_topic(bulk_topic(topic)),
+            model,
+            ["deadLetter"],
+            DEAD_LETTER_PARTITIONS,
+            "Failed bulk requests.",
+        ),
     }
 
 
