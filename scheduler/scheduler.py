@@ -62,7 +62,7 @@ class Scheduler:
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
-        """Queue jobs. Returns those rejected. ValueError, and nothing queued: id in use, no token, no number as a time.
+        """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.
 
         `busy_s`: predicted seconds of the batches planned before, mean over lanes.
         """
@@ -113,12 +113,12 @@ class Scheduler:
         return Wait(None if decision is None else self._to_caller(decision), tuple(rejected))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
-        """A batch predicted to take `predicted_s` ended `late_s` later. Admission and planning leave room for it."""
+        """Record that a batch predicted to take `predicted_s` ended `late_s` later, for admission and planning."""
         self._steady(now)
         self._estimator.ended(predicted_s, late_s)
 
     def replied(self, seconds: float) -> None:
-        """The broker acknowledged replies so long after the end of their batch. Deadlines leave room for it."""
+        """Record how long after the end of their batch the broker acknowledged replies, for deadlines."""
         self._estimator.replied(seconds)
 
     def check_integrity(self) -> None:
@@ -218,7 +218,7 @@ class Scheduler:
             raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
 
     def _expired(self, now: float) -> list[RejectedJob]:
-        """Remove the jobs at the front whose deadline has passed. Others are found when they are due."""
+        """Remove the jobs at the front of the queues whose deadline has passed."""
         late = [*chain(*[takewhile(lambda job: job.deadline <= now, queue) for queue in (self._online, self._bulk)])]
         if late:
             self.remove([job.id for job in late])

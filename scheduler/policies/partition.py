@@ -100,7 +100,7 @@ class PartitionPolicy:
     order. Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the
     problem is bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
 
-    `auto` takes Eq. 2's where it saves more than `MIN_DP_GAIN` of FIFO's predicted seconds. It asks ever more seldom
+    `auto` takes Eq. 2's where it saves more than `MIN_DP_GAIN` of FIFO's predicted seconds. It asks less and less often
     while that gains nothing.
     """
 

@@ -115,7 +115,7 @@ class JobQueue:
         return self._bounds
 
     def surely_in_time(self, jobs: Sequence[QueuedJob], begin: float) -> bool:
-        """Whether these, not queued yet, are in time in any order, and make no other late. It may err to no.
+        """Whether these, not queued yet, are in time in any order and make no other late. False if that is not sure.
 
         `begin`: when the lanes are predicted to begin with the queue.
         """
