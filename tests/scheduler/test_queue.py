@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from tests.examples import examples
+from tests.scheduler.integrity import check_queue
 
 MANY = 128
 
@@ -88,7 +89,7 @@ class Queues(RuleBasedStateMachine):
     def equals_the_list(self) -> None:
         if not hasattr(self, "queue"):
             return
-        self.queue.check_integrity()
+        check_queue(self.queue)
         assert list(self.queue) == self.jobs
         assert len(self.queue) == len(self.jobs)
         assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
