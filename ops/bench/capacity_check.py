@@ -21,7 +21,7 @@ from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
 from penstock.ops.bench.serving.harness import BenchHarness, Load
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.systems import default
-from penstock.ops.cli.capacity_plan import UTILISATION, CapacityPlan, Device, plan_capacity
+from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, Device, plan_capacity
 from penstock.worker.telemetry.logs import configure_logs
 
 _SUITE = "capacity"

@@ -15,7 +15,7 @@ from penstock.ops.bench.serving import length_ranges
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.simulation.noise import Noise
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
-from penstock.ops.cli.capacity_plan import (
+from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
     Device,
     ImpossibleLoad,

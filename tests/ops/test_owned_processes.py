@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.cli import local_fleet
-from penstock.ops.cli.job_settings import FileJobSettings
+from penstock.ops.cli.jobs import local_fleet
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.kafka.owned_folder import OwnedFolder
 
 # Killed by itself at the moment at which the guard would start.
@@ -36,7 +36,7 @@ asyncio.run(main())
 HANGS = """
 import os, signal, sys, time
 from pathlib import Path
-from penstock.ops.cli.screen import exit_code_of, say
+from penstock.ops.cli.terminal import exit_code_of, say
 def body():
     try:
         say("ready")

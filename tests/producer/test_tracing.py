@@ -145,6 +145,7 @@ async def test_without_a_provider_or_a_variable_nothing_is_sent(monkeypatch: pyt
     assert sent_headers(loop) == [None]
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_where_no_variable_names_an_exporter() -> None:
     code = """
 import sys
