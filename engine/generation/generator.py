@@ -182,7 +182,7 @@ class Generator:
             logits = self._device.step(self._decoder_rows(requests, rows, slots))
             choices = choose(logits, [request.hypotheses for request in requests])
         except BaseException:
-            self._unclean.append(self._targets.retract(rows))
+            self._targets.retract(rows)  # what was written there is written again before it is read
             raise
         self._copies = self._fork(requests, choices)
         for request, choice in zip(requests, choices, strict=True):

@@ -103,15 +103,13 @@ class PageTable:
         slots: Int64Array = self.pages[rows, columns] * self._page_size + offsets
         return slots
 
-    def retract(self, rows: Int64Array) -> Int64Array:
-        """Take back each row's last position: `extend` undone. Returns the pages that rows give back."""
+    def retract(self, rows: Int64Array) -> None:
+        """Take back each row's last position: `extend` undone."""
         self.lengths[rows] -= 1
         columns, offsets = np.divmod(self.lengths[rows], self._page_size)
         emptied, columns = rows[offsets == 0], columns[offsets == 0]
-        pages: Int64Array = self.pages[emptied, columns]
-        self._pool.drop(pages)
+        self._pool.drop(self.pages[emptied, columns])
         self.pages[emptied, columns] = NO_PAGE
-        return pages
 
     def reorder(self, rows: Int64Array, parents: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Continue in each of `rows` what the row of `parents` at its place has held until now.

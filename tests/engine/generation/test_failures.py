@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.generation import generator as generator_module
 from penstock.engine.generation.generator import Generator
+from penstock.engine.generation.selection import choose
 from tests.engine.generation.helpers import KINDS, LENGTHS, SMALL, alone, small_generator, start
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ class _FailingCalls:
         self._memory = device._key_values.flatten(1, 2)
         for name, written in _WRITTEN.items():
             patch.setattr(device, name, self._wrap(getattr(device, name), written))
-        patch.setattr(generator_module, "choose", self._wrap(generator_module.choose, lambda *_: []))
+        patch.setattr("penstock.engine.generation.generator.choose", self._wrap(choose, lambda *_: []))
 
     def _wrap(self, run: Callable[..., Any], written: Slots) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -99,9 +99,10 @@ class _Bench:
 
     def drain(self) -> None:
         """Give what is left again until it ends."""
-        while self.generator.waiting or self.generator.active:
+        for _ in range(200):
             self.encode()
             self.decode(list(self.generator.active), 3)
+        assert self.generator.waiting == self.generator.active == ()
         assert self.tokens == self.wanted
 
 

@@ -101,6 +101,17 @@ def test_a_request_cancelled_in_the_middle_gives_its_pages_back_at_once() -> Non
     assert not generator.cancel(1)
 
 
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_request_takes_the_pages_of_one_that_was_cancelled(num_steps: int) -> None:
+    """Copies between the pages of its beams, which the next step would have made, are cancelled too."""
+    generator = small_generator(num_pages=15)
+    start(generator, 0, 24, 2)
+    generator.step(num_steps)
+    generator.cancel(0)
+    start(generator, 1, 24, 2)
+    assert drain(generator) == {1: alone(24, 2)}
+
+
 def test_admission_waits_while_no_pages_are_free() -> None:
     """Room for one request at a time. They finish in the order in which they came."""
     generator = small_generator(num_pages=9)
