@@ -53,18 +53,19 @@ class Digest:
     def _add_event(self, event: Event) -> None:
         self.requests.add(event)
         self.lifecycle.add(event)
-        if event.name == "settings_resolved":
+        name = event.name
+        if name == "settings_resolved":
             self.settings = event.fields
-        elif event.name == "worker_ready" and (model := event.text("model")):
+        elif name == "worker_ready" and (model := event.text("model")):
             self.models.add(model)
         if event.time_s is None:
             return
-        if event.name == "worker_load":
+        if name == "request_done":  # nearly all of them
+            kafka_ms, total_ms = event.number("kafka_ms") or 0.0, event.number("total_ms") or 0.0
+            self.series.add(event.time_s, {"kafka_s": kafka_ms / 1e3, "slowest_s": total_ms / 1e3})
+        elif name == "worker_load":
             self._add_load(event, event.time_s)
-        elif event.name == "request_done":
-            times = {"kafka_s": event.number("kafka_ms"), "slowest_s": event.number("total_ms")}
-            self.series.add(event.time_s, {name: ms / 1e3 for name, ms in times.items() if ms is not None})
-        elif event.name == "request_refused":
+        elif name == "request_refused":
             self.series.add(event.time_s, {"refused": event.number("records") or 1.0})
         elif event.level in ("error", "critical"):
             self.series.add(event.time_s, {"errors": 1})

@@ -14,15 +14,15 @@ _TO_CENTRE = 1.0 + 2.0**-7  # 1 is then in the middle of a bin
 _LOWEST = 1e-7
 _MAX_SINGLE = 4096
 _MAX_COUNTED = 1 << 17
-_BINS = 4100  # up to 1e12
+NUM_BINS = 4100  # up to 1e12
 
 
 class LogHistogram:
     """Counts by bins. Bin 0 has zero and what is below 1e-7."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_BINS, np.int64)
-        self._sums = np.zeros(_BINS)
+        self._counts = np.zeros(NUM_BINS, np.int64)
+        self._sums = np.zeros(NUM_BINS)
         self.total = 0.0  # sum of the numbers
         self._greatest = 0.0
         self._single: list[float] = []  # numbers that are not in the bins yet
@@ -43,8 +43,8 @@ class LogHistogram:
             return
         values = np.maximum(values, 0.0)
         places = bins_of(values)
-        self._counts += np.bincount(places, minlength=_BINS)
-        self._sums += np.bincount(places, values, _BINS)
+        self._counts += np.bincount(places, minlength=NUM_BINS)
+        self._sums += np.bincount(places, values, NUM_BINS)
         self.total += float(values.sum())
         self._greatest = max(self._greatest, float(values.max()))
 
@@ -57,15 +57,15 @@ class LogHistogram:
         numbers = np.flatnonzero(counts)
         counts = counts[numbers]
         places, sums = bins_of(numbers.astype(np.float64)), numbers * counts
-        self._counts += np.bincount(places, counts, _BINS).astype(np.int64)
-        self._sums += np.bincount(places, sums, _BINS)
+        self._counts += np.bincount(places, counts, NUM_BINS).astype(np.int64)
+        self._sums += np.bincount(places, sums, NUM_BINS)
         self.total += float(sums.sum())
         self._greatest = max(self._greatest, float(numbers[-1]))
 
     def add_counts(self, bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
         """Count numbers of which only the bins are known, by `bins_of`."""
-        self._counts += np.bincount(bins, counts, _BINS).astype(np.int64)
-        self._sums += np.bincount(bins, counts * _centres()[bins], _BINS)
+        self._counts += np.bincount(bins, counts, NUM_BINS).astype(np.int64)
+        self._sums += np.bincount(bins, counts * _centres()[bins], NUM_BINS)
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
@@ -112,7 +112,7 @@ def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each number. None is negative."""
     bins = (values * _TO_CENTRE).view(np.int64) >> _SHIFT
     bins -= _bits_before_lowest()
-    return np.clip(bins, 0, _BINS - 1, out=bins)
+    return np.clip(bins, 0, NUM_BINS - 1, out=bins)
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def _bits_before_lowest() -> int:
 
 @functools.cache
 def _centres() -> npt.NDArray[np.float64]:
-    edges = ((np.arange(_BINS + 1) + _bits_before_lowest()) << _SHIFT).view(np.float64) / _TO_CENTRE
+    edges = ((np.arange(NUM_BINS + 1) + _bits_before_lowest()) << _SHIFT).view(np.float64) / _TO_CENTRE
     centres: npt.NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2
     centres[0] = 0.0
     return centres

@@ -48,14 +48,15 @@ class RequestTotals:
 
     def add(self, event: Event) -> None:
         """Any event."""
-        self.events[event.name if event.name in self.events or len(self.events) < _MAX_CODES else "…"] += 1
-        if event.name == "request_done":
+        name = event.name
+        self.events[name if name in self.events or len(self.events) < _MAX_CODES else "…"] += 1
+        if name == "request_done":
             self._add_sample(event)
-        elif event.name == "request_refused":
+        elif name == "request_refused":
             code, records = event.text("code") or "?", event.number("records")
             _of(self.refused, code).add(event, 1 if records is None else int(records))
         elif event.level in ("warning", "error", "critical"):
-            _of(self.problems, event.name).add(event, 1)
+            _of(self.problems, name).add(event, 1)
 
     @property
     def slowest(self) -> list[Event]:
