@@ -4,14 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.ops.logs.columns import FloatArray, Int64Array, distinct
 from penstock.ops.logs.histogram import NUM_BINS, LogHistogram, bins_of
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.series import LOGGED, TRIGGERS, Series
-
-FloatArray = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
 
 NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
@@ -106,12 +103,12 @@ class BatchTotals:
         triggers, trigger = _texts(frame["trigger"])
         partitions, partition = _texts(frame["partition"])
         size = _sizes(frame["tokens"].to_numpy())
-        kinds, kind = _distinct((trigger * len(partitions) + partition) * _NUM_SIZES + size)
+        kinds, kind = distinct((trigger * len(partitions) + partition) * _NUM_SIZES + size)
         columns = [frame[name].to_numpy() for name in _SUMMED]
         batches = np.bincount(kind)
         sums = np.stack([np.bincount(kind, column) for column in columns])
         ratios = columns[3] / np.maximum(columns[4], 1e-9)
-        bins, in_bin = _distinct(kind * NUM_BINS + bins_of(ratios))
+        bins, in_bin = distinct(kind * NUM_BINS + bins_of(ratios))
         counts = np.bincount(in_bin)
         of_texts, size = np.divmod(kinds, _NUM_SIZES)
         trigger, partition = np.divmod(of_texts, len(partitions))
@@ -138,13 +135,13 @@ class BatchTotals:
 
 def _add_to_series(frame: Any, series: Series) -> None:
     frame = frame.drop_nulls("second")
-    seconds, second = _distinct(frame["second"].to_numpy())
+    seconds, second = distinct(frame["second"].to_numpy())
     triggers, trigger = _texts(frame["trigger"])
     sums = [np.bincount(second)]
     sums += [np.bincount(second, frame[name].to_numpy()) for name in ("sequences", "tokens", "slots", "device_s")]
     rows = [dict(zip(LOGGED, row, strict=True)) for row in np.stack(sums, axis=1).tolist()]
     names = [name if name in TRIGGERS else TRIGGERS[-1] for name in triggers]
-    pairs, pair = _distinct(second * len(triggers) + trigger)
+    pairs, pair = distinct(second * len(triggers) + trigger)
     for place, count in zip(pairs.tolist(), np.bincount(pair).tolist(), strict=True):
         row, name = rows[place // len(triggers)], names[place % len(triggers)]
         row[name] = row.get(name, 0) + count
@@ -156,7 +153,7 @@ def _texts(column: Any) -> tuple[list[str], Int64Array]:
     """The distinct texts of a column, and the place of each row's among them."""
     texts = column.unique()
     names = dict(zip(texts.to_physical().to_list(), texts.to_list(), strict=True))
-    codes, place = _distinct(column.to_physical().to_numpy().astype(np.int64))
+    codes, place = distinct(column.to_physical().to_numpy().astype(np.int64))
     return [names[code] for code in codes.tolist()], place
 
 
@@ -164,15 +161,3 @@ def _sizes(tokens: Int64Array) -> Int64Array:
     """The key of `by_tokens` for each batch."""
     _, size = np.frexp(np.maximum(tokens - 1.0, 0.0))
     return np.minimum(size, _MAX_TOKENS_BIN).astype(np.int64)
-
-
-def _distinct(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The distinct numbers in order, and the place of each among them: by a table where they lie close together."""
-    lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
-    if highest - lowest > 4 * len(numbers) + NUM_BINS:
-        found: tuple[Int64Array, Int64Array] = np.unique(numbers, return_inverse=True)
-        return found
-    offsets = numbers - lowest
-    is_there = np.zeros(highest - lowest + 1, np.bool_)
-    is_there[offsets] = True
-    return np.flatnonzero(is_there) + lowest, (np.cumsum(is_there) - 1)[offsets]

@@ -12,7 +12,6 @@ import numpy.typing as npt
 _SHIFT = 46  # of the 52 bits of a float's fraction, those that do not matter
 _TO_CENTRE = 1.0 + 2.0**-7  # 1 is then in the middle of a bin
 _LOWEST = 1e-7
-_MAX_SINGLE = 4096
 _MAX_COUNTED = 1 << 17
 NUM_BINS = 4100  # up to 1e12
 
@@ -25,16 +24,9 @@ class LogHistogram:
         self._sums = np.zeros(NUM_BINS)
         self.total = 0.0  # sum of the numbers
         self._greatest = 0.0
-        self._single: list[float] = []  # numbers that are not in the bins yet
 
     def __len__(self) -> int:
-        return int(self._counts.sum()) + len(self._single)
-
-    def add_one(self, value: float) -> None:
-        """Count one finite number."""
-        self._single.append(value)
-        if len(self._single) >= _MAX_SINGLE:
-            self._settle()
+        return int(self._counts.sum())
 
     def add(self, numbers: Iterable[float] | npt.NDArray[np.float64]) -> None:
         """Count finite numbers; negative ones as zero."""
@@ -69,7 +61,6 @@ class LogHistogram:
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
-        self._settle()
         count = len(self)
         if not count:
             return float("nan")
@@ -78,7 +69,6 @@ class LogHistogram:
 
     def deviation(self, centre: float, percent: float) -> float:
         """A percentile of |number / centre - 1|. NaN without numbers."""
-        self._settle()
         if not len(self):
             return float("nan")
         distances = np.abs(_centres() / centre - 1.0)
@@ -89,23 +79,16 @@ class LogHistogram:
     @property
     def mean(self) -> float:
         """NaN without numbers."""
-        self._settle()
         return self.total / len(self) if len(self) else float("nan")
 
     @property
     def greatest(self) -> float:
         """Of the numbers that were added themselves; 0 without any."""
-        self._settle()
         return self._greatest
 
     def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Counts between edges, [len(edges) - 1], for a plot."""
-        self._settle()
         return np.histogram(_centres(), edges, weights=self._counts)[0].astype(np.int64)
-
-    def _settle(self) -> None:
-        numbers, self._single = self._single, []
-        self.add(numbers)
 
 
 def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
