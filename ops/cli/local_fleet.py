@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -80,14 +81,29 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
-    with tempfile.TemporaryDirectory(prefix="penstock-local-") as folder:
-        async with WorkerProcess(arguments, Path(folder) / "worker.jsonl", environment) as worker:
+    with _log_folder() as folder:
+        async with WorkerProcess(arguments, folder / "worker.jsonl", environment) as worker:
             try:
                 with _phases(f"Starting a worker for {settings.model}") as show:
                     await worker.while_alive(_until_ready(worker, settings, show))
             except WorkerFailed as failure:
                 raise WorkerFailed(_fault(worker.log_path) or str(failure)) from failure
             yield worker.while_alive
+
+
+@contextmanager
+def _log_folder() -> Iterator[Path]:
+    """A folder for the worker's log. It is kept where the worker failed and the error names it."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-local-"))
+    is_named = False
+    try:
+        yield folder
+    except WorkerFailed as failure:
+        is_named = str(folder) in str(failure)
+        raise
+    finally:
+        if not is_named:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _as_it_is(work: Coroutine[Any, Any, T]) -> T:

@@ -13,7 +13,7 @@ from penstock.ops.logs.series import LOGGED, TRIGGERS, Series
 NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
 _NUM_SIZES = _MAX_TOKENS_BIN + 1
-_ROWS_AT_ONCE = 200_000
+_ROWS_AT_ONCE = 100_000
 _SUMMED = ("sequences", "tokens", "slots", "predicted_s", "device_s")
 
 
@@ -159,5 +159,6 @@ def _texts(column: Any) -> tuple[list[str], Int64Array]:
 
 def _sizes(tokens: Int64Array) -> Int64Array:
     """The key of `by_tokens` for each batch."""
-    _, size = np.frexp(np.maximum(tokens - 1.0, 0.0))
-    return np.minimum(size, _MAX_TOKENS_BIN).astype(np.int64)
+    _, exponents = np.frexp(np.maximum(tokens - 1.0, 0.0))
+    sizes: Int64Array = np.minimum(exponents.astype(np.int64), _MAX_TOKENS_BIN)
+    return sizes
