@@ -1,4 +1,4 @@
-"""The worker of `--local`: its log is there for as long as an error names it, and no longer."""
+"""The worker of `--local`: its log is left where an error names it, and nothing else is."""
 
 import asyncio
 import tempfile
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.cli.job_settings import FileJobSettings
-from penstock.ops.cli.local_fleet import local_worker
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.jobs.local_fleet import local_worker
 from penstock.ops.demo import worker_child
 from penstock.ops.demo.worker_child import WorkerFailed
 
@@ -32,7 +32,7 @@ def test_the_log_of_a_worker_that_failed_is_kept(first: str, tmp_path: Path, mon
     program = f"import sys; {first}print('a trace', flush=True); sys.exit(3)"
     with pytest.raises(WorkerFailed, match="exit status 3") as failure:
         run(program, tmp_path, monkeypatch)
-    (log,) = tmp_path.rglob("*.jsonl")
+    (log,) = tmp_path.iterdir()
     assert str(log) in str(failure.value)
     assert "a trace" in log.read_text()
 
