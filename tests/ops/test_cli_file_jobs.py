@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.cli import file_job
+from penstock.ops.cli.jobs import file_job_command
 from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError
-from penstock.producer.files import blocks, part_writer
+from penstock.producer.files import part_writer, row_blocks
 from penstock.producer.wire.messages import Classification, Reply, Text
 from penstock.scheduler import CostTable
 from penstock.scheduler.costs.cost import PackedCost
@@ -61,7 +61,7 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[InstantClie
         if name.startswith("PENSTOCK_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
     fresh = type("Fresh", (InstantClient,), {})
     monkeypatch.setattr(client, "Client", fresh)
@@ -259,7 +259,7 @@ class TestStandardStreams:
         class System:
             stdout = Out()
 
-        monkeypatch.setattr(file_job, "sys", System)
+        monkeypatch.setattr(file_job_command, "sys", System)
         source = write_rows(tmp_path / "in.csv", "card")
         code, said, _ = penstock("classify", source, "-", "--format", "jsonl")
         assert code == 2

@@ -1,6 +1,6 @@
-"""Answers that the broker has not acknowledged, by the partition that they go to: one of them must not stop the others.
+"""Unacknowledged answers by their destination, so that one stalled partition does not stop the others.
 
-A partition without a leader takes no answer for as long as that lasts, and the answers for it would fill the worker.
+A partition without a leader accepts no answer, and the answers for it would fill the worker's memory.
 """
 
 import time
@@ -17,14 +17,14 @@ Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys c
 
 
 @dataclass(slots=True)
-class Held:
+class Footprint:
     """Memory that answers hold until they are acknowledged, or the bounds of it."""
 
     records: int = 0
     request_bytes: int = 0
     reply_bytes: int = 0
 
-    def add(self, other: "Held", sign: int = 1) -> None:
+    def add(self, other: "Footprint", sign: int = 1) -> None:
         """Add or, with a sign of -1, subtract."""
         self.records += sign * other.records
         self.request_bytes += sign * other.request_bytes
@@ -35,7 +35,7 @@ class Held:
 class _UnacknowledgedAnswers:
     """The answers to one destination."""
 
-    held: Held
+    held: Footprint
     progress_at: float  # the last acknowledgement, or when the first answer began to wait, or the end of an outage
 
 
@@ -43,28 +43,30 @@ class ReplyDestinations:
     """Finds stalled destinations. Called on the worker's event loop only.
 
     A destination is stalled when answers wait for it and none was acknowledged for `STALL_S`. It is blocked when these
-    hold a quarter of a bound too. While no broker answers, no request comes; afterwards the times begin again.
+    hold a quarter of a bound too. While no broker responds, no request arrives; the times start again afterwards.
     """
 
-    def __init__(self, bounds: Held, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True) -> None:
+    def __init__(
+        self, bounds: Footprint, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True
+    ) -> None:
         """Without `can_stall` answers may wait for other causes than their destination, and none counts as stalled."""
         self._bounds = bounds
         self._can_stall = can_stall
         self._clock = clock
         self._waiting: dict[Destination, _UnacknowledgedAnswers] = {}
         self._looked_at = self._acknowledged_at = clock()  # the latter: by any destination
-        self._stalled: dict[bool, Held] = {}
+        self._stalled: dict[bool, Footprint] = {}
 
-    def sent(self, destination: Destination, held: Held) -> None:
-        """Answers go to the outbox."""
+    def sent(self, destination: Destination, held: Footprint) -> None:
+        """Count answers that go to the outbox."""
         waiting = self._waiting.get(destination)
         if waiting is None:
             self._waiting[destination] = _UnacknowledgedAnswers(held, self._clock())
         else:
             waiting.held.add(held)
 
-    def ended(self, destination: Destination, held: Held, *, acknowledged: bool) -> None:
-        """Answers were acknowledged, or refused for good."""
+    def ended(self, destination: Destination, held: Footprint, *, acknowledged: bool) -> None:
+        """Count answers that were acknowledged, or refused for good."""
         waiting = self._waiting[destination]
         waiting.held.add(held, -1)
         if acknowledged:
@@ -88,7 +90,7 @@ class ReplyDestinations:
             or held.reply_bytes >= _SHARE * bounds.reply_bytes
         )
 
-    def stalled(self) -> dict[bool, Held]:
+    def stalled(self) -> dict[bool, Footprint]:
         """By whether bulk: what the answers to stalled destinations hold; empty if there are none.
 
         Looks again after a quarter second.
@@ -99,9 +101,9 @@ class ReplyDestinations:
             self._stalled = self._look(now)
         return self._stalled
 
-    def _look(self, now: float) -> dict[bool, Held]:
-        found: dict[bool, Held] = {}
+    def _look(self, now: float) -> dict[bool, Footprint]:
+        found: dict[bool, Footprint] = {}
         for (_, _, bulk), waiting in self._waiting.items():
             if self._can_stall and now - waiting.progress_at >= STALL_S:
-                found.setdefault(bulk, Held()).add(waiting.held)
+                found.setdefault(bulk, Footprint()).add(waiting.held)
         return found

@@ -1,0 +1,127 @@
+"""Requests of one service and every answer to each, read from its topics after a load."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.cpu.plain_client import ID_BYTES, REPLIES, REQUESTS
+
+_POLL_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one service, and how their records name a request."""
+
+    requests: str
+    replies: str
+    request_id: Callable[[Any], bytes]
+    reply_id: Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request record. Unix times in seconds."""
+
+    partition: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One reply record."""
+
+    at: float
+    key: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Requests, and the answers to each, by the request's id."""
+
+    sent: Mapping[bytes, Sent]
+    answers: Mapping[bytes, Sequence[Answer]]
+
+
+def _correlation_id(record: Any) -> bytes:
+    found: bytes = dict(record.headers).get("kafka_correlationId", b"")
+    return found
+
+
+PENSTOCK_TOPICS = Topics("penstock.requests.bench", "penstock.replies", _correlation_id, _correlation_id)
+PLAIN_TOPICS = Topics(
+    REQUESTS, REPLIES, lambda record: json.loads(record.value)["id"].encode(), lambda record: record.value[:ID_BYTES]
+)
+
+
+def read_transcript(servers: str, topics: Topics, since: float) -> Transcript:
+    """The requests that were sent from a Unix time on."""
+    return asyncio.run(_read(servers, topics, since))
+
+
+async def _read(servers: str, topics: Topics, since: float) -> Transcript:
+    sent: dict[bytes, Sent] = {}
+    async for record in _records(servers, topics.requests):
+        if record.timestamp / 1e3 >= since - 1e-3:  # timestamps are whole milliseconds
+            sent[topics.request_id(record)] = Sent(record.partition, record.timestamp / 1e3)
+    answers: dict[bytes, list[Answer]] = {name: [] for name in sent}
+    async for record in _records(servers, topics.replies):
+        name = topics.reply_id(record)
+        if name in answers:
+            answers[name].append(Answer(record.timestamp / 1e3, record.key))
+    return Transcript(sent, answers)
+
+
+async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
+    """All records of a topic up to its ends at the time of the call."""
+    async with AIOKafkaConsumer(topic, bootstrap_servers=servers, enable_auto_commit=False) as consumer:
+        await consumer.topics()  # asks the broker: what `start` knows may lack the topic
+        numbers = consumer.partitions_for_topic(topic)
+        if not numbers:
+            raise ProcessFailed(f"The broker names no partitions of {topic}.")
+        sources = [TopicPartition(topic, number) for number in numbers]
+        ends = {source: end for source, end in (await consumer.end_offsets(sources)).items() if end}
+        await consumer.seek_to_beginning(*sources)
+        while ends:
+            for records in (await consumer.getmany(timeout_ms=_POLL_MS)).values():
+                for record in records:
+                    yield record
+            for source in [source for source, end in ends.items() if await consumer.position(source) >= end]:
+                del ends[source]
+
+
+def counts(transcript: Transcript) -> dict[str, int]:
+    """How many requests were answered how often, before and after a reader has dropped equal keys."""
+    every = list(transcript.answers.values())
+    return {
+        "requests": len(transcript.sent),
+        "unanswered": sum(not answers for answers in every),
+        "answered_twice": sum(len(answers) > 1 for answers in every),
+        "answers_too_many": sum(max(0, len(answers) - 1) for answers in every),
+        "answered_twice_by_key": sum(len(_distinct(answers)) > 1 for answers in every),
+    }
+
+
+def recovery_s(transcript: Transcript, since: float, until: float) -> float:
+    """Seconds from an event to when every partition has answered a request that was sent after it.
+
+    `until`: the next event. Partitions that got no request between the two are left out. Infinite if one of the others
+    answered none of these requests.
+    """
+    first: dict[int, float] = {}
+    for name, sent in transcript.sent.items():
+        if since <= sent.at < until:
+            at = min((answer.at for answer in transcript.answers[name]), default=math.inf)
+            first[sent.partition] = min(at, first.get(sent.partition, math.inf))
+    return max(first.values(), default=math.inf) - since
+
+
+def _distinct(answers: Iterable[Answer]) -> set[object]:
+    """Answers that a reader sees that drops equal keys. Answers without a key are all different."""
+    return {answer.key if answer.key is not None else id(answer) for answer in answers}

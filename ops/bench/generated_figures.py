@@ -1,0 +1,119 @@
+"""`python -m penstock.ops.bench.generated_figures`: write the tables of kept runs into the repository's Markdown files.
+
+A table stands between `<!-- figures:NAME -->` and `<!-- /figures -->`; NAME is a key of `TABLES`. Everything between
+the two is replaced. `--check` changes nothing and exits with 1 if a table is not current. `--plots` draws the plots.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from penstock.ops.bench.bulk import bulk_tables as bulk
+from penstock.ops.bench.cache import cache_tables as cache
+from penstock.ops.bench.common.kept_tables import is_kept, run_table
+from penstock.ops.bench.cpu import cpu_tables as cpu
+from penstock.ops.bench.delivery import delivery_tables as delivery
+from penstock.ops.bench.gpu.report import gpu_tables as gpu
+from penstock.ops.bench.pipeline import pipeline_tables as pipeline
+from penstock.ops.bench.serving.ablation.ablation_table import ablations
+from penstock.ops.bench.serving.ablation.scheduler_constants import constant_table
+from penstock.ops.bench.serving.report import serving_tables as serving
+from penstock.ops.chaos import chaos_tables as chaos
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES: Mapping[str, Callable[[], str]] = {
+    "headline": lambda: "\n\n".join(
+        filter(is_kept, [cpu.short_headline(), gpu.short_headline(), pipeline.short_throughput()])
+    ),
+    "runs": run_table,
+    "cpu-headline": cpu.headline,
+    "cpu-targets": cpu.against_targets,
+    "cache": cache.figures,
+    "cache-targets": cache.against_targets,
+    "bulk": bulk.jobs,
+    "bulk-targets": bulk.against_targets,
+    "pipeline-throughput": pipeline.throughput,
+    "pipeline-latency": pipeline.latency,
+    "pipeline-robustness": pipeline.robustness,
+    "pipeline-null": pipeline.without_model,
+    "pipeline-gpus": pipeline.scale_out,
+    "pipeline-targets": pipeline.against_targets,
+    "delivery-failures": delivery.failures,
+    "delivery-modes": delivery.modes,
+    "delivery-before": delivery.before,
+    "delivery-targets": delivery.against_targets,
+    "gpu-headline": gpu.headline,
+    "gpu-backlog": gpu.backlogs,
+    "gpu-grid": gpu.grid,
+    "gpu-kernels": gpu.kernels,
+    "gpu-targets": gpu.against_targets,
+    "gpu-runs": gpu.runs,
+    "gpu-report": gpu.report,
+    "serving": serving.goodput,
+    "serving-saturation": serving.saturation,
+    "serving-targets": serving.against_targets,
+    "serving-bursts": serving.bursts,
+    "serving-kafka": serving.through_kafka,
+    "ablation": ablations,
+    "scheduler-constants": constant_table,
+    "chaos": chaos.outcomes,
+    "chaos-faults": chaos.faults,
+}
+_MARKED = re.compile(r"(<!-- figures:([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+class UnknownTable(Exception):
+    """A marker names no table. The message lists the tables."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0; with --check 1 if a table is not current."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.generated_figures", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is not current")
+    parser.add_argument("--plots", action="store_true", help="draw the plots too (needs matplotlib)")
+    chosen = parser.parse_args(arguments)
+    stale = stale_files()
+    for path, text in stale.items():
+        print(f"{'not current' if chosen.check else 'written'}: {path.relative_to(ROOT)}")
+        if not chosen.check:
+            path.write_text(text, encoding="utf-8")
+    if chosen.plots:
+        from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.pipeline import pipeline_plots
+
+        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
+            print(f"drawn: {path.relative_to(ROOT)}")
+    return 1 if chosen.check and stale else 0
+
+
+def stale_files(root: Path = ROOT) -> dict[Path, str]:
+    """Markdown files whose tables are not current, each with the text that it should have."""
+    current = {path: path.read_text(encoding="utf-8") for path in markdown_files(root)}
+    renewed = {path: regenerated(text) for path, text in current.items()}
+    return {path: text for path, text in renewed.items() if text != current[path]}
+
+
+def markdown_files(root: Path) -> list[Path]:
+    """Those of the repository's first level, of its `ops` folder and of the scheduler."""
+    return sorted([*root.glob("*.md"), *root.glob("ops/**/*.md"), *root.glob("scheduler/*.md")])
+
+
+def regenerated(text: str) -> str:
+    """The text with the tables of today's runs.
+
+    Raises:
+        UnknownTable: a marker names no table.
+    """
+    return _MARKED.sub(lambda found: f"{found[1]}\n{_table(found[2])}\n\n{found[3]}", text)
+
+
+def _table(name: str) -> str:
+    if name not in TABLES:
+        raise UnknownTable(f"There is no table {name!r}. Known: {', '.join(TABLES)}.")
+    return TABLES[name]()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Decides whether a worker traces its requests, and stands for the traces where it does not."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from penstock.engine.types import ModelInfo
+from penstock.producer.tracing.switch import open_tracing
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.kafka.group import client_id
+from penstock.worker.requests.record import PendingRecord
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.telemetry.service_attributes import service_attributes
+
+_Acknowledged = Callable[[Sequence[PendingRecord]], None]
+
+
+class Traces(Protocol):
+    """Told of each step that is a stage of a trace. Called on the worker's event loop only."""
+
+    def begin(self, sequences: Sequence[PendingSequence]) -> None:
+        """The sequences of a slice of records were prepared, and the cache was asked for them."""
+
+    def batch_done(self, stats: BatchStats, results: Results) -> None:
+        """A batch ran. Called before its results are settled."""
+
+    def rejected(self, rejections: Sequence[Rejection]) -> None:
+        """Records are about to be answered with errors."""
+
+    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
+        """`acknowledged`, which the broker's acknowledgements of answers call, and after it the end of the traces."""
+
+
+class NoTraces:
+    """No spans: nothing is kept and nothing imported."""
+
+    def begin(self, sequences: Sequence[PendingSequence]) -> None: ...
+
+    def batch_done(self, stats: BatchStats, results: Results) -> None: ...
+
+    def rejected(self, rejections: Sequence[Rejection]) -> None: ...
+
+    def ending(self, acknowledged: _Acknowledged) -> _Acknowledged:
+        return acknowledged
+
+
+NO_TRACES = NoTraces()
+
+
+@asynccontextmanager
+async def open_traces(settings: ResolvedSettings, info: ModelInfo, worker: int) -> AsyncIterator[Traces]:
+    """The traces of one worker, by the environment of its process. `worker`: the member's number on its machine.
+
+    At the end, what is left is exported, within a bound.
+    """
+    tracing = open_tracing(service_attributes())
+    if tracing is None:
+        yield NO_TRACES
+        return
+    from penstock.worker.telemetry.request_traces import RequestTraces
+
+    try:
+        yield RequestTraces(
+            tracing,
+            model=info.name,
+            group_id=settings.group_id,
+            client_id=client_id(worker),
+            has_cache=settings.cache_path is not None,
+        )
+    finally:
+        await tracing.close()

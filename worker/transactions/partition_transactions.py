@@ -1,0 +1,229 @@
+"""One input partition: answers wait until all earlier records have theirs, and are committed with the offset behind."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import structlog
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    OffsetMetadataTooLargeError,
+    TopicAuthorizationFailedError,
+)
+
+from penstock.producer.transport.connection import disconnect
+from penstock.producer.transport.replaceable_producer import BAD_DESTINATION, TOO_LARGE
+from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka.offsets import OffsetTracker, Progress
+from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
+from penstock.worker.transactions.transaction_batches import Carrier, DestinationRefused, TransactionBatches
+from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
+
+_FULL = 1000  # records: the window is committed before its time
+_RETRY_S = 0.5
+_STOP_S = 2.0
+_DONE = attrgetter("done")
+
+log = structlog.get_logger("penstock.transactions")
+
+
+class PartitionTransactions:
+    """Transactions of one partition, one after another, from its assignment to its revocation."""
+
+    def __init__(
+        self,
+        source: TopicPartition,
+        offsets: OffsetTracker,
+        marks: PartitionMarks,
+        make_producer: Callable[[], TransactionalProducer],
+        ask_committed: Callable[[], Awaitable[Progress | None]],
+        *,
+        carrier: Carrier,
+        group_id: str,
+        window_s: float,
+    ) -> None:
+        """`ask_committed` asks the broker what is committed."""
+        self._source = source
+        self._plan = TransactionPlan(source, offsets, marks)
+        self._make_producer = make_producer
+        self._ask_committed = ask_committed
+        self._group_id = group_id
+        self._window_s = window_s
+        self._producer: TransactionalProducer | None = None
+        self._batches = TransactionBatches(carrier)
+        self._changed = asyncio.Event()
+        self._is_full = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._step = asyncio.Event()  # a transaction was committed, or no other will be
+        self._is_closed = False
+
+    async def acquire(self) -> None:
+        """Fence the partition's earlier owner. Waits for the coordinator. Raises what a retry does not mend."""
+        self._producer = await self._start_producer()
+
+    async def _start_producer(self) -> TransactionalProducer:
+        producer = self._make_producer()
+        try:
+            await producer.start()
+        except BaseException:
+            await disconnect(producer, _STOP_S)
+            raise
+        return producer
+
+    def begin(self, committed: Progress | None) -> None:
+        """Answers will come. `committed` was read after `acquire`."""
+        self._plan.take_over(committed)
+
+    def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
+        """Hold answers for a transaction. Returns those that are not to be sent."""
+        late = self._plan.put(topic, partition, answers)
+        self._changed.set()
+        if self._plan.num_answered >= _FULL:
+            self._is_full.set()
+        return late
+
+    def hasten(self) -> None:
+        """The partition's mark has changed: commit without waiting for a window."""
+        self._changed.set()
+        self._is_full.set()
+
+    async def commit_mark(self) -> bool:
+        """Wait until the mark is committed. False if the partition is given up before."""
+        while not self._is_closed and not self._plan.is_marked:
+            if self._step.is_set():
+                self._step = asyncio.Event()
+            await self._step.wait()
+        return not self._is_closed
+
+    async def run(self) -> None:
+        """Commit windows until cancelled. Raises PartitionLost."""
+        while True:
+            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_full.wait(), self._window_s)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit all that is answered up to the first record without an answer. Raises PartitionLost."""
+        async with self._committing:
+            while True:
+                self._check_open()
+                self._changed.clear()
+                self._is_full.clear()
+                complete(self._plan.take_stale(), None)
+                content = self._plan.next()
+                if content is None:
+                    return
+                try:
+                    await self._attempt(content)
+                except DestinationRefused as refused:
+                    self._refuse(refused.answers, refused.error)
+                except LeaderMissing:
+                    await asyncio.sleep(_RETRY_S)
+                except PartitionLost:
+                    raise
+                except Exception as error:  # aiokafka raises AssertionError, too, where a producer has failed
+                    if is_fenced(error):
+                        raise PartitionLost("another producer has its transactional id") from error
+                    log.warning("transaction_failed", partition=self._name, error=repr(error), retry_s=_RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
+
+    async def close(self) -> None:
+        """Abort what is open. Answers that are left are dropped: the partition's next owner makes them again."""
+        self._is_closed = True
+        self._step.set()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.abort()
+            await disconnect(producer, _STOP_S)
+        complete(self._plan.take_all(), None)
+
+    async def _attempt(self, content: Content) -> None:
+        """Commit this, or find out that an earlier attempt has."""
+        if self._producer is None:
+            await self._recover()
+            return
+        batches = await self._batches.make(self._producer, self._plan.answers(content))
+        self._check_open()
+        self._plan.begin(content)
+        try:
+            await self._producer.commit(batches, self._source, content.offset, content.metadata, self._group_id)
+        except Exception as error:  # of a cancelled attempt, `close` aborts the transaction
+            producer, self._producer = self._producer, None
+            await disconnect(producer, _STOP_S)
+            if is_caused_by(error, OffsetMetadataTooLargeError):
+                log.warning("commit_metadata_refused", consequence=commit_metadata.NO_METADATA)
+                self._plan.drop_metadata()
+            self._raise_refusal(error)
+            raise
+        self._batches.grow()
+        self._finished(self._plan.finish())
+
+    async def _recover(self) -> None:
+        """Replace the producer.
+
+        Raises PartitionLost if another worker has committed meanwhile, or if the last transaction does not end though
+        brokers answer. Then the answers are dropped: what is held for this partition must not fill the worker.
+        """
+        try:
+            async with asyncio.timeout(STALL_S) as limit:
+                producer = await self._start_producer()
+        except TimeoutError as error:
+            if not limit.expired() or not await self._batches.are_brokers_answering():
+                raise
+            raise PartitionLost("its last transaction does not end") from error
+        try:
+            committed = await self._ask_committed()
+            self._check_open()
+            self._finished(self._plan.settle(committed))
+        except BaseException:
+            await disconnect(producer, _STOP_S)
+            raise
+        self._producer = producer
+
+    def _check_open(self) -> None:
+        """Asked after every wait: the answers of a closed partition are gone, and its offset must stay where it is."""
+        if self._is_closed:
+            raise PartitionLost("it was given up")
+
+    def _finished(self, answers: Sequence[Answer]) -> None:
+        complete(answers, None)
+        self._step.set()
+
+    def _raise_refusal(self, error: Exception) -> None:
+        """Raise DestinationRefused if the error is one of destinations or sizes, which no retry mends."""
+        if isinstance(error, TopicAuthorizationFailedError):
+            raise DestinationRefused(self._batches.to_topics(error.args[0]), error) from error
+        for batch, failure in error.refused if isinstance(error, BatchRefused) else ():
+            if isinstance(failure, BAD_DESTINATION):
+                raise DestinationRefused(batch.answers, failure) from error
+            if isinstance(failure, TOO_LARGE) and self._batches.shrink(batch):
+                too_large = MessageSizeTooLargeError(f"{batch.topic} takes no record of this size.")
+                raise DestinationRefused(batch.answers, too_large) from error
+
+    def _refuse(self, answers: Sequence[Answer], error: KafkaError) -> None:
+        """Tell the senders of these answers, which may put others in their place."""
+        for answer in answers:
+            self._plan.discard(answer)
+        complete(answers, error)
+        self._changed.set()
+
+    @property
+    def _name(self) -> str:
+        return f"{self._source.topic}-{self._source.partition}"
+
+
+def complete(answers: Sequence[Answer], error: KafkaError | None) -> None:
+    """Call `done` of answers. One failing callback does not block the others."""
+    for done, group in groupby(answers, _DONE):
+        try:
+            done(list(group), error)
+        except Exception:
+            log.exception("done_failed", detail="This is a bug.")

@@ -1,0 +1,142 @@
+"""The answers of a transaction as batches for the partitions of their topics."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, LeaderNotAvailableError
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from penstock.producer.transport.replaceable_producer import BAD_DESTINATION
+from penstock.producer.transport.topic_directory import TopicDirectory
+from penstock.producer.wire.headers import partition_for
+from penstock.producer.wire.topics import dead_letter_topic
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
+from penstock.worker.transactions.waiting_answers import Outgoing
+
+_BATCH_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A connected producer whose connections several partitions share, and the topics that it knows."""
+
+    producer: AIOKafkaProducer
+    topics: TopicDirectory = field(default_factory=TopicDirectory)
+    leaders: ReplyLeaders = field(default_factory=ReplyLeaders)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionBatch:
+    """Answers for one partition of a reply or dead-letter topic."""
+
+    topic: str
+    partition: int
+    builder: BatchBuilder
+    answers: Sequence[Answer]
+
+
+class DestinationRefused(Exception):
+    """These answers cannot be written where they are to go."""
+
+    def __init__(self, answers: Sequence[Answer], error: KafkaError) -> None:
+        super().__init__(repr(error))
+        self.answers = answers
+        self.error = error
+
+
+class TransactionBatches:
+    """Makes the batches of one transaction after another."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._at_most: dict[tuple[str, int], int] = {}  # records a batch, where the broker has refused one for its size
+        self._last: list[TransactionBatch] = []
+
+    async def make(self, producer: AIOKafkaProducer, outgoing: Iterable[Outgoing]) -> list[TransactionBatch]:
+        """Raises DestinationRefused, LeaderMissing, and KafkaError if no broker is there to be asked."""
+        by_topic: dict[str, list[Outgoing]] = {}
+        for one in outgoing:
+            by_topic.setdefault(one.topic, []).append(one)
+        self._last = []
+        for topic, chosen in by_topic.items():
+            for partition, answers in (await self._by_partition(topic, chosen)).items():
+                self._last += self._fill(producer, topic, partition, answers)
+        await self._check_leaders()
+        return self._last
+
+    async def _check_leaders(self) -> None:
+        client, missing = self._carrier.producer.client, None
+        for batch in self._last:
+            missing_s = await self._carrier.leaders.missing_s(client, batch.topic, batch.partition)
+            if missing_s is None:
+                continue
+            missing = LeaderMissing(f"{batch.topic}-{batch.partition} has no leader")
+            is_letter = batch.topic == dead_letter_topic(batch.answers[0].origin.original.topic)
+            if missing_s >= STALL_S and not is_letter:  # letters wait, as they are the last resort
+                raise DestinationRefused(batch.answers, LeaderNotAvailableError(str(missing)))
+        if missing is not None:
+            raise missing
+
+    async def _by_partition(self, topic: str, outgoing: Sequence[Outgoing]) -> dict[int, deque[Answer]]:
+        producer, topics = self._carrier.producer, self._carrier.topics
+        try:
+            num_partitions = len(await topics.partitions(producer, topic))
+        except BAD_DESTINATION as error:
+            raise DestinationRefused([one.answer for one in outgoing], error) from error
+        spread: dict[int, deque[Answer]] = {}
+        for _, partition, answer in outgoing:
+            if partition is None:
+                partition = partition_for(answer.key, num_partitions)
+            spread.setdefault(partition, deque()).append(answer)
+        for partition, answers in spread.items():
+            try:
+                await topics.check_partition(producer, topic, partition)
+            except BAD_DESTINATION as error:
+                raise DestinationRefused(answers, error) from error
+        return spread
+
+    def _fill(
+        self, producer: AIOKafkaProducer, topic: str, partition: int, answers: deque[Answer]
+    ) -> list[TransactionBatch]:
+        at_most = self._at_most.get((topic, partition), _BATCH_RECORDS)
+        batches = []
+        while answers:
+            builder, taken = producer.create_batch(), list[Answer]()
+            while answers and len(taken) < at_most and _append(builder, answers[0]):
+                taken.append(answers.popleft())
+            batches.append(TransactionBatch(topic, partition, builder, taken))
+        return batches
+
+    async def are_brokers_answering(self) -> bool:
+        """Whether the cluster is there."""
+        return await is_answering(self._carrier.producer.client)
+
+    def shrink(self, batch: TransactionBatch) -> bool:
+        """The broker has refused a batch for its size. True if it holds one answer, which is then at fault."""
+        self._at_most[batch.topic, batch.partition] = max(1, len(batch.answers) // 2)
+        return len(batch.answers) == 1
+
+    def grow(self) -> None:
+        """The last batches were taken. Grown slowly: each batch beyond the topic's limit costs a transaction."""
+        self._at_most = {
+            destination: at_most + at_most // 8 + 1
+            for destination, at_most in self._at_most.items()
+            if at_most < _BATCH_RECORDS
+        }
+
+    def to_topics(self, topics: Collection[str]) -> list[Answer]:
+        """The answers of the last batches that go to these topics."""
+        return [answer for batch in self._last if batch.topic in topics for answer in batch.answers]
+
+
+def _append(builder: BatchBuilder, answer: Answer) -> bool:
+    """Whether the batch has room. Raises DestinationRefused if aiokafka cannot encode the answer."""
+    try:
+        added = builder.append(timestamp=None, key=answer.key, value=answer.value, headers=answer.headers)
+    except Exception as error:
+        wrapped = KafkaError(f"{error!r} in a transaction. This is a bug.")
+        raise DestinationRefused([answer], wrapped) from error
+    return added is not None

@@ -1,0 +1,145 @@
+"""The contents of one partition's transactions, and whether the last one was committed. Pure bookkeeping."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.worker.kafka import commit_metadata
+from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
+from penstock.worker.kafka.partition_marks import PartitionMarks
+from penstock.worker.replies.outlet import Answer
+from penstock.worker.transactions.waiting_answers import Outgoing, WaitingAnswers
+
+
+class PartitionLost(Exception):
+    """Another worker commits this partition."""
+
+
+class Content(NamedTuple):
+    """The content of a transaction."""
+
+    reading: int  # of the partition; see `OffsetTracker.reading`
+    offsets: Sequence[int]  # of the records that it answers
+    offset: int  # that it commits
+    mark: str  # of the partition's owner
+    metadata: str  # with the mark
+
+
+class TransactionPlan:
+    """Plans one transaction after another, from the partition's assignment to its revocation.
+
+    Each transaction is announced by `begin`. Then `finish` says that it was committed, or `settle` finds out.
+    """
+
+    def __init__(self, source: Source, offsets: OffsetTracker, marks: PartitionMarks) -> None:
+        self._source = source
+        self._offsets = offsets
+        self._marks = marks
+        self._waiting: dict[int, WaitingAnswers] = {}  # by the reading of their records; nearly always one
+        self._committed: int | None = None  # offset of the last commit, this owner's or an earlier one's
+        self._mark = ""  # of this owner's last commit
+        self._in_doubt: Content | None = None  # what may have been committed
+        self._has_metadata = True
+
+    def take_over(self, committed: Progress | None) -> None:
+        """Go on after the last owner. `committed` was read when it was fenced."""
+        self._committed = None if committed is None else committed.offset
+
+    def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
+        """Hold answers. Returns those of earlier readings of the partition: they are not to be sent."""
+        current, reading = self._current, self._offsets.reading(self._source)
+        late: list[Answer] = []
+        for answer in answers:
+            if answer.origin.reading == reading:
+                current.put(topic, partition, answer)
+            else:
+                late.append(answer)
+        return late
+
+    @property
+    def num_answered(self) -> int:
+        """Records with answers that wait."""
+        return len(self._current)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the owner's mark is committed as it is to be."""
+        return self._before().mark == self._mark
+
+    def next(self) -> Content | None:
+        """The next transaction, if there is any: a new mark or beginning first, which waits for no reply topic."""
+        before = self._before()
+        if not before.reading:  # it was revoked
+            return None
+        if before.mark != self._mark or (self._committed is not None and before.offset < self._committed):
+            return before
+        answered = self._up_to(self._current.is_answered)
+        has_skipped = self._committed is not None and answered.offset > self._committed
+        return answered if answered.offsets or has_skipped else None
+
+    def answers(self, content: Content) -> list[Outgoing]:
+        """The answers of a transaction."""
+        return self._waiting[content.reading].of(content.offsets) if content.offsets else []
+
+    def begin(self, content: Content) -> None:
+        """A transaction begins. From now on it may be committed."""
+        self._in_doubt = content
+
+    def finish(self) -> list[Answer]:
+        """The transaction is committed. Returns its answers, which are no longer held."""
+        if self._in_doubt is None:
+            raise RuntimeError("No transaction was begun. This is a bug.")
+        content, self._in_doubt = self._in_doubt, None
+        self._committed, self._mark = content.offset, content.mark
+        self._marks.passed(self._source, content.offset)
+        return self._waiting[content.reading].take(content.offsets) if content.offsets else []
+
+    def settle(self, committed: Progress | None) -> list[Answer]:
+        """As `finish`, if the transaction in doubt was committed. `committed` was read when all others were fenced.
+
+        Raises PartitionLost if another worker has committed.
+        """
+        offset = None if committed is None else committed.offset
+        mark = "" if committed is None or committed.custody is None else committed.custody.text()
+        if self._in_doubt is not None and (offset, mark) == (self._in_doubt.offset, self._in_doubt.mark):
+            return self.finish()
+        self._in_doubt = None
+        if offset != self._committed:
+            raise PartitionLost(f"its committed offset is {offset}, and was {self._committed}")
+        return []
+
+    def discard(self, answer: Answer) -> None:
+        """Its topic does not take this answer. The record is answered otherwise, or not at all."""
+        self._waiting[answer.origin.reading].discard(answer)
+
+    def drop_metadata(self) -> None:
+        """The broker takes none of this size: offsets are committed alone."""
+        self._has_metadata, self._mark = False, ""
+
+    def take_stale(self) -> list[Answer]:
+        """Remove the answers of earlier readings: the topic has other records at their offsets, or none."""
+        reading = self._offsets.reading(self._source)
+        stale = [answer for one in self._waiting.keys() - {reading} for answer in self._waiting.pop(one).take_all()]
+        if stale and self._in_doubt is not None:
+            self._in_doubt = self._in_doubt._replace(offsets=())
+        return stale
+
+    def take_all(self) -> list[Answer]:
+        """Remove all answers."""
+        return [answer for waiting in self._waiting.values() for answer in waiting.take_all()]
+
+    @property
+    def _current(self) -> WaitingAnswers:
+        return self._waiting.setdefault(self._offsets.reading(self._source), WaitingAnswers())
+
+    def _before(self) -> Content:
+        """The content without any of the held answers."""
+        return self._up_to(lambda offset: False)
+
+    def _up_to(self, is_answered: Callable[[int], bool]) -> Content:
+        reading = self._offsets.reading(self._source)
+        offsets, end = self._offsets.prefix(self._source, is_answered)
+        if not self._has_metadata:
+            return Content(reading, offsets, end.offset, "", "")
+        custody = self._marks.mark_at(self._source, end.offset)
+        mark = "" if custody is None else custody.text()
+        return Content(reading, offsets, end.offset, mark, commit_metadata.of(end._replace(custody=custody)))
