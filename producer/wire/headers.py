@@ -86,9 +86,7 @@ def parse_address(headers: Mapping[str, bytes]) -> ReplyAddress:
         InvalidRequest: no reply topic, or a malformed reply header; such a request cannot be answered.
     """
     topic, partition = _destination(headers.get(REPLY_TOPIC), headers.get(REPLY_PARTITION))
-    return ReplyAddress(
-        topic, partition, headers.get(CORRELATION_ID), headers.get(TRACEPARENT), headers.get(REPLAY_OF)
-    )
+    return ReplyAddress(topic, partition, headers.get(CORRELATION_ID), headers.get(TRACEPARENT), headers.get(REPLAY_OF))
 
 
 @functools.lru_cache(maxsize=1024)  # a client has one
