@@ -434,7 +434,13 @@ def reply_or_refusal(value: bytes) -> None:
                 reply.rows(other)
 
 
-FIELDS = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_classify": "tokens"}
+FIELDS = {
+    "embed": "vectors",
+    "classify": "classes",
+    "rerank": "scores",
+    "token_classify": "tokens",
+    "generate": "generations",
+}
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 
 
