@@ -6,6 +6,7 @@ import structlog
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.engine import Engine
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.worker.resolved_settings import CPU_CAPS
 from penstock.worker.settings import NULL_MODEL, ModelSettings
@@ -39,6 +40,13 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel":
         device=settings.device,
         engine=settings.engine,
     )
+
+
+def require_encoder(loaded: "Engine | GenerationModel") -> Engine:
+    """The loaded model, if it is an encoder. Raises UnsupportedCheckpoint."""
+    if not isinstance(loaded, Engine):
+        raise UnsupportedCheckpoint(f"{loaded.info.name!r} generates, and only an encoder can be used here.")
+    return loaded
 
 
 def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
