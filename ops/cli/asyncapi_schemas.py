@@ -120,9 +120,10 @@ def request_headers_schema() -> Schema:
 
 
 def reply_headers_schema() -> Schema:
-    """The headers of a reply, which are those of its request."""
+    """The headers of a reply: those of its request, and its own."""
     rows = wire_table("Headers", "header of a request")
-    return _headers([row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)], [])
+    of_request = [row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)]
+    return _headers([*of_request, *wire_table("Headers", "header of a reply")], [])
 
 
 def dead_letter_headers_schema() -> Schema:

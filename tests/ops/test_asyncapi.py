@@ -78,6 +78,7 @@ EXPECTED = {
     "reply-tokens": "tokenClassifyReply",
     "reply-tokens-of-ids": "tokenClassifyReply",
     "reply-generations": "generateReply",
+    "reply-partial": "generateReply",
     "reply-generations-of-text": "generateReply",
 }
 

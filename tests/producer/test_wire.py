@@ -59,6 +59,7 @@ REQUESTS = {
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
     "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
+    "request-stream": Request("m", "generate", text=("hello",), options=Options(stream=True)),
     "request-generate": Request(
         "m",
         "generate",
@@ -95,6 +96,7 @@ REPLIES = {
         "m", "main", tokens=TokenTable(("O",), (1,), np.zeros((1, 1), np.uint16), np.ones((1, 1), np.float32), None)
     ),
     "reply-generations": Reply("m", "main", generations=(Generation((5, 6, 1), "stop"), Generation((7,), "length"))),
+    "reply-partial": Reply("m", "main", generations=(Generation((5,), "partial", "h"),)),
     "reply-generations-of-text": Reply("m", "main", generations=(Generation((5, 1), "stop", "hé"),)),
     "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
 }
