@@ -98,8 +98,7 @@ class Worker:
             max_sequences=settings.max_sequences,
             generation=generation,
         )
-        has_cache = cache is not None
-        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=has_cache, generation=generation)
+        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=bool(cache), generation=generation)
         callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, self._on_partial)
         self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)
