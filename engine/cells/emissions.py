@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
 from penstock.engine.cells.errors import InvalidCell
@@ -24,7 +23,7 @@ class EmissionColumns:
         for spec in specs:
             for emission in spec.emits:
                 known = self._columns.setdefault(emission.name, emission)
-                if (known.width, _dtype(known)) != (emission.width, _dtype(emission)):
+                if (known.width, host_dtype(known)) != (emission.width, host_dtype(emission)):
                     raise InvalidCell(
                         f"cell {spec.name!r}: emission {emission.name!r} has another width or type than in another "
                         "cell. A reply has one column of each name; give it another name."
@@ -59,10 +58,11 @@ class EmissionColumns:
         start = len(self._columns)
         for (name, emission), count in zip(self._columns.items(), counts, strict=True):
             end = start + count * emission.width
-            columns[name] = joined[start:end].view(_dtype(emission)).reshape(count, emission.width)
+            columns[name] = joined[start:end].view(host_dtype(emission)).reshape(count, emission.width)
             start = end
         return columns
 
 
-def _dtype(emission: StateSpec) -> npt.DTypeLike:
+def host_dtype(emission: StateSpec) -> type[np.float32 | np.int32]:
+    """The type of an emission's values when they have left the device."""
     return np.float32 if emission.dtype.is_floating_point else np.int32

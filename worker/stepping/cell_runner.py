@@ -65,7 +65,8 @@ class CellRunner:
         self._devices = [_Device(engine, Sessions(specs, StatePool(num_slots))) for engine in engines]
         self._jobs: dict[int, _Job] = {}
         self._underway: deque[_Underway] = deque()  # in the order of their start
-        self._rejected: list[RejectedJob] = []  # of which `advance` has not told yet
+        self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
+        self._rejected: list[RejectedJob] = []  # likewise
         self._isolating: set[int] = set()  # devices with a task that did not start; it ends before the next one starts
 
     @property
@@ -92,15 +93,18 @@ class CellRunner:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
         self._leave(ids)
         self._scheduler.cancel(ids)
+        if self._rejected:
+            cancelled = set(ids)
+            self._rejected = [job for job in self._rejected if job.id not in cancelled]
 
     def advance(self, now: float) -> StepEvents:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
         for number in range(len(self._devices)):
             self._start_tasks(number, now)
+        started, self._started = self._started, []
         expired, self._rejected = self._rejected, []
-        if not self._underway:
-            return StepEvents(expired=expired)
-        return self._finish(self._underway.popleft(), now)._replace(expired=expired)
+        done = self._finish(self._underway.popleft(), now) if self._underway else StepEvents()
+        return done._replace(started=started, expired=expired)
 
     def check_integrity(self) -> None:
         """Raise unless every slot belongs to an open job. Called by tests, and when idle."""
@@ -140,6 +144,7 @@ class CellRunner:
         if not self._devices[device].sessions.open(job_id, job.work.graph):
             raise RuntimeError("The scheduler let a job in, and the pool has no slots for it. This is a bug.")
         job.device = device
+        self._started.append(job_id)
 
     def _finish(self, underway: _Underway, now: float) -> StepEvents:
         """Wait for a task, and end the jobs that end with it."""
@@ -157,7 +162,7 @@ class CellRunner:
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {applied.finished}. This is a bug.")
         name, num_steps = batch.batch.cell, int(output.steps.sum())
         stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished, applied.failed, stats=stats)
+        return StepEvents(finished=finished, failed=applied.failed, stats=stats)
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
         try:

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array, StepEngine
+from penstock.engine.cells.emissions import host_dtype
 from penstock.engine.cells.errors import CellFailed
+from penstock.engine.cells.sessions import Emitted
 from penstock.engine.errors import DeviceFailed, EngineError
 
 
@@ -58,10 +60,8 @@ class IsolatedCells:
 def failed_output(spec: CellSpec, batch: CellBatch, error: Exception) -> CellOutput:
     """The output of a batch of which all rows failed."""
     num_rows = len(batch.steps)
-    emitted = {
-        emission.name: np.zeros(
-            (num_rows, batch.quantum, emission.width), np.float32 if emission.dtype.is_floating_point else np.int32
-        )
+    emitted: dict[str, Emitted] = {
+        emission.name: np.zeros((num_rows, batch.quantum, emission.width), host_dtype(emission))
         for emission in spec.emits
     }
     failure: EngineError = CellFailed(f"the engine failed on cell {spec.name!r}: {error!r}")

@@ -115,7 +115,7 @@ def test_a_job_expires_before_its_first_step_or_between_steps() -> None:
     (begun,) = bench.add([11] * 30, deadline=5.0)
     (waiting,) = bench.add([11], deadline=5.0)
     (patient,) = bench.add([12])
-    bench.advance()
+    assert bench.advance().started == [begun]
     bench.now = 6.0
     (late,) = bench.add([11], deadline=5.5)
     bench.drain()
@@ -131,6 +131,14 @@ def test_a_job_that_came_too_late_is_told_by_the_next_advance() -> None:
     assert not bench.runner.is_idle
     bench.drain()
     assert [job.id for job in bench.expired] == [late]
+
+
+def test_a_job_that_came_too_late_and_is_cancelled_ends_once() -> None:
+    bench = Bench()
+    bench.now = 6.0
+    bench.runner.cancel(bench.add([11], deadline=5.5))
+    bench.drain()
+    assert bench.expired == []
 
 
 def test_a_cancelled_job_leaves_before_its_next_step_and_frees_its_slot() -> None:
@@ -149,7 +157,7 @@ def test_a_cancelled_job_leaves_before_its_next_step_and_frees_its_slot() -> Non
 def test_an_idle_runner_has_nothing_to_tell() -> None:
     bench = Bench()
     bench.runner.add([])
-    assert bench.runner.advance(1.0) == StepEvents(expired=[])
+    assert bench.runner.advance(1.0) == StepEvents(started=[], expired=[])
     assert bench.runner.is_idle
 
 

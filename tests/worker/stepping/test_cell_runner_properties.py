@@ -55,14 +55,19 @@ class Running(RuleBasedStateMachine):
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
         for device in self.devices:
             device.start_error = lambda batch: has(BREAKS, batch)
-            device.result_error = lambda batch: has(IS_LOST, batch)
+            device.result_error = self.lose
         self.runner = CellRunner(MODEL.specs, self.devices)
         self.checks = SequenceChecks(MODEL, num_slots - 1)
         self.now = 0.0
         self.running: dict[int, dict[str, Any]] = {}
         self.deadlines: dict[int, float] = {}
         self.num_added = 0
-        self.lost: set[int] = set()  # jobs that shared a batch with one that is lost may fail
+        self.num_lost = 0  # batches, of which all jobs fail
+
+    def lose(self, batch: CellBatch) -> Exception | None:
+        error = has(IS_LOST, batch)
+        self.num_lost += error is not None
+        return error
 
     @rule(request=graphs.REQUESTS, slo_s=st.none() | st.integers(-1, 6), bulk=st.booleans())
     def add(self, request: dict[str, Any], slo_s: int | None, bulk: bool) -> None:
@@ -83,15 +88,13 @@ class Running(RuleBasedStateMachine):
     def advance(self, seconds: int, times: int) -> None:
         self.now += seconds
         for _ in range(times):
+            lost_before = self.num_lost
             events = self.runner.advance(self.now)
             for job_id, joined in events.finished:
                 self.check(self.running.pop(job_id), COLUMNS.split(joined))
-            may_fail = any(IS_LOST in request["first"] for request in self.running.values()) or self.lost
             for job_id in events.failed:
                 request = self.running.pop(job_id)
-                if IS_LOST in request["first"]:
-                    self.lost.add(job_id)
-                assert may_fail or {RAISES, BREAKS} & set(request["first"])
+                assert self.num_lost > lost_before or {RAISES, BREAKS} & set(request["first"])
             for job in events.expired:
                 del self.running[job.id]
                 assert self.deadlines[job.id] <= self.now
@@ -104,8 +107,7 @@ class Running(RuleBasedStateMachine):
 
     @invariant()
     def slots_belong_to_jobs(self) -> None:
-        if hasattr(self, "runner"):
-            self.runner.check_integrity()
+        self.runner.check_integrity()
 
     def teardown(self) -> None:
         if not hasattr(self, "runner"):
