@@ -7,12 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array
+from penstock.engine.cells.emissions import Emitted
 from penstock.engine.cells.graph import Rows, Unfolded
 from penstock.engine.cells.node_table import NodeRange, NodeTable
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import EngineError
-
-Emitted = npt.NDArray[np.float32] | Int32Array
 
 
 class SessionBatch(NamedTuple):

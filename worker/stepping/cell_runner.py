@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.emissions import emissions_of, join
 from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
@@ -49,7 +49,7 @@ class CellRunner:
     the pool of a device has room. Its session opens with its first task. Two tasks of a device are underway: the next
     one is decided and started while one runs.
 
-    A result is the job's emissions as `EmissionColumns.join` gives them.
+    A result is the job's emissions as `emissions.join` gives them.
     """
 
     def __init__(self, specs: Sequence[CellSpec], engines: Sequence[StepEngine]) -> None:
@@ -61,7 +61,7 @@ class CellRunner:
         settings = CellSettings(num_devices=len(engines), max_slots=num_slots - 1)
         self._scheduler = CellScheduler(rules, settings)
         self._specs = specs
-        self._columns = EmissionColumns(specs)
+        self._emissions = emissions_of(specs)
         self._devices = [_Device(engine, Sessions(specs, StatePool(num_slots))) for engine in engines]
         self._jobs: dict[int, _Job] = {}
         self._underway: deque[_Underway] = deque()  # in the order of their start
@@ -154,7 +154,7 @@ class CellRunner:
         if isinstance(running, IsolatedCells):
             self._isolating.discard(task.device)
         applied = sessions.apply(batch, output)
-        finished = [(job_id, self._columns.join(sessions.emitted(job_id))) for job_id in applied.finished]
+        finished = [(job_id, join(sessions.emitted(job_id), self._emissions)) for job_id in applied.finished]
         self._leave([*applied.finished, *applied.failed])
         self._scheduler.cancel(applied.failed)
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array, StepEngine
-from penstock.engine.cells.emissions import host_dtype
+from penstock.engine.cells.emissions import no_values
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.sessions import Emitted
 from penstock.engine.errors import DeviceFailed, EngineError
 
 
@@ -60,10 +59,7 @@ class IsolatedCells:
 def failed_output(spec: CellSpec, batch: CellBatch, error: Exception) -> CellOutput:
     """The output of a batch of which all rows failed."""
     num_rows = len(batch.steps)
-    emitted: dict[str, Emitted] = {
-        emission.name: np.zeros((num_rows, batch.quantum, emission.width), host_dtype(emission))
-        for emission in spec.emits
-    }
+    emitted = {emission.name: no_values(emission, num_rows, batch.quantum) for emission in spec.emits}
     failure: EngineError = CellFailed(f"the engine failed on cell {spec.name!r}: {error!r}")
     failure.__cause__ = error
     nothing, all_stopped = np.zeros(num_rows, np.int32), np.ones(num_rows, np.bool_)

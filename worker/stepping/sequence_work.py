@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.emissions import max_bytes
 from penstock.engine.cells.errors import EmptySequence, InvalidGraph
 from penstock.engine.cells.graph import GraphLimits, Unfolded
 from penstock.engine.cells.model import CellModel
@@ -25,7 +25,6 @@ class SequenceChecks:
     def __init__(self, model: CellModel, num_slots: int, limits: GraphLimits | None = None) -> None:
         """num_slots: state slots of one device, without NO_SLOT."""
         self._model = model
-        self._columns = EmissionColumns(model.specs)
         self._num_slots = num_slots
         self._limits = limits or GraphLimits()
 
@@ -43,7 +42,7 @@ class SequenceChecks:
             raise EmptyInput(_sentence(error)) from error
         except InvalidGraph as error:
             raise InvalidRequest(_sentence(error)) from error
-        return SequenceWork(graph, self._columns.max_bytes(graph))
+        return SequenceWork(graph, max_bytes(graph, self._model.specs))
 
 
 def _sentence(error: InvalidGraph) -> str:

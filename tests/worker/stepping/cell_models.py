@@ -8,7 +8,7 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, RunningCells, StateSpec, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.emissions import emissions_of, split
 from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.model import CellModel, Request
 from penstock.engine.errors import EngineError
@@ -45,7 +45,7 @@ def unfold(request: Request, graph: GraphBuilder) -> None:
 
 
 MODEL = CellModel.of([Cell(ADD, add), Cell(HALVE, halve)], unfold)
-COLUMNS = EmissionColumns(MODEL.specs)
+EMISSIONS = emissions_of(MODEL.specs)
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Bench:
 
 def values_of(joined: Float32Array) -> list[float]:
     """The sums of a job, and half of the last one."""
-    columns = COLUMNS.split(joined)
+    columns = split(joined, EMISSIONS)
     assert columns["is_ten"].ravel().tolist() == (columns["sum"] == 10).ravel().tolist()
     return [*columns["sum"].ravel().tolist(), *columns["half"].ravel().tolist()]
 

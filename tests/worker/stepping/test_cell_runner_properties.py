@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.engine.cells.contract import Cell, CellBatch, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.emissions import emissions_of, split
 from penstock.engine.cells.model import CellModel
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
@@ -29,7 +29,7 @@ def raising(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
 
 CELLS = [Cell(cell.spec, raising if cell.step is graphs.mixed else cell.step) for cell in graphs.CELLS]
 MODEL = CellModel.of(CELLS, graphs.unfold)
-COLUMNS = EmissionColumns(MODEL.specs)
+EMISSIONS = emissions_of(MODEL.specs)
 
 
 def has(value: int, batch: CellBatch) -> Exception | None:
@@ -43,7 +43,7 @@ def result_alone(request: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     rows = graphs.expected(request)
     return {
         name: np.concatenate([values[name] for values in rows if name in values] or [np.zeros((0, 1))])
-        for name in COLUMNS.names
+        for name, _, _ in EMISSIONS
     }
 
 
@@ -91,7 +91,7 @@ class Running(RuleBasedStateMachine):
             lost_before = self.num_lost
             events = self.runner.advance(self.now)
             for job_id, joined in events.finished:
-                self.check(self.running.pop(job_id), COLUMNS.split(joined))
+                self.check(self.running.pop(job_id), split(joined, EMISSIONS))
             for job_id in events.failed:
                 request = self.running.pop(job_id)
                 assert self.num_lost > lost_before or {RAISES, BREAKS} & set(request["first"])
