@@ -6,7 +6,6 @@ import faulthandler
 import functools
 import gc
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,21 +14,21 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
 from penstock.engine import Engine, NullEngine, PipelinedEngine
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
-from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
-from penstock.worker.resolved_settings import CPU_CAPS, ResolvedSettings, resolve
+from penstock.worker.model_loading import load_model, load_tokenizer
+from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
+from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
-from penstock.worker.telemetry.tracing import open_traces
+from penstock.worker.telemetry.traces import open_traces
 from penstock.worker.worker import LEAVE_S, Worker
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at eac
 
 _CLOSE_S = 2.0  # for the running batch, and as much for the interpreter's end
 EXIT_S = LEAVE_S + 2 * _CLOSE_S + 6.0  # after the drain: a process that was asked to stop has ended, whatever hangs
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_RESIZE_SIGNALS = (signal.SIGTTIN, signal.SIGTTOU)  # of a supervisor
 
 log = structlog.get_logger("penstock.serve")
 
@@ -59,13 +55,12 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     """
     labels = {} if supervisor is None else {"worker": supervisor.worker}
     configure_logs(settings.log_format, settings.log_level, **labels)
-    for number in _RESIZE_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # they would suspend the process
+    ignore_resize_signals()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
     if is_first:
         log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
-    engine = load_any(settings)
+    engine = load(settings)
     has_one_lane = isinstance(engine, PipelinedEngine) or not isinstance(engine, Engine)
     if has_one_lane and (settings.lanes or 1) > 1:
         raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
@@ -85,24 +80,12 @@ def _tune_garbage_collection() -> None:
     gc.set_threshold(50_000, 50, 1000)
 
 
-def load_any(settings: ModelSettings) -> "Engine | GenerationModel":
+def load(settings: ModelSettings) -> "Engine | GenerationModel":
     """Load the model that the settings name, an encoder or one that generates. Raises EngineError."""
     if settings.model == NULL_MODEL:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
-    given = {"name": settings.served_name, "dtype": settings.dtype, "device": settings.device}
-    engine: Engine | GenerationModel
-    if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
-        max_rows, max_tokens = CPU_CAPS
-        engine = penstock.engine.load_generation_model(
-            settings.model,
-            max_rows=settings.max_batch_sequences or max_rows,
-            max_encode_tokens=settings.max_batch_tokens or max_tokens,
-            **given,
-        )
-    else:
-        head = str(settings.head) if settings.head is not None else None
-        engine = penstock.engine.load_engine(settings.model, head=head, engine=settings.engine, **given)
+    engine = load_model(settings)
     info = engine.info
     log.info(
         "model_loaded",
@@ -119,9 +102,9 @@ def load_any(settings: ModelSettings) -> "Engine | GenerationModel":
     return engine
 
 
-def load(settings: ModelSettings) -> Engine:
-    """Load the encoder that the settings name. Raises EngineError, also for a model that generates."""
-    engine = load_any(settings)
+def load_encoder(settings: ModelSettings) -> Engine:
+    """`load`, for what runs encoders only. Raises UnsupportedCheckpoint for a model that generates."""
+    engine = load(settings)
     if not isinstance(engine, Engine):
         raise UnsupportedCheckpoint(f"{settings.model} generates; this command runs encoders only.")
     return engine
@@ -188,37 +171,12 @@ async def _run_worker(settings: ResolvedSettings, served: ServedModel, superviso
         loop.set_exception_handler(worker.stop_signal.on_loop_error)
         # Whatever stops the worker, a signal or a failure, its process ends.
         worker.stop_signal.on_ask = functools.partial(_end_within, settings.drain_s + EXIT_S)
-        for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, _stop, loop, worker, supervisor is None)
+        handle_stop_signals(loop, worker.stop, is_member=supervisor is not None)
         if supervisor is None:
-            _handle_supervisor_signals(loop, worker)
             return await worker.run()
         supervisor.report(phase="loaded", device=settings.device, metrics_port=port, group_id=settings.group_id)
         stack.callback(asyncio.create_task(_report(supervisor, worker)).cancel)
         return await worker.run(supervisor.may_join(worker.stop))
-
-
-def _stop(loop: asyncio.AbstractEventLoop, worker: Worker, second_kills: bool) -> None:
-    """Drain. Where `second_kills`, the next SIGTERM or SIGINT ends the process at once.
-
-    Not in a member: its supervisor and the sender of a signal to the whole control group may send one each.
-    """
-    for number in _STOP_SIGNALS if second_kills else ():
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
-    worker.stop()
-
-
-def _handle_supervisor_signals(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
-    """Handle the signals by which several members are rolled and resized: one process drains, and is not resized."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        loop.add_signal_handler(signal.SIGHUP, _stop, loop, worker, False)
-    for number in _RESIZE_SIGNALS:
-        loop.add_signal_handler(number, _ignore, number)
-
-
-def _ignore(number: signal.Signals) -> None:
-    log.warning("signal_ignored", signal=number.name, reason="one process has no members to add or to remove")
 
 
 def _end_within(seconds: float) -> None:
@@ -249,17 +207,6 @@ def _not_ready(worker: Worker) -> str:
     if worker.stop_signal.is_set():
         return "draining"
     return worker.consumer.waits_for
-
-
-def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
-    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it."""
-    if settings.model == NULL_MODEL:
-        return None
-    try:
-        return Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
-    except TokenizerError as error:
-        log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
-        return None
 
 
 async def _open_cache(settings: WorkerSettings, stack: contextlib.AsyncExitStack) -> ResponseCache | None:

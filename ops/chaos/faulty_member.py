@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+from penstock.engine import Engine
 from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
@@ -27,6 +28,8 @@ def _install(control: Path, seed: int) -> None:
     def load_faulty(settings: ModelSettings) -> FaultyEngine:
         is_null = settings.model == NULL_MODEL
         engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else load(settings)
+        if not isinstance(engine, Engine):
+            raise TypeError("The chaos suite runs encoders.")
         return FaultyEngine(engine, control, seed + os.getpid())
 
     def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings) -> object:

@@ -1,24 +1,17 @@
-"""Generation through a real broker and a worker: token for token what transformers generates, each request for itself."""
+"""Generation through a real broker and a worker: the tokens are those of transformers, and each request ends alone."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 import torch
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from penstock.ops.kafka import KafkaBroker
-from penstock.producer import BackendError, Client, Generation, InvalidRequest, UnsupportedTask
-from penstock.producer.wire.codec import encode_request
-from penstock.producer.wire.headers import CORRELATION_ID, request_headers
-from penstock.producer.wire.messages import Options, Request, join_tokens
-from penstock.producer.wire.topics import request_topic
+from penstock.producer import Client
 from tests.engine.generation.helpers import VOCAB, expected, save_seq2seq, sources
 
 Unique = Callable[[str], str]
@@ -31,11 +24,9 @@ POISON = VOCAB - 1  # the token whose vector is not a number
 def add_tokenizer(directory: Path) -> None:
     """A tokenizer of the words w0, w1, …, whose ids they name."""
     tokenizer = Tokenizer(models.WordLevel({"</s>": 2} | {f"w{i}": i for i in range(VOCAB) if i != 2}, unk_token="w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]  # untyped
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]  # untyped
-        single="$A </s>", special_tokens=[("</s>", 2)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
@@ -65,7 +56,9 @@ async def test_generated_tokens_are_those_of_transformers(
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
         await worker.ready()
         for options in ways:
-            rows, of_texts = await asyncio.gather(client.generate(ids=batch, **options), client.generate(texts, **options))
+            rows, of_texts = await asyncio.gather(
+                client.generate(ids=batch, **options), client.generate(texts, **options)
+            )
             for source, row in zip(batch, rows, strict=True):
                 assert list(row.tokens) == expected(reference, source, **options)
                 assert row.text is None

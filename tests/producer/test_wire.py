@@ -117,7 +117,9 @@ def assert_same_request(left: Request, right: Request) -> None:
 
 
 def assert_same_reply(left: Reply, right: Reply) -> None:
-    meta = [(r.model, r.revision, r.classes, r.scores, r.generations, r.cached, r.timing, r.batch) for r in (left, right)]
+    meta = [
+        (r.model, r.revision, r.classes, r.scores, r.generations, r.cached, r.timing, r.batch) for r in (left, right)
+    ]
     assert meta[0] == meta[1]
     assert_same_array(left.vectors, right.vectors)
     assert (left.tokens is None) == (right.tokens is None)
@@ -305,7 +307,7 @@ class TestRefusals:
 
     def test_unknown_task(self) -> None:
         says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
-        assert "one of embed, classify, rerank, token_classify. Given: 'summarize'" in says
+        assert "one of embed, classify, rerank, token_classify, generate. Given: 'summarize'" in says
 
     def test_rerank_takes_pairs_only(self) -> None:
         with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:

@@ -30,9 +30,10 @@ def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
     Raises InvalidOption where the model's own options cannot be used.
     """
     options = model.options({})
-    runner = GenerationRunner(model.generator(len(os.sched_getaffinity(0))), model.limits)
+    shortest = replace(options, max_new_tokens=1, min_new_tokens=0, num_beams=1)
+    probe = GenerationWork(np.zeros(1, np.int32), shortest, 0)
+    runner = GenerationRunner(model.generator(len(os.sched_getaffinity(0))), model.limits, probe)
     _warm_up(runner, replace(options, max_new_tokens=_WARM_UP_TOKENS, min_new_tokens=_WARM_UP_TOKENS))
-    probe = GenerationWork(np.zeros(1, np.int32), replace(options, max_new_tokens=1, min_new_tokens=0), 0)
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from penstock.engine.errors import EngineError
+from penstock.engine.errors import DeviceFailed, EngineError
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
@@ -20,6 +20,7 @@ from penstock.worker.stepping.generation_row import generation_row
 
 ENCODE, DECODE = 0, 1  # cells
 _MAX_ENCODE_ROWS = 32  # sources of one task: sequences that are being decoded wait for it
+_PROBE = -2  # an id that no job has
 _MAX_QUANTUM = 4  # decoder steps of one task under load. On a CPU a decision is short beside a step
 
 log = structlog.get_logger("penstock.generation")
@@ -41,15 +42,20 @@ class GenerationRunner:
     """
 
     def __init__(
-        self, generator: Generator, limits: GeneratorLimits, clock: Callable[[], float] = time.perf_counter
+        self,
+        generator: Generator,
+        limits: GeneratorLimits,
+        probe: GenerationWork,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`limits`: the generator's. `clock` measures tasks."""
+        """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks."""
         rules = (
             CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows)),
             CellRule("decode", limits.max_rows, max_steps=_MAX_QUANTUM, priority=1),
         )
         self._generator = generator
         self._limits = limits
+        self._probe = probe
         self._clock = clock
         self._rules = rules
         self._scheduler = CellScheduler(rules, CellSettings(max_tasks=1, max_slots=limits.num_pages))
@@ -83,7 +89,10 @@ class GenerationRunner:
             self._failed.pop(job_id, None)
 
     def advance(self, now: float) -> StepEvents:
-        """See `StepRunner`. One task runs: sources are encoded, or sequences decoded for a quantum."""
+        """See `StepRunner`. One task runs: sources are encoded, or sequences decoded for a quantum.
+
+        Raises what the generator raises on clean work.
+        """
         planned = self._scheduler.poll(now)
         self._expire(planned.rejected)
         if isinstance(planned, Wait):
@@ -162,17 +171,30 @@ class GenerationRunner:
             return
         try:
             run(ids)
+        except DeviceFailed:
+            raise
         except Exception as error:
             if len(ids) == 1:
+                self._leave(ids[0])
+                self._run_probe()
                 failure = EngineError(f"{error!r}")
                 failure.__cause__ = error
-                self._leave(ids[0])
                 self._fail(ids[0], failure)
                 return
-            log.warning("step_failed", sequences=len(ids), error=repr(error))
+            log.warning("batch_failed", sequences=len(ids), error=repr(error))
             half = len(ids) // 2
             self._run_isolated(run, ids[:half])
             self._run_isolated(run, ids[half:])
+
+    def _run_probe(self) -> None:
+        """A sequence failed alone: find out whether it or the generator is at fault."""
+        probe = self._probe
+        self._generator.start(_PROBE, probe.token_ids, probe.options, probe.seed)
+        try:
+            self._generator.encode([_PROBE])
+            self._generator.decode([_PROBE])
+        finally:
+            self._generator.cancel(_PROBE)
 
     def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int, began: float) -> StepStats:
         device_s = self._clock() - began

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.worker.batching.watchdog import HANG_S, EngineHung
+from penstock.worker.batching import watchdog
 
 _EVERY_S = 1.0
 
@@ -22,7 +22,7 @@ class StepWatchdog:
     Time in which the event loop itself stood still, as in a suspended process, does not count.
     """
 
-    def __init__(self, thread: Turns, clock: Callable[[], float], hung: Callable[[EngineHung], None]) -> None:
+    def __init__(self, thread: Turns, clock: Callable[[], float], hung: Callable[[watchdog.EngineHung], None]) -> None:
         """`hung` is called once, on the event loop."""
         self._thread = thread
         self._clock = clock
@@ -46,7 +46,7 @@ class StepWatchdog:
         is_same = self._thread.is_running and self._thread.num_turns == self._turn
         self._run_s = self._run_s + passed_s if is_same else 0.0
         self._turn = self._thread.num_turns
-        if self._run_s <= HANG_S:
+        if self._run_s <= watchdog.HANG_S:
             return False
-        self._hung(EngineHung(f"A quantum of steps runs since {self._run_s:.0f} s."))
+        self._hung(watchdog.EngineHung(f"A quantum of steps runs since {self._run_s:.0f} s."))
         return True
