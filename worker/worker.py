@@ -36,6 +36,7 @@ from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import Rejection, Results
+from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -88,6 +89,7 @@ class Worker:
         )
         bounds = ReplyBounds(info, settings.max_reply_bytes)
         generation = None if served.read_options is None else GenerationRequests(info, served.read_options)
+        cells = served.read_fields and SequenceRequests(info, served.read_fields, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
             bounds,
@@ -98,7 +100,9 @@ class Worker:
             generation=generation,
         )
         has_cache = cache is not None
-        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=has_cache, generation=generation)
+        self._preparer = RequestPreparer(
+            info, bounds, tokenizer, has_cache=has_cache, generation=generation, cells=cells
+        )
         callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail)
         self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)

@@ -19,7 +19,7 @@ from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.seq2seq import lstm_seq2seq
 from penstock.engine.cells.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.model.checkpoint import Config, Tensors, read_json, read_tensors, revision_of
+from penstock.engine.model.checkpoint import Config, Tensors, read_json, read_tensors, resolve_model, revision_of
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
@@ -110,9 +110,12 @@ CELL_MODELS: Mapping[str, _Reader] = {
 }
 
 
-def is_cell_model(directory: Path) -> bool:
-    """Whether a model directory holds a model made of cells. Raises CheckpointError where config.json is unreadable."""
-    return read_json(directory / _CONFIG).get("model_type") in CELL_MODELS
+def is_made_of_cells(model: str) -> bool:
+    """Whether a model directory or Hugging Face id is a model made of cells. Raises CheckpointError for no model."""
+    directory = resolve_model(model)
+    if (directory / "modules.json").exists():  # an embedding model of sentence-transformers
+        return False
+    return str(read_json(directory / _CONFIG).get("model_type")) in CELL_MODELS
 
 
 def load_cells(directory: Path, *, dtype: torch.dtype = torch.float32, max_rows: int = 512) -> LoadedCells:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from penstock.engine.cells.layers import weights_of
-from penstock.engine.cells.loading import import_cells, is_cell_model, load_cells, save_cells
+from penstock.engine.cells.loading import import_cells, is_made_of_cells, load_cells, save_cells
 from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.seq2seq import lstm_seq2seq
@@ -109,7 +109,7 @@ CASES = cases()
 def test_a_saved_model_loads_and_gives_the_same(name: str, tmp_path: Path) -> None:
     config, parts, make, request = CASES[name]
     save_cells(tmp_path, config, **parts)
-    assert is_cell_model(tmp_path)
+    assert is_made_of_cells(str(tmp_path))
     loaded = load_cells(tmp_path, max_rows=17)
     assert {spec.max_rows for spec in loaded.model.specs} == {17}
     for found, wanted in zip(

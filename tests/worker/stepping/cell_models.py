@@ -9,14 +9,14 @@ import torch
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, RunningCells, StateSpec, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.emissions import emissions_of, split
-from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.model import CellModel, Request
 from penstock.engine.errors import EngineError
 from penstock.engine.types import Float32Array
 from penstock.scheduler.types import RejectedJob
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepEvents, StepJob
-from penstock.worker.stepping.sequence_work import SequenceChecks
+from penstock.worker.stepping.sequence_checks import SequenceChecks
 
 SUM = StateSpec("sum", 1)
 RAISES = 66  # the cell raises
@@ -111,7 +111,7 @@ class Bench:
     def __init__(self, num_slots: int = 9, num_devices: int = 1) -> None:
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
         self.runner = CellRunner(MODEL.specs, self.devices)
-        self.checks = SequenceChecks(MODEL, num_slots - 1)
+        self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums
         self.failed: dict[int, EngineError] = {}

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.engine.cells.contract import Cell, CellBatch, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.emissions import emissions_of, split
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.model import CellModel
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.contract import StepJob
-from penstock.worker.stepping.sequence_work import SequenceChecks
+from penstock.worker.stepping.sequence_checks import SequenceChecks
 from tests.engine.cells import test_schedules as graphs
 from tests.worker.stepping.cell_models import DeviceStandIn
 
@@ -57,7 +58,7 @@ class Running(RuleBasedStateMachine):
             device.start_error = lambda batch: has(BREAKS, batch)
             device.result_error = self.lose
         self.runner = CellRunner(MODEL.specs, self.devices)
-        self.checks = SequenceChecks(MODEL, num_slots - 1)
+        self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.running: dict[int, dict[str, Any]] = {}
         self.deadlines: dict[int, float] = {}
