@@ -21,7 +21,7 @@ Emitted = npt.NDArray[np.float32] | npt.NDArray[np.int32]
 MAX_ITEMS = 65_536  # of all fields of a record: each number, string, bool and list
 MAX_DEPTH = 4  # of lists within lists
 MAX_COLUMNS = 64  # emissions with a name of their own
-_DTYPES = {"float32": np.dtype("<f4"), "int32": np.dtype("<i4")}
+EMITTED_DTYPES = {"float32": np.dtype("<f4"), "int32": np.dtype("<i4")}
 _SCALARS = frozenset({int, float, str, bool})
 _UINT32 = np.dtype("<u4")
 
@@ -159,9 +159,10 @@ def _decode_column(name: str, column: object, n: int) -> EmissionColumn:
     lens, shape, dtype, data = (column.get(key) for key in ("lens", "shape", "dtype", "data"))
     if not isinstance(lens, bytes) or len(lens) != 4 * n:
         raise InvalidRequest(f"`emitted.{name[:40]}.lens` must be bytes of n little-endian uint32.")
-    element = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+    element = EMITTED_DTYPES.get(dtype) if isinstance(dtype, str) else None
     if element is None or not isinstance(data, bytes):
-        raise InvalidRequest(f"`emitted.{name[:40]}`: `data` must be bytes and `dtype` one of {', '.join(_DTYPES)}.")
+        one_of = ", ".join(EMITTED_DTYPES)
+        raise InvalidRequest(f"`emitted.{name[:40]}`: `data` must be bytes and `dtype` one of {one_of}.")
     lengths = tuple(np.frombuffer(lens, _UINT32).tolist())
     num_rows = sum(lengths)
     width = _width(shape, num_rows)

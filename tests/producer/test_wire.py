@@ -507,7 +507,6 @@ def reply_or_refusal(value: bytes) -> None:
 
 
 FIELDS = {
-    "sequence": "emissions",
     "embed": "vectors",
     "classify": "classes",
     "rerank": "scores",
