@@ -23,6 +23,7 @@ from penstock.ops.cli import screen
 from penstock.ops.cli.broker import BrokerSettings
 from penstock.ops.cli.classify import ClassifySettings
 from penstock.ops.cli.embed import EmbedSettings
+from penstock.ops.cli.generate import GenerateSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import option_name
 from penstock.ops.cli.probes import CheckSettings
@@ -40,6 +41,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "check": CheckSettings,
     "embed": EmbedSettings,
     "classify": ClassifySettings,
+    "generate": GenerateSettings,
     "broker": BrokerSettings,
 }
 NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}

@@ -331,7 +331,7 @@ class TestRefusals:
 
     def test_unknown_task(self) -> None:
         says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
-        assert "one of embed, classify, rerank, token_classify, generate. Given: 'summarize'" in says
+        assert "one of embed, classify, rerank, token_classify, generate, sequence. Given: 'summarize'" in says
 
     def test_rerank_takes_pairs_only(self) -> None:
         with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:
@@ -511,6 +511,8 @@ FIELDS = {
     "classify": "classes",
     "rerank": "scores",
     "token_classify": "tokens",
+    "generate": "generations",
+    "sequence": "emissions",
 }
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 

@@ -47,7 +47,7 @@ async def test_jobs_join_and_leave_while_others_run() -> None:
     runner.may_run.clear()
     thread.add([job(0, 3)])
     assert await asyncio.to_thread(runner.began.wait, 10)
-    thread.add([job(1, 1), job(2, 50)])  # the event loop does not wait for the turn under way
+    thread.add([job(1, 1), job(2, 10**9)])  # the event loop does not wait for the turn under way
     runner.may_run.set()
     seen: list[int] = []
     async with asyncio.timeout(10):
