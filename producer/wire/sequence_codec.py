@@ -20,6 +20,7 @@ Emitted = npt.NDArray[np.float32] | npt.NDArray[np.int32]
 
 MAX_ITEMS = 65_536  # of all fields of a record: each number, string, bool and list
 MAX_DEPTH = 4  # of lists within lists
+MAX_LIST = 4096  # items of one list, as in any request
 MAX_COLUMNS = 64  # emissions with a name of their own
 EMITTED_DTYPES = {"float32": np.dtype("<f4"), "int32": np.dtype("<i4")}
 _SCALARS = frozenset({int, float, str, bool})
@@ -135,6 +136,8 @@ def _count_value(value: object, what: str, room: int) -> int:
             raise InvalidRequest(f"{what} must hold numbers, strings and booleans, or lists of them.")
         if not lists:
             return total
+        if max(map(len, lists)) > MAX_LIST:
+            raise InvalidRequest(f"{what} has a list of more than {MAX_LIST} items.")
         if total + sum(map(len, lists)) > room:
             break
         level = [item for one in lists for item in one]

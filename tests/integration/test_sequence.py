@@ -112,8 +112,8 @@ async def test_sequences_of_own_cells_fail_alone(
     worker = start_worker(kafka, model=model, cells="own_cells:sums", state_slots=3, device="cpu")
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
         await worker.ready()
-        good = [{"values": list(range(length))} for length in range(1, 41)]
-        bad = [{"values": [1, 666]}, {"values": []}, {"values": "word"}, {"other": 1}]
+        good: list[dict[str, Any]] = [{"values": list(range(length))} for length in range(1, 41)]
+        bad: list[dict[str, Any]] = [{"values": [1, 666]}, {"values": []}, {"values": "word"}, {"other": 1}]
         results, failed = await asyncio.gather(
             client.map("sequence", good), asyncio.gather(*[client.map("sequence", [one]) for one in bad])
         )
