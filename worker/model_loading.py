@@ -6,6 +6,7 @@ import structlog
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.engine import Engine
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.worker.resolved_settings import CPU_CAPS
 from penstock.worker.settings import NULL_MODEL, ModelSettings
@@ -49,6 +50,14 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCel
         device=settings.device,
         engine=settings.engine,
     )
+
+
+def require_encoder(loaded: "Engine | GenerationModel | ServedCells") -> Engine:
+    """The loaded model, if it is an encoder. Raises UnsupportedCheckpoint."""
+    if not isinstance(loaded, Engine):
+        what = "generates" if "generate" in loaded.info.tasks else "is made of cells"
+        raise UnsupportedCheckpoint(f"{loaded.info.name!r} {what}, and only an encoder can be used here.")
+    return loaded
 
 
 def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:

@@ -17,12 +17,12 @@ import uvloop
 import penstock.engine  # its names that need torch are looked up when they are used
 from penstock.cache import ResponseCache
 from penstock.engine import Engine, NullEngine, PipelinedEngine
-from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
+from penstock.engine.errors import UnsupportedDevice
 from penstock.scheduler import LearnedCost
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
-from penstock.worker.model_loading import load_model, load_tokenizer
+from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
 from penstock.worker.process_signals import handle_stop_signals, ignore_resize_signals
 from penstock.worker.resolved_settings import ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
@@ -105,10 +105,7 @@ def load(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":
 
 def load_encoder(settings: ModelSettings) -> Engine:
     """`load`, for what runs encoders only. Raises UnsupportedCheckpoint for another model."""
-    engine = load(settings)
-    if not isinstance(engine, Engine):
-        raise UnsupportedCheckpoint(f"{settings.model} is no encoder; this command runs encoders only.")
-    return engine
+    return require_encoder(load(settings))
 
 
 def _warm(engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSettings) -> Callable[[], ServedModel]:

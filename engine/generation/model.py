@@ -59,7 +59,8 @@ def load_generation_model(
     """Load a model directory or Hugging Face id whose checkpoint `generates`. Blocks for seconds.
 
     name: the model's name in requests; `default_name` when None. max_rows, max_encode_tokens: see `GeneratorLimits`.
-    Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice.
+    Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice; and InvalidOption where one of the model's own
+    options is not implemented, since every request would be rejected.
     """
     if device == "cuda":
         reason = missing_for_gpu() or "generation is implemented on the CPU only"
@@ -68,5 +69,7 @@ def load_generation_model(
         raise UnsupportedDevice(f"dtype {dtype!r} is not available for a model that generates; use auto or float32.")
     given = {"max_rows": max_rows, "max_encode_tokens": max_encode_tokens}
     limits = GeneratorLimits(**{field: value for field, value in given.items() if value is not None})
-    checkpoint = load_seq2seq(model)
-    return GenerationModel(checkpoint, name or default_name(model), revision_of(resolve_model(model)), limits)
+    checkpoint, revision = load_seq2seq(model), revision_of(resolve_model(model))
+    loaded = GenerationModel(checkpoint, name or default_name(model), revision, limits)
+    loaded.options({"max_new_tokens": 1})  # lengths may be each request's own
+    return loaded

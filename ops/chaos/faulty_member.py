@@ -9,10 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from penstock.engine import Engine
 from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
+from penstock.worker.model_loading import require_encoder
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.settings import NULL_MODEL, ModelSettings
 from penstock.worker.supervision import member
@@ -27,9 +27,7 @@ def _install(control: Path, seed: int) -> None:
 
     def load_faulty(settings: ModelSettings) -> FaultyEngine:
         is_null = settings.model == NULL_MODEL
-        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else load(settings)
-        if not isinstance(engine, Engine):
-            raise TypeError("The chaos suite runs encoders.")
+        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else require_encoder(load(settings))
         return FaultyEngine(engine, control, seed + os.getpid())
 
     def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings) -> object:

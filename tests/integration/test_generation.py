@@ -75,7 +75,7 @@ async def test_generated_tokens_are_those_of_transformers(
                 assert list(row.tokens) == expected(reference, ids, **options)
                 assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
             assert await client.generate(ids=batch, **options) == rows  # from the cache
-        seeded = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, "seed": 11}
+        seeded: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, "seed": 11}
         assert await client.generate(ids=batch, **seeded) == await client.generate(ids=batch, **seeded)
         unseeded = [await client.generate(ids=batch[:1], max_new_tokens=20, do_sample=True) for _ in range(4)]
         assert len({row.tokens for (row,) in unseeded}) > 1

@@ -46,7 +46,7 @@ def one_step(model: CellModel, cell: int) -> SequenceWork:
     """A step of one cell, from zeros: whether an engine works at all."""
     spec = model.specs[cell]
     builder = GraphBuilder(model.specs, model.types, GraphLimits())
-    zeros = dict.fromkeys(spec.inputs, [0])
+    zeros = {name: [0] for name in spec.inputs}
     builder.add(spec.name, steps=1, **zeros)
     return SequenceWork(builder.build(), 1, 0)
 

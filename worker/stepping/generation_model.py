@@ -25,15 +25,12 @@ log = structlog.get_logger("penstock.generation")
 
 
 def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
-    """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
-
-    Raises InvalidOption where the model's own options cannot be used.
-    """
-    options = model.options({})
+    """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop."""
+    options = model.options({"max_new_tokens": _WARM_UP_TOKENS, "min_new_tokens": _WARM_UP_TOKENS})
     shortest = replace(options, max_new_tokens=1, min_new_tokens=0, num_beams=1)
     probe = GenerationWork(np.zeros(1, np.int32), shortest, 0)
     runner = GenerationRunner(model.generator(len(os.sched_getaffinity(0))), model.limits, probe)
-    _warm_up(runner, replace(options, max_new_tokens=_WARM_UP_TOKENS, min_new_tokens=_WARM_UP_TOKENS))
+    _warm_up(runner, options)
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 

@@ -14,7 +14,7 @@ from penstock.producer.errors import InvalidRequest
 from penstock.producer.prompts import Prompts
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.generation import read_generation
-from penstock.producer.wire.messages import Generation, Options, Request, join_tokens
+from penstock.producer.wire.messages import Generation, Options, Reply, Request, join_tokens
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.lookup import look_up
@@ -139,4 +139,5 @@ async def test_a_reply_has_the_tokens_of_each_sequence_as_they_were_cached(bench
         sequence.settle(np.frombuffer(stored, np.float32))
     request: PendingRequest = sequences[0].request
     reply = decode_reply(encode_replies([request], bench.info, None, 1.0)[0])
-    assert reply.rows("generate") == tuple(generated)  # type: ignore[union-attr]  # no error
+    assert isinstance(reply, Reply)
+    assert reply.rows("generate") == tuple(generated)

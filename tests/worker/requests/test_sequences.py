@@ -66,13 +66,8 @@ async def test_each_sequence_has_its_work_and_its_key(info: ModelInfo) -> None:
 
 
 async def test_sequences_at_fault_are_named(info: ModelInfo) -> None:
-    fields: list[dict[str, Any]] = [
-        {"values": [1]},
-        {"values": []},
-        {"values": "word"},
-        {"values": [1], "more": 1},
-        {"none": 1},
-    ]
+    fields: list[dict[str, Any]] = [{"values": [1]}, {"values": []}, {"values": "word"}]
+    fields += [{"values": [1], "more": 1}, {"none": 1}]
     with pytest.raises(PenstockError, match=r"Sequence 1 \(and 2 more\): EmptySequence") as caught:
         await Stages(info).sequences(*fields)
     assert {place: type(error) for place, error in caught.value.rows.items()} == {

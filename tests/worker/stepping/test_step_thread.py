@@ -101,7 +101,7 @@ async def served(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> tuple[Step
     callbacks = StageCallbacks(
         lambda stats: None, lambda got, stats: results.extend(got), lambda _: None, results.append
     )
-    model.stage(resolve(WorkerSettings(model="null"), info), callbacks)
+    model.stage(resolve(WorkerSettings.model_validate({"model": "null"}), info), callbacks)
     return model, runner, results
 
 
