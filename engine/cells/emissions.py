@@ -4,7 +4,7 @@ Imports no torch: the process that makes replies reads rows before it has loaded
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,17 @@ from penstock.engine.types import Emission, Float32Array, Int32Array
 if TYPE_CHECKING:
     from penstock.engine.cells.contract import CellSpec, StateSpec
     from penstock.engine.cells.graph import Unfolded
-    from penstock.engine.cells.sessions import NodeOutput
 
 Emitted = npt.NDArray[np.float32] | Int32Array
 
 _ITEM_BYTES = 4  # float32 or int32
+
+
+class NodeOutput(NamedTuple):
+    """Emissions of one node so far."""
+
+    node: int
+    values: Mapping[str, Emitted]  # each [steps that have run, width]
 
 
 def host_dtype(emission: "StateSpec") -> type[np.float32 | np.int32]:
@@ -57,7 +63,7 @@ def max_bytes(graph: "Unfolded", specs: Sequence["CellSpec"]) -> int:
     return _ITEM_BYTES * total
 
 
-def join(outputs: Sequence["NodeOutput"], emissions: Sequence[Emission]) -> Float32Array:
+def join(outputs: Sequence[NodeOutput], emissions: Sequence[Emission]) -> Float32Array:
     """The number of rows of each column, and the columns end to end: the nodes' rows, in the nodes' order.
 
     Integers, and the numbers of rows, are there by their bits.

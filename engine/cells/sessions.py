@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.cells.emissions import Emitted
+from penstock.engine.cells.emissions import Emitted, NodeOutput
 from penstock.engine.cells.graph import Rows, Unfolded
 from penstock.engine.cells.node_table import NodeRange, NodeTable
 from penstock.engine.cells.state_pool import StatePool
@@ -29,13 +29,6 @@ class Applied(NamedTuple):
     has_ended: npt.NDArray[np.bool_]  # [R] nodes that ended with this batch
     finished: list[int]  # requests whose last node ended: their emissions are complete
     failed: dict[int, EngineError]  # requests of which a row failed: nothing of them may run any more
-
-
-class NodeOutput(NamedTuple):
-    """Emissions of one node so far."""
-
-    node: int
-    values: Mapping[str, Emitted]  # each [steps that have run, width]
 
 
 class _Session:

@@ -136,11 +136,12 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
     info = engine.info
     memory.measure(info.device)
     dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(("generate", "sequence")) else ""
+    unit = "steps" if "sequence" in info.tasks else "tokens"
     labels = f"{len(info.labels)} labels, " if info.labels else ""
     return Finding(
         "Model",
         "OK",
-        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} {'steps' if 'sequence' in info.tasks else 'tokens'}, "
+        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} {unit}, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
 
