@@ -8,6 +8,7 @@ import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
+from penstock.engine.types import Float32Array
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
@@ -25,9 +26,8 @@ from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.reply import encode_replies
+from penstock.worker.replies.reply import encode_partial, encode_replies
 from penstock.worker.replies.write_behind import WriteBehindCache
-from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -35,8 +35,8 @@ from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import Rejection, Results
-from penstock.worker.requests.sequences import SequenceRequests
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.step_requests import step_requests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -88,8 +88,7 @@ class Worker:
             revoked=self._on_revoked,
         )
         bounds = ReplyBounds(info, settings.max_reply_bytes)
-        generation = None if served.read_options is None else GenerationRequests(info, served.read_options)
-        cells = served.read_fields and SequenceRequests(info, served.read_fields, settings.max_reply_bytes)
+        generation, cells = step_requests(served, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
             bounds,
@@ -99,11 +98,8 @@ class Worker:
             max_sequences=settings.max_sequences,
             generation=generation,
         )
-        has_cache = cache is not None
-        self._preparer = RequestPreparer(
-            info, bounds, tokenizer, has_cache=has_cache, generation=generation, cells=cells
-        )
-        callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail)
+        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
+        callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, self._on_partial)
         self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
@@ -207,6 +203,10 @@ class Worker:
             self._cache.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
         self._traces.batch_done(stats, results)
         self._settle(results, stats)
+
+    def _on_partial(self, sequences: Sequence[PendingSequence], result: Float32Array) -> None:
+        for one in sequences if self._settings.delivery == "at_least_once" else ():
+            self._delivery.reply_partially(one, encode_partial(one, result, self._info, self._tokenizer))
 
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
         """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""

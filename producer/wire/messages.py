@@ -26,7 +26,7 @@ _ROWS_OF = {
 TASKS = tuple(_ROWS_OF)
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
-FINISHES = ("stop", "length")  # why a generation ended: an end token, or max_new_tokens
+FINISHES = ("stop", "length", "partial")  # of a generation: an end token; max_new_tokens; a partial reply, no end yet
 
 Text = str | tuple[str, str]
 Uint16Array = npt.NDArray[np.uint16]
@@ -45,6 +45,7 @@ class Options(NamedTuple):
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
     generation: GenerationOptions = ()  # generate: by `read_generation`; others are the model's own
+    stream: bool = False  # generate: partial replies before the reply
 
 
 NO_OPTIONS = Options()

@@ -24,6 +24,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtype": (lambda v: isinstance(v, str) and v in DTYPES, f"one of {', '.join(DTYPES)}"),
     "prompt_name": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
     "prompt": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
+    "stream": (lambda v: isinstance(v, bool), "true or false"),
     "dimensions": (lambda v: v is None or (is_int(v) and 1 <= v <= 1_000_000), "a count, at least 1"),
 }
 
@@ -57,8 +58,9 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     Raises:
         InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts.
     """
-    if options.generation and task != "generate":
-        raise InvalidRequest(f"`generation` has options of `generate`, not of `{task}`.")
+    if (options.generation or options.stream) and task != "generate":
+        name = "generation" if options.generation else "stream"
+        raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
     if not prompts and options.dimensions is None:
         return

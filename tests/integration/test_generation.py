@@ -75,6 +75,14 @@ async def test_generated_tokens_are_those_of_transformers(
                 assert list(row.tokens) == expected(reference, ids, **options)
                 assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
             assert await client.generate(ids=batch, **options) == rows  # from the cache
+        source, streamed = batch[2], {"max_new_tokens": 40, "min_new_tokens": 40}
+        *partial, last = [row async for row in client.stream(ids=source, **streamed)]
+        assert list(last.tokens) == expected(reference, source, **streamed)
+        assert last.finish == "length"
+        assert partial
+        assert all(row.finish == "partial" and row.tokens == last.tokens[: len(row.tokens)] for row in partial)
+        *_, last = [row async for row in client.stream(texts[0], **ways[0])]
+        assert [last] == await client.generate(texts[0], **ways[0])
         seeded: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, "seed": 11}
         assert await client.generate(ids=batch, **seeded) == await client.generate(ids=batch, **seeded)
         unseeded = [await client.generate(ids=batch[:1], max_new_tokens=20, do_sample=True) for _ in range(4)]

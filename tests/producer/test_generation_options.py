@@ -92,7 +92,7 @@ def test_a_wrong_option_is_named(given: Any, says: str) -> None:
 def test_a_caller_may_give_a_map_and_other_tasks_have_no_such_options() -> None:
     given = Options(generation={"num_beams": 4})  # type: ignore[arg-type]  # what callers do
     assert recheck_options(given, "generate", is_text=True).generation == (("num_beams", 4),)
-    with pytest.raises(InvalidRequest, match="options of `generate`, not of `embed`"):
+    with pytest.raises(InvalidRequest, match="an option of `generate`, not of `embed`"):
         recheck_options(given, "embed", is_text=True)
     checked = recheck_options(Options(generation=(("do_sample", True),)), "generate", is_text=False)
     assert checked.generation == (("do_sample", True),)

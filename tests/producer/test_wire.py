@@ -45,6 +45,7 @@ from penstock.producer.wire.messages import (
     join_tokens,
 )
 from penstock.producer.wire.sequence_codec import MAX_DEPTH, EmissionColumn, EmissionTable
+from tests.examples import examples
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 OPTION_NAMES = list(Options._fields)
@@ -60,6 +61,7 @@ REQUESTS = {
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
     "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
+    "request-stream": Request("m", "generate", text=("hello",), options=Options(stream=True)),
     "request-generate": Request(
         "m",
         "generate",
@@ -101,6 +103,7 @@ REPLIES = {
         "m", "main", tokens=TokenTable(("O",), (1,), np.zeros((1, 1), np.uint16), np.ones((1, 1), np.float32), None)
     ),
     "reply-generations": Reply("m", "main", generations=(Generation((5, 6, 1), "stop"), Generation((7,), "length"))),
+    "reply-partial": Reply("m", "main", generations=(Generation((5,), "partial", "h"),)),
     "reply-generations-of-text": Reply("m", "main", generations=(Generation((5, 1), "stop", "hé"),)),
     "reply-emissions": Reply(
         "m",
@@ -738,7 +741,7 @@ class TestProperties:
         reply_or_refusal(value)
 
     @pytest.mark.slow
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.dictionaries(NAMES, STRUCTURES), st.sampled_from([*VECTORS]))
     def test_any_structure_in_place_of_fields(self, fields: dict[str, Any], name: str) -> None:
         """Valid records with some fields replaced reach every check behind the parser."""
@@ -746,7 +749,7 @@ class TestProperties:
         request_or_refusal(value)
         reply_or_refusal(value)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(VALID_REQUESTS.map(encode_request) | VALID_REPLIES.map(encode_reply), st.data())
     def test_mutated_bytes(self, value: bytes, data: st.DataObject) -> None:
         mutated = bytearray(value)

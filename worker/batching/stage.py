@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import Float32Array, ModelInfo
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
@@ -76,6 +76,7 @@ class StageCallbacks:
         results: sequences have their results; those of requests that have failed are among them. The statistics are
             those of the batch, or of the sequence's steps.
         rejected: these requests have failed.
+        partial: what these sequences, which are equal and stream, have of their result so far.
         unhealthy: the engine fails on clean input, or does not return. The dispatcher has closed itself.
     """
 
@@ -83,6 +84,7 @@ class StageCallbacks:
     results: Callable[[Results, BatchStats], None]
     rejected: Callable[[Sequence[Rejection]], None]
     unhealthy: Callable[[BaseException], None]
+    partial: Callable[[Sequence[PendingSequence], Float32Array], None] = lambda sequences, result: None
 
 
 class Stage(NamedTuple):

@@ -13,7 +13,7 @@ from penstock.producer.wire.codec import encode_notes, encode_reply, encode_vect
 from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.stepping.generation_row import read_generation_row
 
 
@@ -40,6 +40,14 @@ def encode_replies(
             notes = encoded[notes_key] = _notes(request, stats, now)
         values.append(_encode(request, info, notes, tokenizer))
     return values
+
+
+def encode_partial(
+    sequence: PendingSequence, result: Float32Array, info: ModelInfo, tokenizer: Tokenizer | None
+) -> bytes:
+    """The value of a partial reply: one row, what is generated so far for a sequence."""
+    rows = _generations(sequence.request, [result], tokenizer)
+    return encode_reply(Reply(info.name, info.revision, generations=rows))
 
 
 def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:

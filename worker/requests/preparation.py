@@ -42,10 +42,10 @@ class RequestPreparer:
         info: ModelInfo,
         bounds: ReplyBounds,
         tokenizer: Tokenizer | None,
-        *,
-        has_cache: bool,
         generation: GenerationRequests | None = None,
         cells: SequenceRequests | None = None,
+        *,
+        has_cache: bool,
     ) -> None:
         """Without a `tokenizer`, requests with text are rejected. Without a cache, keys are for single flight alone.
 

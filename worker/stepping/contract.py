@@ -36,7 +36,7 @@ class StepEvents(NamedTuple):
     finished: Sequence[tuple[int, Float32Array]] = ()  # flat; of integer emissions the bits, so that bytes are kept
     failed: Mapping[int, EngineError] = {}
     expired: Sequence[RejectedJob] = ()
-    emitted: Sequence[tuple[int, Float32Array]] = ()  # new parts of jobs that stream
+    emitted: Sequence[tuple[int, Float32Array]] = ()  # of jobs that stream: their results so far
     stats: StepStats | None = None
 
 

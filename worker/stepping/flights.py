@@ -1,20 +1,25 @@
 """Equal sequences that run once: each flight is one job of the step runner."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.worker.batching.single_flight import deadline_of
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 
+_STREAM_EVERY_S = 0.05  # a partial result has all that came before, so that few of them make a long answer cheap
+_Key = tuple[bytes, bool, bool]  # the sequence's own; whether it is bulk; whether it streams
+
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Sequences of one key and one class, and the job that runs for them."""
+    """Sequences of one key and one class that stream or do not, and the job that runs for them."""
 
     job_id: int
     members: list[PendingSequence]  # in the order in which they came; the first has the job's deadline
     started: float | None = None  # when the runner took it up; None: it is queued
+    streamed: float = -math.inf  # when the last partial result was reported
     num_tokens: int = field(init=False)  # of the input
 
     def __post_init__(self) -> None:
@@ -35,7 +40,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._ids = itertools.count()
-        self._by_key: dict[tuple[bytes, bool], Flight] = {}
+        self._by_key: dict[_Key, Flight] = {}
         self._by_job: dict[int, Flight] = {}
         self.num_queued = 0
         self.queued_tokens = 0
@@ -65,6 +70,14 @@ class Flights:
             if flight is not None and flight.started is None:
                 self._count(flight, -1)
                 flight.started = now
+
+    def streaming(self, job_id: int, now: float) -> Flight | None:
+        """The flight of a job that has a partial result; None if it was left, or had one just before."""
+        flight = self._by_job.get(job_id)
+        if flight is None or now - flight.streamed < _STREAM_EVERY_S:
+            return None
+        flight.streamed = now
+        return flight
 
     def end(self, job_id: int) -> Flight | None:
         """The flight of a job that has ended; None if it was left before."""
@@ -108,5 +121,6 @@ def late_and_rest(
     return late, rest
 
 
-def _key(sequence: PendingSequence) -> tuple[bytes, bool]:
-    return sequence.key, sequence.request.bulk
+def _key(sequence: PendingSequence) -> _Key:
+    request = sequence.request
+    return sequence.key, request.bulk, request.message.options.stream

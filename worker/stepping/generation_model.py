@@ -38,7 +38,8 @@ def _work(sequence: PendingSequence) -> GenerationWork:
     options = sequence.options
     if options.generation is None:
         raise RuntimeError("A sequence to generate for has no options. This is a bug.")
-    return GenerationWork(sequence.token_ids.astype(np.int32, copy=False), options.generation, options.seed)
+    streams = sequence.request.message.options.stream
+    return GenerationWork(sequence.token_ids.astype(np.int32, copy=False), options.generation, options.seed, streams)
 
 
 def _warm_up(runner: GenerationRunner, options: GenerationOptions) -> None:

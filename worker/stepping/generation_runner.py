@@ -32,6 +32,7 @@ class GenerationWork(NamedTuple):
     token_ids: Int32Array  # within the vocabulary and the model's maximum
     options: GenerationOptions  # that the model allows
     seed: int  # of sampling
+    stream: bool = False  # whether results so far are wanted
 
 
 class GenerationRunner:
@@ -61,6 +62,7 @@ class GenerationRunner:
         self._scheduler = CellScheduler(rules, CellSettings(max_tasks=1, max_slots=limits.num_pages))
         self._waiting: dict[int, GenerationWork] = {}  # by job id: not encoded
         self._active: dict[int, list[int]] = {}  # by job id: encoded, with its tokens so far
+        self._streaming: set[int] = set()  # jobs of which results so far are wanted
         self._failed: dict[int, EngineError] = {}  # this and the next: to be returned
         self._expired: deque[RejectedJob] = deque()
 
@@ -79,6 +81,8 @@ class GenerationRunner:
             graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
             cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work)))
             self._waiting[job.id] = work
+            if work.stream:
+                self._streaming.add(job.id)
         self._expire(self._scheduler.add(cells, max([job.arrival for job in jobs], default=0.0)))
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -150,16 +154,21 @@ class GenerationRunner:
             self._run_isolated(step, running)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
         stats = self._finish(task, ran, is_stopped, int(ran.sum()), began)
-        return StepEvents(finished=finished, stats=stats)
+        streaming = [
+            (job_id, tokens) for job_id in ids if job_id in self._streaming and (tokens := self._active.get(job_id))
+        ]
+        emitted = [(job_id, generation_row(tokens, "partial")) for job_id, tokens in streaming]
+        return StepEvents(finished=finished, emitted=emitted, stats=stats)
 
     def _note(self, progress: Progress, finished: list[tuple[int, Float32Array]]) -> None:
         tokens = self._active[progress.id]
         tokens += progress.tokens
-        if progress.finish == "invalid":
+        if progress.finish is not None:
             del self._active[progress.id]
+            self._streaming.discard(progress.id)
+        if progress.finish == "invalid":
             self._fail(progress.id, EngineError("The model's scores are not numbers, or its options left no token."))
         elif progress.finish is not None:
-            del self._active[progress.id]
             finished.append((progress.id, generation_row(tokens, progress.finish)))
 
     def _run_isolated(self, run: Callable[[Sequence[int]], None], ids: Sequence[int]) -> None:
@@ -209,6 +218,7 @@ class GenerationRunner:
     def _leave(self, job_id: int) -> None:
         self._waiting.pop(job_id, None)
         self._active.pop(job_id, None)
+        self._streaming.discard(job_id)
         self._generator.cancel(job_id)
 
     def _expire(self, rejected: Iterable[RejectedJob]) -> None:

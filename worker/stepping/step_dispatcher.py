@@ -126,6 +126,9 @@ class StepDispatcher:
             return
         now = self._clock()
         self._flights.start(events.started, now)
+        for job_id, row in events.emitted:
+            if (streaming := self._flights.streaming(job_id, now)) is not None:
+                self._callbacks.partial(streaming.alive, row)
         self._finish(events.finished, events.stats, now)
         for job_id, error in events.failed.items():
             if (flight := self._flights.end(job_id)) is not None:

@@ -164,6 +164,24 @@ def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
     bench.assert_empty()
 
 
+def test_a_sequence_that_streams_tells_its_tokens_so_far_and_others_do_not() -> None:
+    bench = Bench()
+    for id, source in enumerate(sources([4, 5, 6])):
+        options = bench.checkpoint.options(max_new_tokens=8, min_new_tokens=8, num_beams=2 if id == 2 else 1)
+        work = GenerationWork(source, options, 0, stream=id != 1)
+        bench.runner.add([StepJob(id, work, bench.now, None, False)])
+    bench.drain()
+    emitted = [(id, read_generation_row(row)) for events in bench.events for id, row in events.emitted]
+    assert {id for id, _ in emitted} == {0}  # beams are certain of no token before the end
+    lengths = [len(row.tokens) for _, row in emitted]
+    assert lengths == sorted(set(lengths))
+    for _, row in emitted:
+        assert row.finish == "partial"
+        assert row.tokens == bench.finished[0].tokens[: len(row.tokens)]
+    assert 0 < len(row.tokens) < 8
+    bench.assert_empty()
+
+
 def test_a_cancelled_sequence_leaves_at_the_next_step_wherever_it_is() -> None:
     bench = Bench(replace(SMALL, max_rows=1))
     first, second = sources([4, 5])

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from penstock.engine.errors import EngineError, InvalidOption
 from penstock.engine.types import Float32Array
 from penstock.producer.errors import BackendError, Expired, InvalidRequest
+from penstock.producer.wire.messages import Options
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import StageCallbacks
 from penstock.worker.batching.watchdog import HANG_S, EngineHung
@@ -33,7 +34,14 @@ class Bench:
         self.ran: list[BatchStats] = []
         self.rejections: list[Rejection] = []
         self.unhealthy: list[BaseException] = []
-        callbacks = StageCallbacks(self.ran.append, self._on_results, self._on_rejected, self.unhealthy.append)
+        self.partials: list[tuple[Sequence[PendingSequence], Float32Array]] = []
+        callbacks = StageCallbacks(
+            self.ran.append,
+            self._on_results,
+            self._on_rejected,
+            self.unhealthy.append,
+            lambda sequences, result: self.partials.append((sequences, result)),
+        )
         self.dispatcher = StepDispatcher(
             self.thread,
             lambda sequence: sequence.token_ids.tolist(),
@@ -166,6 +174,24 @@ def test_equal_sequences_with_time_left_run_anew(bench: Bench, make_sequences: M
     assert [rejection.record for rejection in bench.rejections] == [late[0].request.record]
     bench.turn(3)
     assert [sequence for sequence, _ in bench.results] == patient
+
+
+def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    streaming = make_sequences([9, 1], options=Options(stream=True), task="generate")
+    bench.dispatcher.add(streaming + make_sequences([9, 1], task="generate"))
+    rows = [np.array([number], np.float32) for number in range(4)]
+    for row in rows[:2]:  # the second comes too soon
+        bench.dispatcher.on_events(StepEvents(emitted=[(0, row), (7, row)]))
+    bench.now += 1.0
+    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[2])]))
+    assert bench.partials == [(streaming, rows[0]), (streaming, rows[2])]
+    assert bench.dispatcher.num_queued == 2  # whoever does not stream has a job of its own
+    bench.dispatcher.take_back({streaming[0].request.record.source}, bulk_only=False, begun=True)
+    bench.now += 1.0
+    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[3])]))
+    assert len(bench.partials) == 2
 
 
 def test_a_rebalance_takes_back_what_has_not_begun_then_the_rest(bench: Bench, make_sequences: MakeSequences) -> None:
