@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from penstock.ops.bench.cellular.contestants import Tried, contestants
 from penstock.ops.bench.cellular.cudnn_baseline import sorted_requests_per_s
 from penstock.ops.bench.cellular.evaluation import Effort, Evaluation
 from penstock.ops.bench.cellular.load import MonotonicClock
+from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
+from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
@@ -121,10 +123,19 @@ def _run_part(
 
     evaluation = Evaluation(workload, Effort(seconds, sizes.in_flight, ends, SEED), MonotonicClock(), on_figures)
     evaluation.results["made_s"] = time.monotonic() - began
+    evaluation.results["host"] = _without_device(workload, sizes.tried[part], sizes.in_flight, seconds)
     if workload.lstm is not None:
         evaluation.results["offline"] = _offline(workload, sizes)
     results = evaluation.run(contestants(workload, sizes.tried[part]))
     return {**results, "seconds": time.monotonic() - began}
+
+
+def _without_device(workload: Workload, tried: Tried, in_flight: int, seconds: float) -> Figures:
+    """The peak of ours over an engine that computes nothing: what the host alone could serve."""
+    engine = NullEngine(workload.model.specs, workload.engine.num_slots)
+    ours = contestants(replace(workload, engine=engine), tried)[0]
+    measure_peak(ours, in_flight, 0.1 * seconds, MonotonicClock())  # loads what is compiled
+    return measure_peak(ours, in_flight, seconds, MonotonicClock())
 
 
 def _offline(workload: Workload, sizes: Sizes) -> dict[str, float]:

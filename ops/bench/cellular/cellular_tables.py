@@ -43,9 +43,9 @@ def load_grids(name: str, part: Mapping[str, Any]) -> Iterator[Grid]:
         "fill",
         "CPU µs/req",
     )
-    rows = [
-        [label(load), load["requests_per_s"], *_task_figures(load), load["process_cpu_us"]] for load in part["peaks"]
-    ]
+    rows = [[label(load), *_peak_figures(load)] for load in part["peaks"]]
+    if "host" in part:
+        rows.append([f"{label(part['host'])}, no device", *_peak_figures(part["host"])])
     yield Grid(f"{_NAMES[name]}: peak, {part['peaks'][0]['in_flight']} in flight", columns, rows)
     for kind, heading in {"at_half": "half of saturation", "sweep": "sweep"}.items():
         if part[kind]:
@@ -109,8 +109,9 @@ def _settings(load: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in load["settings"].items())
 
 
-def _task_figures(load: Mapping[str, Any]) -> list[float]:
-    return [float(load[name]) for name in ("rows", "quantum", "device_us", "interval_us", "device_busy", "fill")]
+def _peak_figures(load: Mapping[str, Any]) -> list[float]:
+    tasks = ("rows", "quantum", "device_us", "interval_us", "device_busy", "fill")
+    return [float(load[name]) for name in ("requests_per_s", *tasks, "process_cpu_us")]
 
 
 def _latency_figures(load: Mapping[str, Any]) -> list[float]:

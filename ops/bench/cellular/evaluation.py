@@ -70,7 +70,7 @@ class Evaluation:
     def _warm_up(self, contestant: Contestant) -> None:
         """Load what is compiled, before anything is measured."""
         effort = self._effort
-        measure_peak(self._workload, contestant, effort.in_flight, 0.1 * effort.seconds, self._clock)
+        measure_peak(contestant, effort.in_flight, 0.1 * effort.seconds, self._clock)
 
     def _rival(self, contestants: Sequence[Contestant], peaks: dict[str, float]) -> float:
         names = {contestant.name for contestant in contestants} - {OURS}
@@ -82,7 +82,7 @@ class Evaluation:
         figures = self._load(
             "peaks",
             contestant,
-            lambda: measure_peak(self._workload, contestant, effort.in_flight, effort.seconds, self._clock),
+            lambda: measure_peak(contestant, effort.in_flight, effort.seconds, self._clock),
         )
         return 0.0 if figures is None else float(figures["requests_per_s"])
 

@@ -18,7 +18,7 @@ WARM_UP = 0.2  # of a load's seconds; requests of the warm-up are not counted
 _PERCENTILES = (50, 90, 99)
 
 
-def measure_peak(workload: Workload, contestant: Contestant, in_flight: int, seconds: float, clock: Clock) -> Figures:
+def measure_peak(contestant: Contestant, in_flight: int, seconds: float, clock: Clock) -> Figures:
     """Throughput of a closed loop."""
     tape = Tape(clock.now)
     cpu_s = time.process_time()

@@ -1,0 +1,27 @@
+"""A step engine that computes nothing: what remains is the host's work for each task and request."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec
+from penstock.engine.cells.cpu import FinishedCells
+
+
+class NullEngine:
+    """Implements StepEngine. Every step emits zeros, takes no time, and no chain stops early."""
+
+    def __init__(self, specs: Sequence[CellSpec], num_slots: int) -> None:
+        self.cells: Mapping[str, CellSpec] = {spec.name: spec for spec in specs}
+        self.num_slots = num_slots
+
+    def start(self, batch: CellBatch) -> FinishedCells:
+        """See `StepEngine.start`."""
+        rows = len(batch.steps)
+        emitted = {
+            emission.name: np.zeros(
+                (rows, batch.quantum, emission.width), np.float32 if emission.dtype.is_floating_point else np.int32
+            )
+            for emission in self.cells[batch.cell].emits
+        }
+        return FinishedCells(CellOutput(emitted, batch.steps.copy(), np.zeros(rows, np.bool_), 0.0))
