@@ -23,8 +23,10 @@ from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Attempts, Exchange
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     Classification,
+    Generation,
     Options,
     Ranked,
     Reply,
@@ -195,6 +197,26 @@ class Client:
         """
         return await self._rows("token_classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
+    async def generate(
+        self,
+        texts: str | Sequence[str] | None = None,
+        *,
+        ids: Sequence[npt.ArrayLike] | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        **generation: Any,
+    ) -> list[Generation]:
+        """What an encoder-decoder model generates for each text or sequence of token ids; a single text gives one row.
+
+        `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
+        do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
+        """
+        options = Options(truncate=truncate, generation=read_generation(generation))
+        return await self._rows("generate", texts, ids, options, timeout_s)
+
     async def map(
         self,
         task: str,
@@ -291,6 +313,9 @@ class Client:
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
         reply = await self._exchange.ask(request, attempts)
         self._on_reply(reply, len(sequences))
+        if encoded and self._tokenizer is not None and reply.generations is not None:
+            texts = self._tokenizer.decode([row.tokens for row in reply.generations])
+            return [dataclasses.replace(row, text=text) for row, text in zip(reply.generations, texts, strict=True)]
         return _with_spans(reply, encoded).rows(task)
 
 

@@ -9,25 +9,31 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import ResponseCache
-from penstock.engine import Engine, EngineLanes, NullEngine, PipelinedEngine
-from penstock.engine.errors import UnsupportedDevice
+from penstock.engine import Engine, NullEngine, PipelinedEngine
+from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.producer.tokenization import Tokenizer, TokenizerError
 from penstock.scheduler import LearnedCost
+from penstock.worker.batching.encoder_model import EncoderModel
+from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
-from penstock.worker.engine_probe import EngineProbe
-from penstock.worker.resolved_settings import ResolvedSettings, resolve
+from penstock.worker.resolved_settings import CPU_CAPS, ResolvedSettings, resolve
 from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
 from penstock.worker.telemetry.traces import open_traces
 from penstock.worker.worker import LEAVE_S, Worker
+
+if TYPE_CHECKING:
+    from penstock.engine import GenerationModel
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
 _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at each tensor call, batch and result
@@ -59,16 +65,17 @@ def run_worker(settings: WorkerSettings, supervisor: SupervisorLink | None = Non
     is_first = supervisor is None or supervisor.worker == 0  # the settings of all members are the same
     if is_first:
         log.info("worker_starting", **settings.model_dump(mode="json", include=settings.model_fields_set))
-    engine = load(settings)
-    if isinstance(engine, PipelinedEngine) and (settings.lanes or 1) > 1:
+    engine = load_any(settings)
+    has_one_lane = isinstance(engine, PipelinedEngine) or not isinstance(engine, Engine)
+    if has_one_lane and (settings.lanes or 1) > 1:
         raise UnsupportedDevice(f"--lanes: {engine.info.device} runs one lane. Given: {settings.lanes}")
     label_logs({"model": engine.info.name})
     resolved = resolve(settings, engine.info, 1 if supervisor is None else supervisor.processes)
     if is_first:
         log.info("settings_resolved", **resolved.model_dump(mode="json"))
-    cost = _cost(engine, resolved)
+    make_served = _warm(engine, resolved)
     _tune_garbage_collection()
-    return uvloop.run(_run(resolved, engine, cost, supervisor))
+    return uvloop.run(_run(resolved, make_served, supervisor))
 
 
 def _tune_garbage_collection() -> None:
@@ -78,19 +85,24 @@ def _tune_garbage_collection() -> None:
     gc.set_threshold(50_000, 50, 1000)
 
 
-def load(settings: ModelSettings) -> Engine:
-    """Load the engine that the settings name. Raises EngineError."""
+def load_any(settings: ModelSettings) -> "Engine | GenerationModel":
+    """Load the model that the settings name, an encoder or one that generates. Raises EngineError."""
     if settings.model == NULL_MODEL:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
-    engine = penstock.engine.load_engine(
-        settings.model,
-        name=settings.served_name,
-        head=str(settings.head) if settings.head is not None else None,
-        dtype=settings.dtype,
-        device=settings.device,
-        engine=settings.engine,
-    )
+    given = {"name": settings.served_name, "dtype": settings.dtype, "device": settings.device}
+    engine: Engine | GenerationModel
+    if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
+        max_rows, max_tokens = CPU_CAPS
+        engine = penstock.engine.load_generation_model(
+            settings.model,
+            max_rows=settings.max_batch_sequences or max_rows,
+            max_encode_tokens=settings.max_batch_tokens or max_tokens,
+            **given,
+        )
+    else:
+        head = str(settings.head) if settings.head is not None else None
+        engine = penstock.engine.load_engine(settings.model, head=head, engine=settings.engine, **given)
     info = engine.info
     log.info(
         "model_loaded",
@@ -105,6 +117,23 @@ def load(settings: ModelSettings) -> Engine:
         seconds=round(time.monotonic() - started, 3),
     )
     return engine
+
+
+def load(settings: ModelSettings) -> Engine:
+    """Load the encoder that the settings name. Raises EngineError, also for a model that generates."""
+    engine = load_any(settings)
+    if not isinstance(engine, Engine):
+        raise UnsupportedCheckpoint(f"{settings.model} generates; this command runs encoders only.")
+    return engine
+
+
+def _warm(engine: "Engine | GenerationModel", settings: ResolvedSettings) -> Callable[[], ServedModel]:
+    """Warm the model up, and learn what it costs. The result is called on the event loop."""
+    if isinstance(engine, Engine):
+        return functools.partial(EncoderModel, engine, settings.lanes, _cost(engine, settings))
+    from penstock.worker.stepping.generation_model import served_generation  # imports torch
+
+    return served_generation(engine)
 
 
 def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
@@ -123,40 +152,35 @@ def _cost(engine: Engine, settings: ResolvedSettings) -> LearnedCost:
         return loop.run_until_complete(costs)
 
 
-async def _run(settings: ResolvedSettings, engine: Engine, cost: LearnedCost, supervisor: SupervisorLink | None) -> int:
-    lanes = EngineLanes(engine, settings.lanes)
+async def _run(
+    settings: ResolvedSettings, make_served: Callable[[], ServedModel], supervisor: SupervisorLink | None
+) -> int:
+    served = make_served()
     code = 1
     try:
-        code = await _run_worker(settings, engine, lanes, cost, supervisor)
+        code = await _run_worker(settings, served, supervisor)
     finally:
         _end_within(2 * _CLOSE_S)
-        if not await lanes.close(_CLOSE_S):
+        if not await served.close(_CLOSE_S):
             log.error("lane_hung", consequence="the process ends without waiting for its batch")
             sys.stdout.flush()
             os._exit(code)  # a thread in the middle of a computation may crash the interpreter's own end
     return code
 
 
-async def _run_worker(
-    settings: ResolvedSettings,
-    engine: Engine,
-    lanes: EngineLanes,
-    cost: LearnedCost,
-    supervisor: SupervisorLink | None,
-) -> int:
+async def _run_worker(settings: ResolvedSettings, served: ServedModel, supervisor: SupervisorLink | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
         tokenizer = load_tokenizer(settings)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)
         number = 0 if supervisor is None else supervisor.worker
-        traces = await stack.enter_async_context(open_traces(settings, engine.info, number))
-        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache, traces=traces, number=number)
+        traces = await stack.enter_async_context(open_traces(settings, served.info, number))
+        worker = Worker(settings, served, tokenizer=tokenizer, cache=cache, traces=traces, number=number)
         port = None
         if settings.metrics_port is not None:
-            probe = EngineProbe(lanes, min(engine.info.tasks))
             config = functools.partial(settings.model_dump, mode="json")
-            status = Status(worker.metrics.registry, lambda: _not_ready(worker), probe.fault, config)
+            status = Status(worker.metrics.registry, lambda: _not_ready(worker), served.fault, config)
             server = serve_status(settings.metrics_host, settings.metrics_port, status)
             stack.callback(server.shutdown)
             port = server.server_port

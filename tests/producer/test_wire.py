@@ -37,6 +37,7 @@ from penstock.producer.wire.messages import (
     TASKS,
     Classification,
     ErrorReply,
+    Generation,
     Options,
     Reply,
     Request,
@@ -58,6 +59,15 @@ REQUESTS = {
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
     "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
+    "request-generate": Request(
+        "m",
+        "generate",
+        text=("hello",),
+        options=Options(
+            truncate=True,
+            generation=(("do_sample", True), ("max_new_tokens", 5), ("seed", 7), ("suppress_tokens", (3, 4))),
+        ),
+    ),
 }
 REPLIES = {
     "reply-float32": Reply(
@@ -84,6 +94,8 @@ REPLIES = {
     "reply-tokens-of-ids": Reply(
         "m", "main", tokens=TokenTable(("O",), (1,), np.zeros((1, 1), np.uint16), np.ones((1, 1), np.float32), None)
     ),
+    "reply-generations": Reply("m", "main", generations=(Generation((5, 6, 1), "stop"), Generation((7,), "length"))),
+    "reply-generations-of-text": Reply("m", "main", generations=(Generation((5, 1), "stop", "hé"),)),
     "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
 }
 ERRORS = {
@@ -105,7 +117,7 @@ def assert_same_request(left: Request, right: Request) -> None:
 
 
 def assert_same_reply(left: Reply, right: Reply) -> None:
-    meta = [(r.model, r.revision, r.classes, r.scores, r.cached, r.timing, r.batch) for r in (left, right)]
+    meta = [(r.model, r.revision, r.classes, r.scores, r.generations, r.cached, r.timing, r.batch) for r in (left, right)]
     assert meta[0] == meta[1]
     assert_same_array(left.vectors, right.vectors)
     assert (left.tokens is None) == (right.tokens is None)
