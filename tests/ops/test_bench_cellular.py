@@ -27,7 +27,7 @@ from penstock.ops.bench.cellular.contestants import (
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
 from penstock.ops.bench.cellular.host_engine import HostEngine
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock, Offered
-from penstock.ops.bench.cellular.measured_load import latencies
+from penstock.ops.bench.cellular.measured_load import latencies, measure_peak
 from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
 from penstock.ops.bench.cellular.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
@@ -85,7 +85,7 @@ def test_latencies_count_from_the_scheduled_arrival_however_late_the_driver_is()
     """Ten requests come within a second that the runner spends on the first: none of them is left out or moved."""
     clock = VirtualClock()
     runner = OneByOne(clock, 1.0)
-    arrivals = np.arange(10) * 0.1
+    arrivals = np.linspace(0.0, 0.9, 10)
     offered = Driver(runner, ["a", "b", "c"], clock).offer(arrivals)
     assert [job.id for job in runner.added] == list(range(10))
     assert [job.arrival for job in runner.added] == pytest.approx(100 + arrivals)
@@ -187,7 +187,7 @@ def test_translations_have_the_length_that_the_load_chose_by_every_policy() -> N
     found = [results_of(workload, contestant) for contestant in every]
     lengths = translated_lengths(wmt_like_lengths(SHAPE.requests, 3), 4)
     for results in found:
-        decoded = {number: np.array(tokens, np.float32).view(np.int32) for number, tokens in results.items()}
+        decoded = {number: np.array(result[1:], np.float32).view(np.int32) for number, result in results.items()}
         assert {number: len(tokens) for number, tokens in decoded.items()} == dict(enumerate(lengths.tolist()))
         assert all(tokens[-1] == 0 for tokens in decoded.values())
 

@@ -19,9 +19,9 @@ from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
 from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
 from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
 from penstock.ops.bench.common.processes import calm_garbage_collection
-from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
 
 PARTS = tuple(WORKLOADS)

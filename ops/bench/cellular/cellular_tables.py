@@ -43,13 +43,13 @@ def load_grids(name: str, part: Mapping[str, Any]) -> Iterator[Grid]:
         "fill",
         "CPU µs/req",
     )
-    rows = [[label(load), *_peak_figures(load)] for load in part["peaks"]]
+    rows: list[list[str | float]] = [[label(load), *_peak_figures(load)] for load in part["peaks"]]
     if "host" in part:
         rows.append([f"{label(part['host'])}, no device", *_peak_figures(part["host"])])
     yield Grid(f"{_NAMES[name]}: peak, {part['peaks'][0]['in_flight']} in flight", columns, rows)
     for kind, heading in {"at_half": "half of saturation", "sweep": "sweep"}.items():
         if part[kind]:
-            columns = ("contestant", "offered/s", "ended/s", *_LOAD_COLUMNS, "queueing p99 ms", "rows", "device busy")
+            shown = ("contestant", "offered/s", "ended/s", *_LOAD_COLUMNS, "queueing p99 ms", "rows", "device busy")
             rows = [
                 [
                     *(label(load), load["offered_per_s"], load["throughput_per_s"], *_latency_figures(load)),
@@ -57,12 +57,13 @@ def load_grids(name: str, part: Mapping[str, Any]) -> Iterator[Grid]:
                 ]
                 for load in part[kind]
             ]
-            yield Grid(f"{_NAMES[name]}: {heading}", columns, rows)
+            yield Grid(f"{_NAMES[name]}: {heading}", shown, rows)
 
 
 def verdict_grid(record: Record) -> Grid:
     """The figures of one run beside the targets. One run has no verdict."""
-    found, rows = measures(record), []
+    found = measures(record)
+    rows: list[list[str | float]] = []
     for target in targets(target_set(record)):
         if (value := found.get(target.measure)) is not None:
             sign = "≤" if target.lower_is_better else "≥"
@@ -90,8 +91,8 @@ def _part(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
     names = dict.fromkeys(load["contestant"] for load in parts[-1]["peaks"])
     rows = []
     for contestant in names:
-        tops = [top for part in parts if (top := peak(part, contestant)) is not None]
-        halves = [half for part in parts if (half := quickest_at_half(part, contestant)) is not None]
+        tops = list(filter(None, (peak(part, contestant) for part in parts)))
+        halves = list(filter(None, (quickest_at_half(part, contestant) for part in parts)))
         row = [contestant, _spread([top["requests_per_s"] for top in tops]), _settings(tops[-1])]
         latencies = [[half["latency_ms"][share] for half in halves] for share in ("p50", "p90", "p99")]
         split = [[half[kind]["p90"] for half in halves] for kind in ("queueing_ms", "computation_ms")]

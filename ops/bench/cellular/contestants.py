@@ -10,13 +10,14 @@ from penstock.ops.bench.cellular.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.simulation import CellScheduling
 from penstock.ops.bench.cellular.tape import RecordingEngine, Tape
 from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, CellWork, Workload, padded_work
-from penstock.scheduler.cellular import CellRule, CellScheduler, CellSettings
+from penstock.scheduler.cellular import CellRule
+from penstock.worker.stepping.cell_runner import CellRunner
+from penstock.worker.stepping.sequence_work import SequenceWork
 
 OURS, PADDING, GRAPH, DEPTH, AGENDA, NN_LSTM = (
     *("cellular", "padding to buckets", "graph batching", "depth-based", "agenda-based"),
     "nn.LSTM, packed",
 )
-Clock = Callable[[], float]
 Settings = Mapping[str, int]
 MakeRunner = Callable[[Tape], OfferedRunner]
 
@@ -63,12 +64,14 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
 
 
 def _ours(workload: Workload, rows: int, quantum: int) -> Contestant:
+    """The worker's own runner."""
+    specs = workload.specs(rows, quantum)
+
+    def make(tape: Tape) -> OfferedRunner:
+        return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)])
+
     settings = {"rows": rows} | ({} if workload.name == "tree" else {"quantum": quantum})
-    rules = workload.rules(rows, quantum)
-    max_slots = workload.engine.num_slots - 1
-    return _by_policy(
-        workload, OURS, settings, workload.works, lambda: CellScheduler(rules, CellSettings(max_slots=max_slots))
-    )
+    return Contestant(OURS, settings, [SequenceWork(work.unfolded, 0) for work in workload.works], make)
 
 
 def _padding(workload: Workload, works: Sequence[CellWork], rows: int, width: int) -> Contestant:

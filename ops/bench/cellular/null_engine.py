@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.engine.cells.contract import CellBatch, CellOutput, CellSpec
-from penstock.engine.cells.cpu import FinishedCells
+from penstock.engine.cells.cpu import Emissions, FinishedCells
 
 
 class NullEngine:
@@ -18,10 +18,8 @@ class NullEngine:
     def start(self, batch: CellBatch) -> FinishedCells:
         """See `StepEngine.start`."""
         rows = len(batch.steps)
-        emitted = {
-            emission.name: np.zeros(
-                (rows, batch.quantum, emission.width), np.float32 if emission.dtype.is_floating_point else np.int32
-            )
-            for emission in self.cells[batch.cell].emits
-        }
+        emitted: dict[str, Emissions] = {}
+        for emission in self.cells[batch.cell].emits:
+            bits = np.zeros((rows, batch.quantum, emission.width), np.int32)
+            emitted[emission.name] = bits.view(np.float32) if emission.dtype.is_floating_point else bits
         return FinishedCells(CellOutput(emitted, batch.steps.copy(), np.zeros(rows, np.bool_), 0.0))

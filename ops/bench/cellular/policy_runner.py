@@ -1,21 +1,21 @@
-"""A runner of steps with any policy in the scheduler's place: the baselines run on the same engine and sessions."""
+"""A runner of steps with any policy in the scheduler's place: the baselines use the same engine and sessions.
+
+It does what the worker's `CellRunner` does, but for cancelled and failed rows.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.sessions import NodeOutput, SessionBatch, Sessions
+from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.types import Float32Array
 from penstock.ops.bench.cellular.simulation import CellScheduling
 from penstock.ops.bench.cellular.workloads import CellWork
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
-
-_NOTHING = np.zeros(0, np.float32)
 
 
 class _Underway(NamedTuple):
@@ -34,6 +34,7 @@ class PolicyRunner:
     ) -> None:
         self._engine, self._policy, self._clock = engine, policy, clock
         self._sessions = Sessions(specs, StatePool(engine.num_slots))
+        self._columns = EmissionColumns(specs)
         self._works: dict[int, CellWork] = {}
         self._fresh: set[int] = set()  # without slots
         self._underway: deque[_Underway] = deque()
@@ -79,12 +80,7 @@ class PolicyRunner:
         self._underway.append(_Underway(task, batch, self._engine.start(batch.batch)))
 
     def _close(self, job_id: int) -> Float32Array:
-        outputs = self._sessions.emitted(job_id)
+        result = self._columns.join(self._sessions.emitted(job_id))
         self._sessions.close(job_id)
         del self._works[job_id]
-        return _flat(outputs)
-
-
-def _flat(outputs: Sequence[NodeOutput]) -> Float32Array:
-    parts = [values.view(np.float32).ravel() for output in outputs for values in output.values.values()]
-    return np.concatenate(parts) if parts else _NOTHING
+        return result

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.engine.cells.contract import Cell, Int32Array, StepEngine, Tensors
+from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
 from penstock.engine.cells.graph import GraphBuilder, InputValues, Unfolded
 from penstock.engine.cells.layers import read_dense, read_stack, read_table, weights_of
 from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
 from penstock.engine.cells.model import CellModel, Request
 from penstock.engine.cells.requests import take_tokens
-from penstock.engine.cells.sessions import plan_slots
 from penstock.engine.cells.tree import binary_tree_classifier
 from penstock.engine.gpu.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.step_engine import GpuStepEngine
@@ -62,7 +61,7 @@ class CellWork:
     @classmethod
     def of(cls, unfolded: Unfolded) -> "CellWork":
         graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies())
-        return cls(unfolded, graph, len(plan_slots(unfolded).references))
+        return cls(unfolded, graph, unfolded.slot_plan.num_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,18 @@ class Workload:
     described: dict[str, Any]
     lstm: LstmModel | None = None  # the model of a chain as torch has it
 
-    def rules(self, max_rows: int, max_steps: int) -> list[CellRule]:
-        """Rules of the cells, of so many rows and steps at most."""
+    def specs(self, max_rows: int, max_steps: int) -> list[CellSpec]:
+        """The cells with tasks of so many rows and steps at most."""
         return [
-            CellRule(spec.name, min(max_rows, spec.max_rows), min(max_steps, spec.max_steps), spec.priority)
+            replace(spec, max_rows=min(max_rows, spec.max_rows), max_steps=min(max_steps, spec.max_steps))
             for spec in self.model.specs
+        ]
+
+    def rules(self, max_rows: int, max_steps: int) -> list[CellRule]:
+        """The same for a scheduler."""
+        return [
+            CellRule(spec.name, spec.max_rows, spec.max_steps, spec.priority)
+            for spec in self.specs(max_rows, max_steps)
         ]
 
 
@@ -211,7 +217,7 @@ def _chain(shape: Shape) -> tuple[nn.LSTM, torch.Tensor]:
 
 
 def _embedding(words: torch.Tensor) -> nn.Embedding:
-    return nn.Embedding.from_pretrained(words)
+    return nn.Embedding(words.shape[0], words.shape[1], _weight=words)
 
 
 def _longer(cell: Cell) -> Cell:
