@@ -119,7 +119,7 @@ class CellularSettings(Settings):
 
     parts: str = Field(_CELL_PARTS, description="Workloads to measure.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where cells run. A CPU has small models.")
-    seconds: float | None = Field(None, gt=0, description="Duration of each load. Default: 0.8, or 0.4 on a CPU.")
+    seconds: float | None = Field(None, gt=0, description="Duration of each load. Default: 0.8, or 0.25 on a CPU.")
     time_limit_s: float = Field(240.0, gt=0, description="No load begins after it.")
     commit: str | None = Field(None, description="Commit that is measured, where there is no git checkout.")
     output: Path | None = Field(

@@ -12,18 +12,8 @@ import torch
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu import lstm as fused
 from penstock.ops.bench.cellular import cellular_tables, workloads
-from penstock.ops.bench.cellular.cellular_measures import measures
-from penstock.ops.bench.cellular.contestants import (
-    AGENDA,
-    DEPTH,
-    GRAPH,
-    NN_LSTM,
-    OURS,
-    PADDING,
-    Contestant,
-    Tried,
-    contestants,
-)
+from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
+from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
 from penstock.ops.bench.cellular.host_engine import HostEngine
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock, Offered

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.ops.bench.cellular.contestants import DEPTH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.common.kept_tables import Measures, Record
 
+OURS, PADDING, GRAPH = "cellular", "padding to buckets", "graph batching"
+DEPTH, AGENDA, NN_LSTM = "depth-based", "agenda-based", "nn.LSTM, packed"
 PARTS = ("lstm", "seq2seq", "tree")
 SUITE = "cellular"
 _HIGH_LOAD = 0.8  # of our peak

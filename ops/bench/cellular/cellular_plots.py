@@ -14,7 +14,7 @@ from penstock.ops.bench.common.runs import current_runs, machines
 
 def draw_newest() -> list[Path]:
     """The plots of each machine's newest run, in its folder of kept runs."""
-    newest = [current_runs(SUITE, machine, parts=PARTS)[-1] for machine in machines(SUITE)]
+    newest = [current_runs(SUITE, machine, parts=PARTS)[-1] for machine in machines(SUITE)]  # a probe has no plots
     return [path for run in newest for path in draw(run.record, run.path.parent)]
 
 
@@ -23,7 +23,7 @@ def draw(record: Mapping[str, Any], folder: Path) -> list[Path]:
     written = []
     for name in PARTS:
         part = record["parts"].get(name)
-        if part is None or not part["sweep"]:
+        if not part or not part["sweep"]:
             continue
         figure = Figure(figsize=(12, 4.5), layout="constrained")
         left, right = figure.subplots(1, 2)

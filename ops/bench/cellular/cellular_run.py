@@ -65,6 +65,7 @@ def run_cellular_benchmark(plan: CellularPlan) -> int:
         machine = {**machine, **gpu, "versions": {**machine["versions"], **gpu["versions"]}}
     else:
         use_cores(_CORES)
+        torch.set_num_threads(1)  # as the engine of cells has them
     header = begin("cellular", machine, commit=plan.commit)
     sizes = sizes_of(torch.device(plan.device))
     console.print(f"{title(machine)}; at most {plan.time_limit_s:g} s")
@@ -94,7 +95,9 @@ def sizes_of(device: torch.device) -> Sizes:
         shape = Shape(64, 2048, 512, 32, 4096, torch.float32, device)
         chains = Tried(rows=(32,), quanta=(4,), widths=(10, 40), trees=())
         trees = Tried(rows=(32,), quanta=(1,), widths=(), trees=(8, 32))
-        return Sizes(dict.fromkeys(PARTS, shape), {"lstm": chains, "seq2seq": chains, "tree": trees}, 0.4, 256, 256, 32)
+        return Sizes(
+            dict.fromkeys(PARTS, shape), {"lstm": chains, "seq2seq": chains, "tree": trees}, 0.25, 256, 256, 32
+        )
     shape = Shape(1024, 30_000, 8192, 512, 16_384, torch.float16, device)
     return Sizes(
         dict.fromkeys(PARTS, shape),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.load import OfferedRunner
 from penstock.ops.bench.cellular.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.policies import BucketPadding, GraphBatching, Ranks, depths, depths_results_last
@@ -14,10 +15,6 @@ from penstock.scheduler.cellular import CellRule
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.sequence_work import SequenceWork
 
-OURS, PADDING, GRAPH, DEPTH, AGENDA, NN_LSTM = (
-    *("cellular", "padding to buckets", "graph batching", "depth-based", "agenda-based"),
-    "nn.LSTM, packed",
-)
 Settings = Mapping[str, int]
 MakeRunner = Callable[[Tape], OfferedRunner]
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.ops.bench.cellular.contestants import OURS, PADDING, Contestant
+from penstock.ops.bench.cellular.cellular_measures import OURS, PADDING
+from penstock.ops.bench.cellular.contestants import Contestant
 from penstock.ops.bench.cellular.load import Clock
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak, measure_rate
 from penstock.ops.bench.cellular.workloads import Workload

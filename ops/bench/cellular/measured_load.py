@@ -43,7 +43,8 @@ def measure_rate(
 ) -> Figures:
     """Throughput and latencies of an open loop with Poisson arrivals. The same seed gives the same arrivals."""
     tape = Tape(clock.now)
-    arrivals = poisson(rate_per_s, max(1, round(rate_per_s * seconds)), seed)
+    arrivals = poisson(rate_per_s, max(2, round(rate_per_s * seconds)), seed)
+    arrivals *= seconds / arrivals[-1]  # a short load has the rate that it says, too
     offered = Driver(contestant.make(tape), contestant.works, clock).offer(arrivals)
     begins = tape.begins(len(arrivals), num_firsts(workload))
     found = latencies(offered, begins, WARM_UP)

@@ -243,6 +243,7 @@ def _engine(shape: Shape, cells: Sequence[Cell | LstmCell]) -> StepEngine:
         return CpuStepEngine([cell for cell in cells if isinstance(cell, Cell)], shape.max_slots + 1)
     engine = GpuStepEngine(cells, shape.max_slots + 1, device=shape.device)
     engine.prepare(budget_s=_PREPARE_S)
+    print(f"{engine.num_graphs} graphs of {', '.join(engine.cells)}", flush=True)
     return engine
 
 
