@@ -289,8 +289,8 @@ def evaluated(name: str) -> dict[str, Any]:
     """Results of a short evaluation, which are told as they come."""
     workload, told = made(name), []
     effort = Effort(seconds=0.02, in_flight=32, ends=math.inf, seed=1)
-    evaluation = Evaluation(workload, effort, MonotonicClock(), lambda results: told.append(len(results["peaks"])))
-    results = evaluation.run(contestants(workload, TRIED))
+    evaluation = Evaluation(effort, MonotonicClock(), lambda results: told.append(len(results["peaks"])))
+    results = evaluation.run(workload, contestants(workload, TRIED))
     assert told[0] == 1
     return results
 
@@ -305,7 +305,8 @@ def test_without_a_device_the_host_does_the_same_work() -> None:
 
 
 def test_loads_are_skipped_once_the_time_is_up() -> None:
-    evaluation = Evaluation(made("tree"), Effort(0.01, 8, -math.inf, 1), MonotonicClock(), lambda results: None)
-    results = evaluation.run(contestants(made("tree"), TRIED))
+    workload = made("tree")
+    evaluation = Evaluation(Effort(0.01, 8, -math.inf, 1), MonotonicClock(), lambda results: None)
+    results = evaluation.run(workload, contestants(workload, TRIED))
     assert results["peaks"] == results["sweep"] == []
     assert len(results["skipped"]) >= 3

@@ -36,9 +36,9 @@ def _of(loads: Sequence[Load], names: Sequence[str]) -> list[Load]:
 
 def _measures(parts: Mapping[str, Part]) -> Iterator[tuple[str, float]]:
     for name in PARTS:
-        if name not in parts:
+        part = parts.get(name)
+        if part is None:
             continue
-        part = parts[name]
         rival = PADDING if name != "tree" else DEPTH
         ours, theirs = peak(part, OURS), peak(part, rival)
         if ours is not None:

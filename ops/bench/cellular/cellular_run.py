@@ -1,6 +1,7 @@
 """The command `penstock bench cellular`: run the parts, keep each result at once, and print the tables."""
 
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock.ops.bench.cellular.contestants import Tried, contestants
 from penstock.ops.bench.cellular.cudnn_baseline import sorted_requests_per_s
 from penstock.ops.bench.cellular.evaluation import Effort, Evaluation
 from penstock.ops.bench.cellular.load import MonotonicClock
+from penstock.ops.bench.cellular.lstm_models import LstmModel
 from penstock.ops.bench.cellular.measured_load import Figures, measure_peak
 from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
@@ -45,7 +47,7 @@ class CellularPlan:
 class Sizes:
     """Sizes of a run on one kind of device."""
 
-    shapes: dict[str, Shape]
+    shape: Shape
     tried: dict[str, Tried]
     seconds: float
     in_flight: int
@@ -54,7 +56,7 @@ class Sizes:
 
 
 def run_cellular_benchmark(plan: CellularPlan) -> int:
-    """Exit code: 0; 1 if loads were skipped for lack of time."""
+    """Exit code: 0; 1 if a part failed, or loads were skipped for lack of time."""
     console = Console(width=max(160, Console().width))
     is_gpu = plan.device == "cuda"
     machine = describe_machine()
@@ -86,7 +88,10 @@ def run_cellular_benchmark(plan: CellularPlan) -> int:
     skipped = [one for part in record["parts"].values() for one in part["skipped"]]
     if skipped:
         console.print(f"Skipped, as the time was up: {'; '.join(skipped)}", style="red", markup=False)
-    return 1 if skipped else 0
+    failed = {name: part["error"] for name, part in record["parts"].items() if part["error"] is not None}
+    for name, error in failed.items():
+        console.print(f"Failed: {name}: {error}", style="red", markup=False)
+    return 1 if skipped or failed else 0
 
 
 def sizes_of(device: torch.device) -> Sizes:
@@ -95,12 +100,10 @@ def sizes_of(device: torch.device) -> Sizes:
         shape = Shape(64, 2048, 512, 32, 4096, torch.float32, device)
         chains = Tried(rows=(32,), quanta=(4,), widths=(10, 40), trees=())
         trees = Tried(rows=(32,), quanta=(1,), widths=(), trees=(8, 32))
-        return Sizes(
-            dict.fromkeys(PARTS, shape), {"lstm": chains, "seq2seq": chains, "tree": trees}, 0.25, 256, 256, 32
-        )
+        return Sizes(shape, {"lstm": chains, "seq2seq": chains, "tree": trees}, 0.25, 256, 256, 32)
     shape = Shape(1024, 30_000, 8192, 512, 16_384, torch.float16, device)
     return Sizes(
-        dict.fromkeys(PARTS, shape),
+        shape,
         {
             "lstm": Tried(rows=(512, 256), quanta=(8, 4), widths=(5, 10, 20, 40), trees=()),
             "seq2seq": Tried(rows=(256, 512), quanta=(8, 4), widths=(5, 10, 20), trees=()),
@@ -116,20 +119,26 @@ def sizes_of(device: torch.device) -> Sizes:
 def _run_part(
     part: str, sizes: Sizes, seconds: float, ends: float, record: dict[str, Any], root: Path | None
 ) -> dict[str, Any]:
+    """A part's results, and its error where it has failed: the other parts run then, too."""
     began = time.monotonic()
-    workload = WORKLOADS[part](sizes.shapes[part], SEED)
-    calm_garbage_collection()
 
     def on_figures(results: dict[str, Any]) -> None:
         if root is not None:
             keep({**record, "parts": {**record["parts"], part: results}}, root)
 
-    evaluation = Evaluation(workload, Effort(seconds, sizes.in_flight, ends, SEED), MonotonicClock(), on_figures)
-    evaluation.results["made_s"] = time.monotonic() - began
-    evaluation.results["host"] = _without_device(workload, sizes.tried[part], sizes.in_flight, seconds)
-    if workload.lstm is not None:
-        evaluation.results["offline"] = _offline(workload, sizes)
-    results = evaluation.run(contestants(workload, sizes.tried[part]))
+    evaluation = Evaluation(Effort(seconds, sizes.in_flight, ends, SEED), MonotonicClock(), on_figures)
+    results = evaluation.results
+    try:
+        workload = WORKLOADS[part](sizes.shape, SEED)
+        calm_garbage_collection()
+        results["made_s"] = time.monotonic() - began
+        results["host"] = _without_device(workload, sizes.tried[part], sizes.in_flight, seconds)
+        if workload.lstm is not None:
+            results["offline"] = _offline(workload.lstm, sizes)
+        evaluation.run(workload, contestants(workload, sizes.tried[part]))
+    except Exception as error:
+        traceback.print_exc()
+        results["error"] = f"{type(error).__name__}: {error}"[:500]
     return {**results, "seconds": time.monotonic() - began}
 
 
@@ -141,11 +150,8 @@ def _without_device(workload: Workload, tried: Tried, in_flight: int, seconds: f
     return measure_peak(ours, in_flight, seconds, MonotonicClock())
 
 
-def _offline(workload: Workload, sizes: Sizes) -> dict[str, float]:
+def _offline(model: LstmModel, sizes: Sizes) -> dict[str, float]:
     """Requests a second of nn.LSTM over sentences that are all known before, sorted by length."""
-    if workload.lstm is None:
-        raise ValueError(f"{workload.name} has no nn.LSTM. This is a bug.")
-    vocabulary = len(workload.lstm.words)
-    sentences = Sentences.random(wmt_like_lengths(sizes.offline_sentences, SEED), vocabulary, SEED)
+    lengths = wmt_like_lengths(sizes.offline_sentences, SEED)
     with torch.no_grad():
-        return sorted_requests_per_s(workload.lstm, sentences, sizes.offline_rows)
+        return sorted_requests_per_s(model, Sentences.random(lengths, len(model.words), SEED), sizes.offline_rows)

@@ -1,5 +1,6 @@
 """Tables of the kept runs of cells, and of a run that ends."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def load_grids(name: str, part: Mapping[str, Any]) -> Iterator[Grid]:
     rows: list[list[str | float]] = [[label(load), *_peak_figures(load)] for load in part["peaks"]]
     if "host" in part:
         rows.append([f"{label(part['host'])}, no device", *_peak_figures(part["host"])])
-    yield Grid(f"{_NAMES[name]}: peak, {part['peaks'][0]['in_flight']} in flight", columns, rows)
+    yield Grid(f"{_NAMES[name]}: peak", columns, rows)
     for kind, heading in {"at_half": "half of saturation", "sweep": "sweep"}.items():
         if part[kind]:
             shown = ("contestant", "offered/s", "ended/s", *_LOAD_COLUMNS, "queueing p99 ms", "rows", "device busy")
@@ -80,7 +81,7 @@ def label(load: Mapping[str, Any]) -> str:
 def _figures(runs: Sequence[Run]) -> str:
     tables = []
     for name in PARTS:
-        parts = [run.record["parts"][name] for run in runs if name in run.record["parts"]]
+        parts = [part for run in runs if (part := run.record["parts"].get(name)) and part["peaks"]]
         if parts:
             tables.append(_part(_NAMES[name], parts))
     return "\n\n".join(tables)
@@ -97,7 +98,7 @@ def _part(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
         latencies = [[half["latency_ms"][share] for half in halves] for share in ("p50", "p90", "p99")]
         split = [[half[kind]["p90"] for half in halves] for kind in ("queueing_ms", "computation_ms")]
         rows.append([*row, *map(_spread, [*latencies, *split]), _settings(halves[-1]) if halves else ""])
-    half = cell(float(parts[-1]["half_per_s"]))
+    half = cell(float(parts[-1].get("half_per_s", math.nan)))
     columns = (f"{name}", "peak, req/s", "at", *(f"{column}, at {half}/s" for column in _LOAD_COLUMNS), "at")
     return table(columns, rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.ops.bench.cellular.cellular_measures import OURS, PADDING
 from penstock.ops.bench.cellular.contestants import Contestant
 from penstock.ops.bench.cellular.load import Clock
-from penstock.ops.bench.cellular.measured_load import Figures, measure_peak, measure_rate
+from penstock.ops.bench.cellular.measured_load import Figures, measure_peak, measure_rate, num_firsts
 from penstock.ops.bench.cellular.workloads import Workload
 
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)  # of our peak
@@ -25,26 +25,21 @@ class Effort:
 
 
 class Evaluation:
-    """Measures a workload. Its results are complete after each load, for a file that is kept as they come."""
+    """Measures a workload. Its results grow with each load, and are told each time."""
 
-    def __init__(
-        self, workload: Workload, effort: Effort, clock: Clock, on_figures: Callable[[dict[str, Any]], object]
-    ) -> None:
-        self._workload, self._effort, self._clock, self._on_figures = workload, effort, clock, on_figures
-        self.results: dict[str, Any] = {
-            "requests": workload.described,
-            "peaks": [],
-            "at_half": [],
-            "sweep": [],
-            "skipped": [],
-        }
+    def __init__(self, effort: Effort, clock: Clock, on_figures: Callable[[dict[str, Any]], object]) -> None:
+        self._effort, self._clock, self._on_figures = effort, clock, on_figures
+        self.results: dict[str, Any] = {"error": None, "peaks": [], "at_half": [], "sweep": [], "skipped": []}
+        self._num_firsts: Sequence[int] = ()
 
-    def run(self, contestants: Sequence[Contestant]) -> dict[str, Any]:
+    def run(self, workload: Workload, contestants: Sequence[Contestant]) -> dict[str, Any]:
         """All loads. A baseline's best settings for a figure are those that were best for it in this run.
 
         Half of saturation is half of the smaller one of two peaks: ours, and the best padding's (of trees, the best
         baseline's). So no baseline is measured in overload.
         """
+        self.results["requests"] = workload.described
+        self._num_firsts = num_firsts(workload)
         self._warm_up(contestants[0])
         peaks = {contestant.label: self._peak(contestant) for contestant in contestants}
         ours = _best([contestant for contestant in contestants if contestant.name == OURS], peaks)
@@ -93,7 +88,7 @@ class Evaluation:
         figures = self._load(
             kind,
             contestant,
-            lambda: measure_rate(self._workload, contestant, rate, effort.seconds, self._clock, effort.seed),
+            lambda: measure_rate(contestant, rate, effort.seconds, self._clock, effort.seed, self._num_firsts),
         )
         return float("inf") if figures is None else float(figures["latency_ms"]["p90"])
 

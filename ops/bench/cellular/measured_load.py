@@ -39,14 +39,14 @@ def measure_peak(contestant: Contestant, in_flight: int, seconds: float, clock: 
 
 
 def measure_rate(
-    workload: Workload, contestant: Contestant, rate_per_s: float, seconds: float, clock: Clock, seed: int
+    contestant: Contestant, rate_per_s: float, seconds: float, clock: Clock, seed: int, num_firsts: Sequence[int]
 ) -> Figures:
     """Throughput and latencies of an open loop with Poisson arrivals. The same seed gives the same arrivals."""
     tape = Tape(clock.now)
     arrivals = poisson(rate_per_s, max(2, round(rate_per_s * seconds)), seed)
     arrivals *= seconds / arrivals[-1]  # a short load has the rate that it says, too
     offered = Driver(contestant.make(tape), contestant.works, clock).offer(arrivals)
-    begins = tape.begins(len(arrivals), num_firsts(workload))
+    begins = tape.begins(len(arrivals), num_firsts)
     found = latencies(offered, begins, WARM_UP)
     begin, end = offered.began + WARM_UP * arrivals[-1], offered.arrivals[-1]
     tasks = _tasks(tape.batches, begin, end)
