@@ -17,7 +17,7 @@ from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestan
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
 from penstock.ops.bench.cellular.host_engine import HostEngine
 from penstock.ops.bench.cellular.load import Driver, MonotonicClock, Offered
-from penstock.ops.bench.cellular.measured_load import latencies, measure_peak
+from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
 from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
 from penstock.ops.bench.cellular.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
@@ -121,7 +121,14 @@ def test_requests_of_the_warm_up_are_not_counted_and_latency_is_queueing_and_com
     assert found["latency_ms"]["p90"] == pytest.approx(3000)
     assert found["queueing_ms"]["p99"] == pytest.approx(1000)
     assert found["computation_ms"]["p50"] == pytest.approx(2000)
-    assert found["throughput_per_s"] == pytest.approx(8 / 8)  # those that end from second 2 (the warm-up's) to 10
+    assert found["throughput_per_s"] == pytest.approx(1)
+
+
+def test_throughput_does_not_depend_on_where_a_batch_of_ends_falls() -> None:
+    """Four requests end each second, at once."""
+    offered = Offered(np.zeros(40), np.repeat(np.arange(1.0, 11.0), 4), 0.0, 10.0)
+    assert throughput(offered, 2.5, 6.5) == throughput(offered, 2.9, 6.9) == 4.0
+    assert throughput(offered, 2.9, 3.1) == 4.0  # one batch: the whole load counts
 
 
 def test_a_recording_tells_requests_with_the_same_token_apart_by_their_order() -> None:

@@ -25,14 +25,11 @@ def measure_peak(contestant: Contestant, in_flight: int, seconds: float, clock: 
     offered = Driver(contestant.make(tape), contestant.works, clock).saturate(in_flight, seconds)
     cpu_s = time.process_time() - cpu_s
     begin, end = offered.began + WARM_UP * seconds, offered.began + seconds
-    num_ended = int(((offered.ends >= begin) & (offered.ends < end)).sum())
-    if num_ended == 0:  # one batch takes longer
-        begin, end, num_ended = offered.began, offered.ended, len(offered.ends)
     return {
         "contestant": contestant.name,
         "settings": dict(contestant.settings),
         "in_flight": in_flight,
-        "requests_per_s": num_ended / (end - begin),
+        "requests_per_s": throughput(offered, begin, end),
         "process_cpu_us": 1e6 * cpu_s / len(offered.ends),  # of a request
         **_tasks(tape.batches, begin, end),
     }
@@ -62,6 +59,17 @@ def measure_rate(
     }
 
 
+def throughput(offered: Offered, begin: float, end: float) -> float:
+    """Requests a second, from the first end after `begin` to the last one before `end`: requests may end in batches.
+
+    Over the whole load where all that end in between end at once.
+    """
+    ends = offered.ends[(offered.ends >= begin) & (offered.ends < end)]
+    if len(ends) and ends.max() > ends.min():
+        return float((ends > ends.min()).sum() / (ends.max() - ends.min()))
+    return float(len(offered.ends) / (offered.ended - offered.began))
+
+
 def latencies(offered: Offered, begins: Floats, warm_up: float) -> Figures:
     """Throughput, and percentiles of the requests that were due after the warm-up, a share of the load's time.
 
@@ -71,10 +79,9 @@ def latencies(offered: Offered, begins: Floats, warm_up: float) -> Figures:
     first, last = offered.arrivals[0], offered.arrivals[-1]
     counted = offered.arrivals >= first + warm_up * (last - first)
     since = offered.arrivals[counted][0]
-    ended = ((offered.ends >= since) & (offered.ends <= last)).sum()
     arrivals, begins, ends = offered.arrivals[counted], begins[counted], offered.ends[counted]
     return {
-        "throughput_per_s": float(ended / (last - since)) if last > since else 0.0,
+        "throughput_per_s": throughput(offered, since, last),
         "latency_ms": _percentiles(ends - arrivals),
         "queueing_ms": _percentiles(begins - arrivals),
         "computation_ms": _percentiles(ends - begins),
