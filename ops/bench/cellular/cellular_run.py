@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock.ops.bench.cellular.cellular_tables import load_grids, verdict_grid
 from penstock.ops.bench.cellular.closed_loop import Sentences
-from penstock.ops.bench.cellular.contestants import Tried, contestants
+from penstock.ops.bench.cellular.contestants import Tried, contestants, ours
 from penstock.ops.bench.cellular.cudnn_baseline import sorted_requests_per_s
 from penstock.ops.bench.cellular.evaluation import Effort, Evaluation
 from penstock.ops.bench.cellular.load import MonotonicClock
@@ -145,9 +145,9 @@ def _run_part(
 def _without_device(workload: Workload, tried: Tried, in_flight: int, seconds: float) -> Figures:
     """The peak of ours over an engine that computes nothing: what the host alone could serve."""
     engine = NullEngine(workload.model.specs, workload.engine.num_slots)
-    ours = contestants(replace(workload, engine=engine), tried)[0]
-    measure_peak(ours, in_flight, 0.1 * seconds, MonotonicClock())  # loads what is compiled
-    return measure_peak(ours, in_flight, seconds, MonotonicClock())
+    contestant = ours(replace(workload, engine=engine), tried.rows[0], tried.quanta[0])
+    measure_peak(contestant, in_flight, 0.1 * seconds, MonotonicClock())  # loads what is compiled
+    return measure_peak(contestant, in_flight, seconds, MonotonicClock())
 
 
 def _offline(model: LstmModel, sizes: Sizes) -> dict[str, float]:

@@ -46,7 +46,7 @@ class Tried:
 
 def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     """Ours first, then the baselines of the workload."""
-    found = [_ours(workload, rows, quantum) for rows in tried.rows for quantum in tried.quanta]
+    found = [ours(workload, rows, quantum) for rows in tried.rows for quantum in tried.quanta]
     if workload.name == "tree":
         found = found[:: len(tried.quanta)]  # its nodes are single steps
         for name, ranks in {DEPTH: depths, AGENDA: depths_results_last}.items():
@@ -60,7 +60,7 @@ def contestants(workload: Workload, tried: Tried) -> list[Contestant]:
     return found + [_nn_lstm(workload, rows) for rows in tried.rows if workload.lstm is not None]
 
 
-def _ours(workload: Workload, rows: int, quantum: int) -> Contestant:
+def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
     """The worker's own runner."""
     specs = workload.specs(rows, quantum)
 
