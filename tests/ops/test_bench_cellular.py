@@ -12,6 +12,7 @@ import torch
 from penstock.engine.cells.contract import CellBatch
 from penstock.engine.gpu import lstm as fused
 from penstock.ops.bench.cellular import cellular_tables, workloads
+from penstock.ops.bench.cellular.cell_work import padded_work
 from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
 from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
 from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
@@ -22,7 +23,7 @@ from penstock.ops.bench.cellular.null_engine import NullEngine
 from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
 from penstock.ops.bench.cellular.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
 from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
-from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload, padded_work
+from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
 from penstock.ops.bench.common.verdicts import targets
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.ops.bench.cellular.cell_work import CellWork, padded_work
 from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.load import OfferedRunner
 from penstock.ops.bench.cellular.nn_lstm_runner import NnLstmRunner
@@ -10,7 +11,7 @@ from penstock.ops.bench.cellular.policies import BucketPadding, GraphBatching, R
 from penstock.ops.bench.cellular.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.simulation import CellScheduling
 from penstock.ops.bench.cellular.tape import RecordingEngine, Tape
-from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, CellWork, Workload, padded_work
+from penstock.ops.bench.cellular.workloads import MAX_QUANTUM, Workload
 from penstock.scheduler.cellular import CellRule
 from penstock.worker.stepping.cell_runner import CellRunner
 from penstock.worker.stepping.sequence_work import SequenceWork

@@ -9,9 +9,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.engine.cells.contract import Int32Array
+from penstock.ops.bench.cellular.cell_work import CellWork
 from penstock.ops.bench.cellular.lstm_models import LstmModel
 from penstock.ops.bench.cellular.tape import RecordedBatch, Tape
-from penstock.ops.bench.cellular.workloads import CellWork
 from penstock.worker.stepping.contract import StepEvents, StepJob
 
 _NOTHING = np.zeros(0, np.float32)

@@ -12,8 +12,8 @@ from penstock.engine.cells.emissions import EmissionColumns
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.types import Float32Array
+from penstock.ops.bench.cellular.cell_work import CellWork
 from penstock.ops.bench.cellular.simulation import CellScheduling
-from penstock.ops.bench.cellular.workloads import CellWork
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.worker.stepping.contract import StepEvents, StepJob
 

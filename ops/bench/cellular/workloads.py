@@ -14,7 +14,7 @@ from torch import nn
 
 from penstock.engine.cells.contract import Cell, CellSpec, Int32Array, StepEngine, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
-from penstock.engine.cells.graph import GraphBuilder, InputValues, Unfolded
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.layers import read_dense, read_stack, read_table, weights_of
 from penstock.engine.cells.lstm import GenerateStep, generate_cell, read_cell
 from penstock.engine.cells.model import CellModel, Request
@@ -22,8 +22,8 @@ from penstock.engine.cells.requests import take_tokens
 from penstock.engine.cells.tree import binary_tree_classifier
 from penstock.engine.gpu.lstm import LstmCell, lstm_cell
 from penstock.engine.gpu.step_engine import GpuStepEngine
+from penstock.ops.bench.cellular.cell_work import CellWork
 from penstock.ops.bench.cellular.lstm_models import LstmModel
-from penstock.ops.bench.cellular.policies import padded
 from penstock.ops.bench.cellular.request_shapes import (
     MAX_EXTRA_STEPS,
     Lengths,
@@ -31,7 +31,7 @@ from penstock.ops.bench.cellular.request_shapes import (
     translated_lengths,
     wmt_like_lengths,
 )
-from penstock.scheduler.cellular import CellGraph, CellRule
+from penstock.scheduler.cellular import CellRule
 
 MAX_QUANTUM = 32  # of the engine; a policy may ask for less
 _PREPARE_S = 12.0
@@ -48,20 +48,6 @@ class Shape:
     max_slots: int
     dtype: torch.dtype
     device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
-class CellWork:
-    """A request as the scheduler and the sessions take it, made before it is timed."""
-
-    unfolded: Unfolded
-    graph: CellGraph
-    slots: int
-
-    @classmethod
-    def of(cls, unfolded: Unfolded) -> "CellWork":
-        graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies())
-        return cls(unfolded, graph, unfolded.slot_plan.num_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +178,6 @@ class CountdownStep(GenerateStep):
         new, emitted = super().forward(states, inputs)
         zero = emitted["token"].clamp(max=0)
         return new, {"token": torch.maximum(inputs["token"][:, None] - 1, zero)}
-
-
-def padded_work(work: CellWork, width: int) -> CellWork:
-    """A request of chains; those over given tokens are padded to multiples of `width` by their last token."""
-    unfolded = work.unfolded
-    steps = unfolded.steps.copy()
-    inputs = {}
-    for name, given in unfolded.inputs.items():
-        is_given = given.counts == unfolded.steps  # others have one value for all steps
-        steps[is_given] = padded(unfolded.steps[is_given], width)
-        counts = np.where(is_given, steps, given.counts)
-        parts = np.split(given.values, given.offsets[1:-1])
-        longer = [np.pad(part, (0, count - len(part)), "edge") for part, count in zip(parts, counts, strict=True)]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        inputs[name] = InputValues(np.concatenate(longer), offsets)
-    return CellWork.of(replace(unfolded, steps=steps, inputs=inputs))
 
 
 def _chain(shape: Shape) -> tuple[nn.LSTM, torch.Tensor]:
