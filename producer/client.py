@@ -4,8 +4,9 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
     vectors = await client.embed(["a text", "another"])
 """
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +24,11 @@ from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Attempts, Exchange
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
+    NO_OPTIONS,
     Classification,
+    Generation,
     Options,
     Ranked,
     Reply,
@@ -38,7 +42,8 @@ from penstock.producer.wire.messages import (
     join_tokens,
 )
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
-from penstock.producer.wire.sequences import check
+from penstock.producer.wire.sequence_codec import Emitted
+from penstock.producer.wire.sequences import Checked, Kind, check, check_fields
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 __all__ = ["Client", "Row"]
@@ -195,22 +200,87 @@ class Client:
         """
         return await self._rows("token_classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
+    async def generate(
+        self,
+        texts: str | Sequence[str] | None = None,
+        *,
+        ids: Sequence[npt.ArrayLike] | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        **generation: Any,
+    ) -> list[Generation]:
+        """What an encoder-decoder model generates for each text or sequence of token ids; a single text gives one row.
+
+        `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
+        do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
+        """
+        options = Options(truncate=truncate, generation=read_generation(generation))
+        return await self._rows("generate", texts, ids, options, timeout_s)
+
+    async def stream(
+        self,
+        text: str | None = None,
+        *,
+        ids: npt.ArrayLike | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        **generation: Any,
+    ) -> AsyncGenerator[Generation, None]:
+        """`generate` for one text, or one sequence of token ids: `async for so_far in client.stream(…)`.
+
+        Each item has all that was generated so far; its `finish` is "partial", and not so of the last one, which alone
+        is certain to come.
+        """
+        options = recheck_options(
+            Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True
+        )
+        _, checked = check(None if text is None else [text], None if ids is None else [ids])
+        _raise_first(checked)
+        partials: asyncio.Queue[Sequence[Row] | None] = asyncio.Queue()
+        attempts = Attempts.within(self._timeout_s(timeout_s))
+        asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
+        asking.add_done_callback(lambda _: partials.put_nowait(None))
+        try:
+            while (rows := await partials.get()) is not None:
+                yield rows[0]  # type: ignore[misc]  # generate's rows are generations
+            yield (await asking)[0]  # type: ignore[misc]  # likewise
+        finally:
+            asking.cancel()
+
+    async def sequence(
+        self, sequences: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
+    ) -> list[dict[str, Emitted]]:
+        """What the cells of a model made of cells emit for each sequence: by name an array [rows, width].
+
+        Rows are those of the first node that emits the name, step after step, then those of the next node.
+
+        Args:
+            sequences: of each a map of the fields that the model reads, such as {"tokens": [5, 6, 7]}.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map("sequence", …)` to get the other results as well.
+        """
+        return await self._rows("sequence", sequences, None, NO_OPTIONS, timeout_s)
+
     async def map(
         self,
         task: str,
-        texts: Sequence[Text] | None = None,
+        texts: Sequence[Text] | Sequence[Mapping[str, Any]] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
     ) -> list[Row | PenstockError]:
-        """One result a sequence, in order: its row, or its own error.
+        """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
         Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
         growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
         """
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check(texts, ids)
+        kind, sequences = _check(task, texts, ids)
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
     async def map_rows(
@@ -258,14 +328,14 @@ class Client:
     async def _rows(
         self,
         task: str,
-        texts: str | Sequence[Text] | None,
+        texts: str | Sequence[Text] | Sequence[Mapping[str, Any]] | None,
         ids: Sequence[npt.ArrayLike] | None,
         options: Options,
         timeout_s: float | None,
     ) -> list[Any]:
         """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
         options = recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check([texts] if isinstance(texts, str) else texts, ids)
+        kind, sequences = _check(task, [texts] if isinstance(texts, str) else texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         _raise_first(sequences)
@@ -273,13 +343,25 @@ class Client:
         _raise_first(rows)
         return rows
 
-    async def _ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
-        """Send one record of these sequences, all of one kind; returns the rows of its reply."""
+    async def _ask(
+        self,
+        task: str,
+        options: Options,
+        sequences: Sequence[Any],
+        attempts: Attempts,
+        partial: Callable[[Sequence[Row]], object] | None = None,
+    ) -> Sequence[Row]:
+        """Send one record of these sequences, all of one kind; returns the rows of its reply.
+
+        `partial`: called with the rows of each partial reply.
+        """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         model: str = self._settings.model
         encoded: list[Encoded] = []
         if isinstance(sequences[0], bytes):
             request = Request(model, task, concatenate_tokens(sequences), None, options)
+        elif isinstance(sequences[0], dict):
+            request = Request(model, task, sequences=tuple(sequences))
         elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
             request = Request(model, task, None, tuple(sequences), options)
@@ -289,9 +371,25 @@ class Client:
             encoded = await self._tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
             options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
-        reply = await self._exchange.ask(request, attempts)
+
+        def rows_of(reply: Reply) -> Sequence[Row]:
+            if encoded and self._tokenizer is not None and reply.generations is not None:
+                return _with_texts(reply.generations, self._tokenizer)
+            return _with_spans(reply, encoded).rows(task)
+
+        got_partial = None if partial is None else lambda reply: partial(rows_of(reply))
+        reply = await self._exchange.ask(request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
-        return _with_spans(reply, encoded).rows(task)
+        return rows_of(reply)
+
+
+def _check(task: str, texts: Any, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
+    """The sequences of a call, each checked. Raises InvalidRequest."""
+    if task != "sequence":
+        return check(texts, ids)
+    if texts is None or ids is not None:
+        raise InvalidRequest("`sequence` takes maps of fields, and no `ids`.")
+    return Kind.FIELDS, check_fields(texts)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:
@@ -318,6 +416,11 @@ def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
         raise BackendError("The worker answered with other tokens than were sent.")
     cut = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
     return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
+
+
+def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:
+    texts = tokenizer.decode([row.tokens for row in rows])
+    return [dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
 
 
 def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:

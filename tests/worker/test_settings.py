@@ -131,6 +131,12 @@ def test_the_longest_wait_follows_the_device_unless_given() -> None:
     assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
 
 
+def test_a_model_that_generates_has_one_lane_of_all_cores() -> None:
+    generating = replace(CPU, tasks=frozenset({"generate"}))
+    assert resolve(make(model="m"), generating).lanes == 1
+    assert resolve(make(model="m"), CPU).lanes >= 1
+
+
 def test_names_follow_the_model_unless_given() -> None:
     settings = resolve(make(model="m"), CPU)
     assert settings.served_name == "tiny"
@@ -206,6 +212,7 @@ def test_a_resolved_setting_is_never_open() -> None:
     settings = resolve(make(model="m"), GPU)
     # The supervisor decides `mps`, and may decide otherwise after a fault.
     may_be_open = {"config", "head", "slo_ms", "cache_path", "metrics_port", "log_format", "partition", "mps"}
+    may_be_open |= {"cells", "state_slots"}  # of models made of cells
     open_settings = {name for name, value in settings if value in (None, "auto")}
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
     assert open_settings <= may_be_open | security
