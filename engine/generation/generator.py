@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from penstock.engine.errors import GeneratorFull
-from penstock.engine.generation.cpu import CpuSeq2Seq, DecoderRows
+from penstock.engine.generation.cpu import CpuSeq2Seq
+from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
@@ -45,6 +46,7 @@ class _Request:
     source: Int32Array
     hypotheses: Hypotheses
     num_pages: int  # that it needs at most
+    is_searched: bool  # whether the device chooses its tokens
     source_row: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))  # [1] once it has joined
     rows: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))  # [num_beams] once it has joined
 
@@ -56,11 +58,17 @@ class Generator:
     Joining reserves the pages that the request needs at most, so a request that has joined always finishes.
     """
 
-    def __init__(self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1) -> None:
-        """threads: of the matrix products; each call sets the calling thread's torch thread count to it."""
+    def __init__(
+        self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1, device: Seq2SeqDevice | None = None
+    ) -> None:
+        """device: made for these weights and limits; None: a CPU.
+
+        threads: of a CPU's matrix products; each call sets the calling thread's torch thread count to it.
+        """
         self._weights = weights
         self._limits = limits
-        self._device = CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
+        self._device: Seq2SeqDevice = device or CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
+        self._search = self._device.search
         self._pool = PagePool(limits.num_pages + 1)
         self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
         self._targets = PageTable(self._pool, limits.max_rows, limits.max_new_tokens, limits.page_size)
@@ -96,7 +104,8 @@ class Generator:
         self._limits.require_pages(num_pages)
         if len(self._waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(self._waiting)} requests wait, which is the limit. Try again later.")
-        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages)
+        is_searched = self._search is not None and self._search.supports(options)
+        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages, is_searched)
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -131,21 +140,28 @@ class Generator:
         chosen = [self._active[id] for id in (self.active if ids is None else ids)]
         tokens: dict[int, tuple[int, ...]] = {request.id: () for request in chosen}
         finishes: dict[int, Literal["stop", "length", "invalid"]] = {}
+
+        def take(requests: Sequence[_Request], choices: Sequence[Choice]) -> None:
+            for request, choice in zip(requests, choices, strict=True):
+                tokens[request.id] += choice.tokens
+                if choice.is_finished:
+                    finishes[request.id] = _finish(request, choice)
+                    self._leave(request, has_ended=not choice.is_invalid)
+
+        searched = [request for request in chosen if request.is_searched]
+        if searched and self._search is not None:
+            take(searched, self._search.run([request.id for request in searched], quantum))
         for index in range(quantum):
-            running = [request for request in chosen if request.id not in finishes]
+            running = [request for request in chosen if not request.is_searched and request.id not in finishes]
             if not running:
                 break
             try:
                 choices = self._step(running)
             except Exception:
-                if index == 0:
+                if index == 0 and not searched:
                     raise
                 break
-            for request, choice in zip(running, choices, strict=True):
-                tokens[request.id] += choice.tokens
-                if choice.is_finished:
-                    finishes[request.id] = _finish(request, choice)
-                    self._leave(request, has_ended=not choice.is_invalid)
+            take(running, choices)
         progress = (Progress(id, new, finishes.get(id)) for id, new in tokens.items())
         return [one for one in progress if one.tokens or one.finish]
 
@@ -201,6 +217,8 @@ class Generator:
 
     def _release(self, request: _Request, *, has_ended: bool = False) -> None:
         """Give rows and pages back. Those of a request that has not ended as it should may hold NaN."""
+        if request.is_searched and request.id in self._active and self._search is not None:
+            self._search.close(request.id)
         self._reserved -= request.num_pages
         for table, rows in ((self._sources, request.source_row), (self._targets, request.rows)):
             pages = table.close(rows)
@@ -211,10 +229,22 @@ class Generator:
         if requests:
             slots = [self._sources.fill(int(request.source_row[0]), len(request.source)) for request in requests]
             self._device.encode([request.source for request in requests], slots)
+            self._open_searches([request for request in requests if request.is_searched])
+
+    def _open_searches(self, requests: Sequence[_Request]) -> None:
+        """Let the device choose the tokens of requests, from slots for as many as they may have."""
+        if self._search is not None and requests:
+            self._search.open([self._search_request(request) for request in requests])
+
+    def _search_request(self, request: _Request) -> SearchRequest:
+        options = request.hypotheses.options
+        slots = [self._targets.fill(row, options.max_new_tokens) for row in request.rows.tolist()]
+        source_pages = self._sources.pages[request.source_row[0]]
+        return SearchRequest(request.id, options, np.stack(slots), source_pages, len(request.source))
 
     def _leave(self, request: _Request, *, has_ended: bool) -> None:
-        del self._active[request.id]
         self._release(request, has_ended=has_ended)
+        del self._active[request.id]
 
 
 def _finish(request: _Request, choice: Choice) -> Literal["stop", "length", "invalid"]:
