@@ -16,7 +16,7 @@ from penstock.engine.generation.search import BeamSearch
 from penstock.engine.generation.selection import Choice
 from penstock.engine.gpu.bans import BanTable
 from penstock.engine.gpu.cached_attention import CacheLines
-from penstock.engine.gpu.cell_batches import row_bucket, row_buckets
+from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES, likely_tokens
 from penstock.engine.gpu.search_state import (
@@ -125,10 +125,13 @@ class GpuSearch:
     @torch.inference_mode()
     def prepare(self, options: GenerationOptions, quanta: Sequence[int], max_requests: int) -> None:
         """Capture the graphs of requests of a kind, up to so many at a time. Called at load."""
+        if self._graphs is None:
+            return
         shape = _shape_of(options)
         pool = self._pool(shape)
-        for quantum in quanta if self._graphs is not None else ():
-            for requests in reversed(row_buckets(min(max_requests, pool.seats.spare))):
+        for quantum in quanta:
+            most = min(max_requests, pool.seats.spare)
+            for requests in sorted({_requests_bucket(count, shape.beams) for count in range(1, most + 1)}):
                 pool.asked[:requests] = pool.seats.spare
                 key = SearchKey(shape, requests, quantum)
                 self._work(key)()  # loads the kernels: no module can be loaded during a capture
@@ -147,13 +150,13 @@ class GpuSearch:
             count = limits.max_rows // shape.beams
             columns = pages_of(limits.max_source_tokens, limits.page_size)
             seats = Seats(shape, count, limits.max_new_tokens, columns, self._device)
-            asked = torch.full((row_bucket(count),), count, device=self._device)
+            asked = torch.full((_requests_bucket(count, shape.beams),), count, device=self._device)
             self._pools[shape] = _Pool(seats, list(range(count)), asked)
         return self._pools[shape]
 
     def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> Tensor:
         """Queue a quantum. Returns its results, int32 [at least as many as ids, ...]."""
-        pool, key = self._pools[shape], SearchKey(shape, row_bucket(len(ids)), quantum)
+        pool, key = self._pools[shape], SearchKey(shape, _requests_bucket(len(ids), shape.beams), quantum)
         asked = np.full(key.requests, pool.seats.spare)
         asked[: len(ids)] = [self._open[id].seat for id in ids]
         (seats,) = upload(self._device, asked)
@@ -205,6 +208,16 @@ class GpuSearch:
         )
         of_request = len(state.status), shape.beams, -1
         return Candidates(values.view(of_request), tokens.view(of_request))
+
+
+def most_rows(max_rows: int) -> int:
+    """Rows of the largest batch, spare ones included, where `max_rows` are those of requests."""
+    return row_bucket(max_rows) + MAX_CANDIDATES
+
+
+def _requests_bucket(requests: int, beams: int) -> int:
+    """Seats of the graph for so many requests: its rows are as many as of a batch of cells, and whole requests."""
+    return -(-row_bucket(requests * beams) // beams)
 
 
 def _shape_of(options: GenerationOptions) -> SearchShape:

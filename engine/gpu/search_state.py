@@ -70,7 +70,17 @@ class Seats:
         self.spare = count
         self._device = device
         self._terms = SearchTerms(
-            *(zeros() for _ in range(8)), zeros(dtype=torch.float64), zeros(MAX_EOS), zeros(source_columns)
+            max_new=zeros(),
+            min_new=zeros(),
+            forced_first=zeros(),
+            forced_last=zeros(),
+            bans=zeros(),
+            renormalize=zeros(),
+            patience=zeros(),
+            source_length=zeros(),
+            length_penalty=zeros(dtype=torch.float64),
+            eos=zeros(MAX_EOS),
+            source_pages=zeros(source_columns),
         )
         self._state = SearchState(
             status=torch.full_like(zeros(), FINISHED),
@@ -95,10 +105,12 @@ class Seats:
             slots[place, :, : request.slots.shape[1]] = request.slots
         of_eos = [[*o.eos_token_ids, *[-1] * (MAX_EOS - len(o.eos_token_ids))] for o in options]
         penalties = np.array([o.length_penalty for o in options], np.float64)
-        where, start, *terms, penalty, eos, source_pages, own = upload(
+        where, start, own, penalty, *terms = upload(
             self._device,
             np.array(seats),
             np.array([o.decoder_start_token_id for o in options]),
+            slots,
+            penalties.view(np.int32),
             np.array([o.max_new_tokens for o in options]),
             np.array([o.min_new_tokens for o in options]),
             np.array([_or_none(o.forced_bos_token_id) for o in options]),
@@ -107,15 +119,14 @@ class Seats:
             np.array([o.renormalize_logits for o in options]),
             np.array([_PATIENCE[o.early_stopping] for o in options]),
             np.array([request.source_length for request in requests]),
-            penalties.view(np.int32),
             np.array(of_eos),
             pages,
-            slots,
         )
         where = where.long()
-        values = SearchTerms(*terms, penalty.view(torch.float64), eos, source_pages)
-        for field in fields(SearchTerms):
-            getattr(self._terms, field.name).index_copy_(0, where, getattr(values, field.name))
+        self._terms.length_penalty.index_copy_(0, where, penalty.view(torch.float64))
+        integers = [field.name for field in fields(SearchTerms) if field.name != "length_penalty"]
+        for name, values in zip(integers, terms, strict=True):
+            getattr(self._terms, name).index_copy_(0, where, values)
         state.slots.index_copy_(0, where, own)
         state.last.index_copy_(0, where, start[:, None].expand(-1, state.last.shape[1]))
         for part, value in (

@@ -12,8 +12,7 @@ from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.gpu.cached_attention import CacheLines
-from penstock.engine.gpu.cell_batches import row_bucket
-from penstock.engine.gpu.device_search import GpuSearch
+from penstock.engine.gpu.device_search import GpuSearch, most_rows
 from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, DeviceTargetOps, TargetRows, prepare_seq2seq
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.types import Int32Array
@@ -41,10 +40,10 @@ class GpuSeq2Seq:
         self._model = prepare_seq2seq(weights, dtype, self.device)
         decoder = self._model.decoder
         num_slots = (limits.num_pages + 1) * limits.page_size
-        shape = len(decoder.layers), num_slots, 2 * decoder.width
-        self._key_values = torch.zeros(shape, dtype=dtype, device=self.device)
-        max_rows = row_bucket(limits.max_rows)
-        self._logits = torch.empty(max_rows, len(decoder.head.weight), dtype=dtype, device=self.device)
+        layers, width = len(decoder.layers), 2 * decoder.width
+        self._key_values = torch.zeros(layers, num_slots, width, dtype=dtype, device=self.device)
+        columns = len(decoder.head.weight)
+        self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
         self.search = GpuSearch(self._predict, limits, self._vocabulary, self._logits)
 
@@ -70,7 +69,7 @@ class GpuSeq2Seq:
         past = CacheLines(pages, lengths, None, size)
         sources = CacheLines(source_pages, source_lengths, lines, size)
         logits = self._predict(TargetRows(tokens, lengths - 1, past, sources))
-        return logits[:, : self._vocabulary].cpu().float()
+        return logits[:, : self._vocabulary].to("cpu", torch.float32, copy=True)
 
     @torch.inference_mode()
     def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
@@ -90,7 +89,9 @@ class GpuSeq2Seq:
     @property
     def _pages(self) -> Tensor:
         """[layers, pages, page_size, 2W]."""
-        return self._key_values.unflatten(1, (-1, self._limits.page_size))
+        layers, slots, width = self._key_values.shape
+        size = self._limits.page_size
+        return self._key_values.view(layers, slots // size, size, width)
 
     def _predict(self, rows: TargetRows) -> Tensor:
         """Logits [R, ...], of which the first columns are the vocabulary; overwritten by the next call."""
