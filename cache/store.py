@@ -18,7 +18,7 @@ from typing import Self
 import aiosqlite
 import structlog
 
-from penstock.cache.connection import MEMORY, RetryingConnection
+from penstock.cache.retrying_connection import MEMORY, RetryingConnection
 from penstock.cache.rows import (
     CHECKSUM_BYTES,
     ROW_OVERHEAD_BYTES,

@@ -37,6 +37,14 @@ def test_every_page_of_the_manual_is_reachable() -> None:
         assert name in navigation or page.name in decisions, f"{name} is in no navigation"
 
 
+def test_the_first_page_of_the_manual_has_the_tasks_of_the_readme() -> None:
+    tasks = [
+        re.findall(r"^\| (?!---)(.+?) \|", path.read_text(encoding="utf-8").split("## Tasks")[1], re.MULTILINE)
+        for path in (ROOT / "README.md", MANUAL / "index.md")
+    ]
+    assert tasks[0] == tasks[1]
+
+
 def test_the_manual_lists_every_log_event_with_its_fields_and_no_other() -> None:
     """Where a call takes fields from a mapping, the check of `tests/conftest.py` sees them when it runs."""
     listed, logged = listed_fields(), logged_events()

@@ -38,6 +38,7 @@ LIBRARY_ROOMS = {
     "dill": set[str](),
     "cloudpickle": set[str](),
 }
+FREE_LIBRARIES = {"numpy", "structlog", "penstock"}
 CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the wheel
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
@@ -117,6 +118,40 @@ def test_no_file_of_a_room_imports_a_forbidden_room_or_library(room: str) -> Non
 )
 def test_importing_a_room_loads_neither_torch_nor_another_heavy_library(module: str) -> None:
     assert run_python(f"import sys, {module}; print(*set({HEAVY!r}) & set(sys.modules))").strip() == ""
+
+
+def test_the_map_names_the_libraries_that_the_files_of_a_folder_import() -> None:
+    """Its last column, in code marks; numpy and structlog go without saying."""
+    named, imported = mapped_libraries(), {}
+    for folder in named:
+        paths = [path for name in folder for path in (ROOT / name).glob("*.py")]
+        assert paths, f"ARCHITECTURE.md: {folder} hold no module"
+        heads = {name.split(".")[0] for path in paths for name in imported_names(path) | loaded_names(path)}
+        imported[folder] = {head for head in heads - FREE_LIBRARIES if head not in sys.stdlib_module_names}
+    assert named == imported
+
+
+def test_the_map_has_every_package_of_the_runtime() -> None:
+    packages = {
+        path.parent for room in ROOMS if room != "ops" for path in room_files(room) if path.name == "__init__.py"
+    }
+    assert {ROOT / name for folder in mapped_libraries() for name in folder} == packages
+
+
+def mapped_libraries() -> dict[tuple[str, ...], set[str]]:
+    """The folders of a row of the code map -> the libraries in its last column. Rows of any library are left out."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|.*\| ?([^|]*)\|$", text.split("## Code map")[1].split("\n## ")[0], re.MULTILINE)
+    return {
+        tuple(re.findall(r"`([\w/]+)/`", folders)): set(re.findall(r"`(\w+)`", last))
+        for folders, last in rows
+        if "any library" not in last and "tests/" not in folders
+    }
+
+
+def loaded_names(path: Path) -> set[str]:
+    """Modules that a file imports by `import_module("name")`."""
+    return set(re.findall(r'import_module\("([\w.]+)"\)', path.read_text(encoding="utf-8")))
 
 
 def test_what_the_wheel_holds_imports_nothing_of_a_checkout_only() -> None:

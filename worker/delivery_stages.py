@@ -8,7 +8,7 @@ from penstock.worker.kafka.commits import Committer
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.transactions.outbox import TransactionalOutbox
+from penstock.worker.transactions.transactional_outbox import TransactionalOutbox
 
 
 def delivery_stages(

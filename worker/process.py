@@ -26,7 +26,7 @@ from penstock.worker.settings import NULL_MODEL, ModelSettings, WorkerSettings
 from penstock.worker.supervision.control import PING_EVERY_S, SupervisorLink
 from penstock.worker.telemetry.logs import configure_logs, label_logs
 from penstock.worker.telemetry.status_server import Status, serve_status
-from penstock.worker.telemetry.tracing import open_traces
+from penstock.worker.telemetry.traces import open_traces
 from penstock.worker.worker import LEAVE_S, Worker
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work

@@ -26,7 +26,7 @@ from penstock.worker.kafka.commits import LAST_COMMIT_S
 from penstock.worker.kafka.consumer import Consumer
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
-from penstock.worker.kafka.topics import create_topics
+from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.replies.write_behind import WriteBehindCache
@@ -43,7 +43,7 @@ from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settin
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
-from penstock.worker.telemetry.tracing import NO_TRACES, Traces
+from penstock.worker.telemetry.traces import NO_TRACES, Traces
 
 _DISCONNECT_S = 2.0
 _TURNS = 4  # of the event loop between two slices: a reply takes several to get from the lane to its socket

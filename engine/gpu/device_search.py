@@ -97,8 +97,9 @@ class GpuSearch:
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
         for request in requests:
             by_shape.setdefault(_shape_of(request.options), []).append(request)
+        pools = {shape: self._pool(shape) for shape in by_shape}  # allocates first, which is what may fail
         for shape, group in by_shape.items():
-            pool = self._pool(shape)
+            pool = pools[shape]
             seats = pool.free[-len(group) :]
             pool.seats.open(seats, group, [self._row_of_bans(request.options) for request in group])
             del pool.free[-len(group) :]

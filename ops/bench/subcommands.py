@@ -142,8 +142,8 @@ def bench_serve(settings: ServeSettings) -> int:
     objectives, two classes, the cost model's errors, and the simulator beside
     real runs. Only --kafka needs Kafka. Takes about ten minutes on two cores.
     """
-    from penstock.ops.bench.serving.command import run_serving_benchmark
-    from penstock.ops.bench.serving.plan import KAFKA, RunPlan
+    from penstock.ops.bench.serving.run_plan import KAFKA, RunPlan
+    from penstock.ops.bench.serving.serving_benchmark import run_serving_benchmark
 
     parts = _names(settings.parts)
     plan = RunPlan(

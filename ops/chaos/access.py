@@ -19,7 +19,7 @@ BROKER_CONFIG = {
     "listener.name.clear.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
     f'user_{USER}="{PASSWORD}";',
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",  # all who come by the other listener
+    "super.users": "User:ANONYMOUS",  # all connections of the other listener
 }
 OPTIONS = {
     "security-protocol": "SASL_PLAINTEXT",

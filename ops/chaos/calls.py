@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.engine.types import Float32Array
 from penstock.ops.chaos.asked import Ids
-from penstock.ops.chaos.sequences import Sequences
+from penstock.ops.chaos.sequence_mix import SequenceMix
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
 
@@ -36,7 +36,7 @@ class Calls:
             )
             for share in (True, False)
         ]
-        self._callers = [Sequences(vocab_size, seed + _SEED_STEP * (1 + number)) for number in range(num_callers)]
+        self._callers = [SequenceMix(vocab_size, seed + _SEED_STEP * (1 + number)) for number in range(num_callers)]
 
     async def run(self, is_over: asyncio.Event) -> None:
         """Call until `is_over`. Returns when every call has ended."""
@@ -44,7 +44,7 @@ class Calls:
             for number, sequences in enumerate(self._callers):
                 group.create_task(self._call(self._clients[number % 2], sequences, is_over))
 
-    async def _call(self, client: Client, sequences: Sequences, is_over: asyncio.Event) -> None:
+    async def _call(self, client: Client, sequences: SequenceMix, is_over: asyncio.Event) -> None:
         while not is_over.is_set():
             chosen = [sequences.take() for _ in range(sequences.random.choice((1, 1, 1, 4)))]
             has_poison = any(is_poison for _, is_poison in chosen)

@@ -128,7 +128,7 @@ class Judge:
             self._violation("letter_incomplete", source.decode())
 
     def check_outcomes(self, *, may_repeat: bool) -> None:
-        """Each request has an outcome, and one that a reader who drops duplicates sees once. After all records.
+        """Each request has an outcome, and one that a reader that drops duplicates sees once. After all records.
 
         Without `may_repeat`, no answer comes twice, and a request that was answered with its result has no letter.
         """

@@ -10,7 +10,7 @@ import msgpack
 from confluent_kafka import KafkaException, Producer
 
 from penstock.ops.chaos.asked import MOST_UNPACKED_BYTES
-from penstock.ops.chaos.sequences import Sequences
+from penstock.ops.chaos.sequence_mix import SequenceMix
 from penstock.producer.wire.topics import bulk_topic
 
 RAW_REPLIES = "penstock.replies.raw"
@@ -43,7 +43,7 @@ class RawLoad:
         self._model = model
         self._topics = (topic, bulk_topic(topic))
         self._rate = rate
-        self._sequences = Sequences(vocab_size, seed)
+        self._sequences = SequenceMix(vocab_size, seed)
         self._random = self._sequences.random
         self._waiting = 0
         self._num_sent = 0

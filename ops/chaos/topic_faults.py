@@ -111,7 +111,7 @@ class TopicFaults:
         while True:
             try:
                 return await asyncio.to_thread(allow, self._servers, [privilege])
-            except KafkaException:
+            except (KafkaException, TimeoutError):  # brokers are away by another fault
                 if time.monotonic() > until:
                     raise
 

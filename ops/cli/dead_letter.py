@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from penstock.ops.cli.screen import BadUsage
 from penstock.producer.errors import PenstockError
-from penstock.producer.transport.batches import UNREADABLE_BATCH
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire import headers as names
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.messages import Request

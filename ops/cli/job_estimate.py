@@ -11,9 +11,9 @@ from penstock.ops.cli.job_summary import print_lengths
 from penstock.ops.cli.screen import EXIT_OK, EXIT_USAGE, fail, say
 from penstock.producer.errors import PenstockError
 from penstock.producer.files import TableError, open_reader
-from penstock.producer.files.blocks import Block
 from penstock.producer.files.input_paths import input_paths
 from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.topics import served_name_of
 from penstock.worker.batching.startup_costs import MeasuredCosts
 

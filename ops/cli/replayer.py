@@ -10,7 +10,7 @@ import typer
 
 from penstock.ops.cli.record_sender import RecordSender
 from penstock.ops.cli.screen import EXIT_OK, EXIT_PROBLEM, BadUsage, say
-from penstock.producer.transport.batches import UNREADABLE_BATCH
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.headers import Headers, content_key, num_replays, position, replay_headers
 from penstock.producer.wire.topics import check_topic
 from penstock.worker.kafka.lenient_batches import UNREADABLE

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penstock.ops.demo.banking77 import HEAD, Message, read_messages
 from penstock.ops.demo.closed_loop import Pass, send_all
-from penstock.ops.demo.model import SERVED_NAME, ModelUnavailable, model_directory
+from penstock.ops.demo.demo_model import SERVED_NAME, ModelUnavailable, model_directory
 from penstock.ops.demo.results_screen import (
     MIN_ACCURACY,
     Results,

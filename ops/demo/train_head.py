@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from penstock.engine import load_engine
 from penstock.ops.demo.banking77 import HEAD, read_messages
+from penstock.ops.demo.demo_model import SERVED_NAME, WEIGHTS_SHA256, model_directory
 from penstock.ops.demo.direct import run_directly
-from penstock.ops.demo.model import SERVED_NAME, WEIGHTS_SHA256, model_directory
 
 SEED = 0
 NUM_FOLDS = 5

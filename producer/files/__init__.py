@@ -20,8 +20,8 @@ started again, continues after the last finished part. Parts and row groups have
 the output has the same bytes. At the end the parts are joined (`join_parts`) and removed.
 """
 
-from penstock.producer.files.blocks import Block, TableError
 from penstock.producer.files.part_writer import PartWriter
+from penstock.producer.files.row_blocks import Block, TableError
 from penstock.producer.files.table_reader import Reader, count_rows, open_reader
 from penstock.producer.files.table_writer import StreamWriter, open_writer
 

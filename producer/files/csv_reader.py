@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.files.blocks import Content, Object, TableError, check_columns, in_blocks, text_of
 from penstock.producer.files.csv_records import BrokenLine, csv_records
+from penstock.producer.files.row_blocks import Content, Object, TableError, check_columns, in_blocks, text_of
 from penstock.producer.files.standard_streams import open_input
 from penstock.producer.wire.messages import Text, utf8_fault
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.producer.files.arrow_rows import objects_of
-from penstock.producer.files.blocks import Block, Object
 from penstock.producer.files.result_columns import Columns, free_name
+from penstock.producer.files.row_blocks import Block, Object
 
 if TYPE_CHECKING:
     import pyarrow as pa  # imported on first use of Parquet: it takes a tenth of a second

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.producer.answer_stream import Mapper, Result, answer_stream
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.blocks import Block
+from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Options
 
 

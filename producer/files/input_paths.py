@@ -4,7 +4,7 @@ import glob
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from penstock.producer.files.blocks import TableError
+from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import EXTENSIONS
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.producer.files.blocks import TableError
 from penstock.producer.files.durable import publish, write_synced
 from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
 
 _VERSION = 1  # of the manifest, and of the rows and bounds of a part

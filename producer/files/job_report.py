@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.blocks import Block
+from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Classification
 
 

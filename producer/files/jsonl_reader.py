@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.files.blocks import Content, Object, in_blocks, text_of
+from penstock.producer.files.row_blocks import Content, Object, in_blocks, text_of
 from penstock.producer.files.standard_streams import open_input
 from penstock.producer.wire.messages import Text
 

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.files.blocks import BLOCK_BYTES, BLOCK_ROWS, Block, Content, TableError, check_columns, text_of
+from penstock.producer.files.row_blocks import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    Block,
+    Content,
+    TableError,
+    check_columns,
+    text_of,
+)
 from penstock.producer.wire.messages import Text
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.producer.files.blocks import TableError
 from penstock.producer.files.durable import publish
 from penstock.producer.files.job_manifest import Manifest, stamp_of
+from penstock.producer.files.row_blocks import TableError
 
 _MANIFEST = "manifest.json"
 

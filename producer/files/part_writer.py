@@ -8,13 +8,13 @@ from typing import IO, Self
 
 from penstock.producer.answer_stream import Result, num_chars
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.blocks import Block, TableError
 from penstock.producer.files.durable import sync
 from penstock.producer.files.encoders import Encoder
 from penstock.producer.files.join_parts import JoinedFile
 from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
+from penstock.producer.files.row_blocks import Block, TableError
 
 # Bounds of a part, which a killed run loses. The output does not depend on them: a part ends with a block, and row
 # groups are made of blocks.

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from penstock.producer.errors import PenstockError
-from penstock.producer.files.blocks import Block, Content, Header, TableError
 from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.parquet_reader import count_parquet, read_parquet
+from penstock.producer.files.row_blocks import Block, Content, Header, TableError
 from penstock.producer.files.standard_streams import STANDARD
 
 _COUNT_LIMIT_BYTES = 1 << 30  # larger text files are not counted before they are read

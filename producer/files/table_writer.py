@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.producer.answer_stream import Result
-from penstock.producer.files.blocks import Block, TableError
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, Encoder, JsonlEncoder
 from penstock.producer.files.job_manifest import describe_job
 from penstock.producer.files.job_report import JobReport
@@ -13,6 +12,7 @@ from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.files.part_writer import PartWriter, refuse_existing
 from penstock.producer.files.reply_tally import ReplyTally
 from penstock.producer.files.result_columns import ResultColumns
+from penstock.producer.files.row_blocks import Block, TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import Reader, by_extension
 from penstock.producer.wire.messages import NO_OPTIONS, Options

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
-from penstock.producer.transport.batches import Bounds, is_packed, unpack
+from penstock.producer.transport.record_batches import Bounds, is_packed, unpack
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_BATCH_ITEMS = 512 * 1024  # of about 100 bytes each

@@ -170,7 +170,7 @@ class Exchange:
                     return reply
                 await self._pause_after(reply.exception(), attempts)
         finally:
-            permit.leave()
+            permit.release()
 
     async def _pause_after(self, error: PenstockError, attempts: Attempts) -> None:
         """Wait until the record may be sent again; raises the error if it may not."""
@@ -198,7 +198,7 @@ class Exchange:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
         answer = inbox.expect(correlation_id, attempts.deadline)
-        permit.hold()
+        permit.retain()
         partition = self._partitioner.partition(key, len(value), now)
         deadline_ms = int(attempts.unix_deadline * 1000)
         headers = request_headers(correlation_id, self._settings.reply_topic, inbox.partition, deadline_ms)
@@ -209,7 +209,7 @@ class Exchange:
             headers.append((TRACEPARENT, span.traceparent))
 
         def sent(_: Sequence[OutRecord], error: Exception | None) -> None:
-            permit.leave()
+            permit.release()
             if span is not None:
                 span.end(error)
             if error is not None:

@@ -51,7 +51,7 @@ class Permits:
 
 
 class Permit:
-    """A permit for one record in flight. It is released when both the caller and the unsent record let go of it."""
+    """A permit for one record in flight. It is returned when the caller and the unsent record have both released it."""
 
     __slots__ = ("_num_holders", "_permits")
 
@@ -59,12 +59,12 @@ class Permit:
         self._permits = permits
         self._num_holders = 1
 
-    def hold(self) -> None:
-        """Let one more hold the permit."""
+    def retain(self) -> None:
+        """Add a holder."""
         self._num_holders += 1
 
-    def leave(self) -> None:
-        """Let go of the permit; the last holder releases it."""
+    def release(self) -> None:
+        """Remove a holder. The last one returns the permit."""
         self._num_holders -= 1
         if self._num_holders == 0:
             self._permits.release()

@@ -54,10 +54,10 @@ def fifo(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> P
         batch = lengths[cuts[-1] : cuts[-1] + caps.max_sequences]
         used = map(mul, accumulate(batch, max), count(1)) if cost.padded else accumulate(batch)
         batch = batch[: max(1, len(list(takewhile(caps.max_tokens.__ge__, used))))]
-        batch_s = _price(batch, cost)
+        batch_s = _seconds_of(batch, cost)
         if batch_s > caps.max_seconds:
             batch = batch[: _num_in_time(batch, cost, caps.max_seconds)]
-            batch_s = _price(batch, cost)
+            batch_s = _seconds_of(batch, cost)
         cuts.append(cuts[-1] + len(batch))
         seconds.append(batch_s)
     return Partition(tuple([tuple(range(start, stop)) for start, stop in pairwise(cuts)]), tuple(seconds))
@@ -74,7 +74,7 @@ def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) ->
     """As many as the count cap allows, whatever their lengths (TurboTransformers section 6.3, Naive-Batch)."""
     num = min(len(lengths), most * caps.max_sequences)
     starts = range(0, num, caps.max_sequences)
-    return _priced([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
+    return _timed([range(start, min(num, start + caps.max_sequences)) for start in starts], lengths, cost)
 
 
 def _dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
@@ -145,7 +145,7 @@ def share_out(partition: Partition, lengths: Sequence[int], cost: CostFunction, 
     parts = num_lanes // max(1, len(partition.batches))
     if parts < 2 or not partition.batches:
         return partition
-    shared = _priced([part for batch in partition.batches for part in _split(batch, lengths, parts)], lengths, cost)
+    shared = _timed([part for batch in partition.batches for part in _split(batch, lengths, parts)], lengths, cost)
     return shared if max(shared.seconds) < max(partition.seconds) * (1 - MIN_GAIN) else partition
 
 
@@ -180,15 +180,15 @@ def _pace(in_order: Partition, lengths: Sequence[int]) -> float:
 
 def _num_in_time(lengths: Sequence[int], cost: CostFunction, max_seconds: float) -> int:
     """How many of the first sequences still run within `max_seconds`, where one more would not; at least one."""
-    return max(1, bisect_right(range(1, len(lengths)), max_seconds, key=lambda num: _price(lengths[:num], cost)))
+    return max(1, bisect_right(range(1, len(lengths)), max_seconds, key=lambda num: _seconds_of(lengths[:num], cost)))
 
 
-def _price(batch: Sequence[int], cost: CostFunction) -> float:
+def _seconds_of(batch: Sequence[int], cost: CostFunction) -> float:
     return predicted_s(cost, sum(batch), sum([length * length for length in batch]), max(batch), len(batch))
 
 
-def _priced(batches: Sequence[Sequence[int]], lengths: Sequence[int], cost: CostFunction) -> Partition:
+def _timed(batches: Sequence[Sequence[int]], lengths: Sequence[int], cost: CostFunction) -> Partition:
     return Partition(
         tuple(tuple(batch) for batch in batches),
-        tuple(_price([lengths[index] for index in batch], cost) for batch in batches),
+        tuple(_seconds_of([lengths[index] for index in batch], cost) for batch in batches),
     )

@@ -247,6 +247,7 @@ async def test_two_workers_share_a_file(tmp_path: Path) -> None:
             await cache.get_many([key(other) for other in range(number, number + 5)])
 
     await asyncio.gather(fill(first, 0), fill(second, 50))
+    clock.now += 1  # above the ids of the uses by either process
     await first.put_many(values(1000))
     assert await second.get_many([key(1000)]) == values(1000)
     assert first.stats.works

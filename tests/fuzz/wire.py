@@ -20,8 +20,8 @@ from penstock.ops.cli.letter_table import printable, written_utc
 from penstock.ops.cli.replayer import ReplayOptions, headers_again
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.prompts import Prompts
-from penstock.producer.transport.batches import Bounds, unpack
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress
+from penstock.producer.transport.record_batches import Bounds, unpack
 from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Options, Reply, Request, join_tokens

@@ -18,7 +18,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.ops.demo.model import model_directory
+from penstock.ops.demo.demo_model import model_directory
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from penstock.engine import NullEngine
 from penstock.ops.bench.common.comparison import Comparison, Grid
+from penstock.ops.bench.common.console_tables import show_comparisons, show_grid
 from penstock.ops.bench.common.machine import describe_machine, slug
 from penstock.ops.bench.common.processes import ProcessFailed, Service, cpu_s, rss_bytes, run_once
-from penstock.ops.bench.common.report import show_comparisons, show_grid
 from penstock.ops.bench.common.sampler import Sampler, Samples, Stack, read_samples
 from penstock.ops.bench.common.setup import shuffled_texts
 from penstock.ops.bench.common.stages import GARBAGE, OTHER, function_of, split_cost, stage_of
@@ -32,7 +32,7 @@ from penstock.ops.bench.cpu.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.cpu.load_generator import Recorder, bulk_calls, closed_loop, make_items, poisson
 from penstock.ops.bench.cpu.load_spec import LoadResult, LoadSpec, percentiles_ms
 from penstock.ops.bench.cpu.part_engine import cosine, fastest
-from penstock.ops.demo.model import model_directory
+from penstock.ops.demo.demo_model import model_directory
 from penstock.producer.tokenization import Encoded
 from penstock.worker import WorkerSettings
 from penstock.worker.resolved_settings import resolve

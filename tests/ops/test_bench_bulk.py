@@ -9,7 +9,7 @@ import pytest
 from penstock.engine import PackedBatch, TaskOptions
 from penstock.ops.bench.bulk.bulk_tables import measures
 from penstock.ops.bench.bulk.echo_worker import EchoEngine, EchoTokenizer, marks_of
-from penstock.ops.bench.bulk.tables import write_texts
+from penstock.ops.bench.bulk.input_tables import write_texts
 from penstock.ops.bench.common.verdicts import targets
 from penstock.producer.wire.messages import Text
 

@@ -15,7 +15,6 @@ from penstock.ops.bench.delivery import delivery_tables
 from penstock.ops.bench.delivery.__main__ import PARTS
 from penstock.ops.bench.delivery.call_load import OutcomeRecorder
 from penstock.ops.bench.delivery.delivery_measures import DEFAULT, SERVICES, measures
-from penstock.ops.bench.delivery.exchange import Answer, Exchange, Sent, counts, recovery_s
 from penstock.ops.bench.delivery.part_roll import figures
 from penstock.ops.bench.delivery.stand_in import (
     PoisonableEngine,
@@ -25,8 +24,9 @@ from penstock.ops.bench.delivery.stand_in import (
     sleeping_encode,
     with_poison,
 )
+from penstock.ops.bench.delivery.transcript import Answer, Sent, Transcript, counts, recovery_s
 from penstock.ops.bench.delivery.turns import PROCESSES
-from penstock.ops.bench.pipeline.traffic import Traffic
+from penstock.ops.bench.pipeline.call_times import CallTimes
 
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
@@ -39,7 +39,7 @@ def test_an_answer_that_comes_again_with_its_key_is_dropped_by_a_reader() -> Non
         b"no keys": [Answer(1.0, None), Answer(2.0, None)],
         b"never": [],
     }
-    assert counts(Exchange(dict.fromkeys(answers, Sent(0, 0.0)), answers)) == {
+    assert counts(Transcript(dict.fromkeys(answers, Sent(0, 0.0)), answers)) == {
         "requests": 5,
         "unanswered": 1,
         "answered_twice": 3,
@@ -57,8 +57,8 @@ def test_recovery_ends_when_every_partition_has_answered_what_was_sent_after_the
         b"c": [Answer(10.6, None)],
         b"d": [],
     }
-    assert recovery_s(Exchange(sent, answers), 10.0, 20.0) == 3.0
-    assert math.isinf(recovery_s(Exchange(sent, answers), 10.0, 21.0))
+    assert recovery_s(Transcript(sent, answers), 10.0, 20.0) == 3.0
+    assert math.isinf(recovery_s(Transcript(sent, answers), 10.0, 21.0))
 
 
 def test_poison_is_counted_apart_and_its_latency_not_at_all() -> None:
@@ -92,8 +92,8 @@ def test_every_hundredth_text_is_poison_and_raises_on_both_sides() -> None:
 
 
 def test_a_roll_is_judged_by_the_requests_that_were_due_in_it() -> None:
-    traffic = Traffic.of([(1.0, 1.1, 1, 0), (4.0, 7.0, 1, 0), (5.0, 5.5, 1, 0), (6.0, 6.1, 0, 1), (9.0, 9.9, 1, 0)])
-    found = figures(traffic, 4.0, 6.5)
+    calls = CallTimes.of([(1.0, 1.1, 1, 0), (4.0, 7.0, 1, 0), (5.0, 5.5, 1, 0), (6.0, 6.1, 0, 1), (9.0, 9.9, 1, 0)])
+    found = figures(calls, 4.0, 6.5)
     assert (found["requests"], found["lost"], found["lost_of_whole_load"]) == (3, 1, 1)
     assert found["p50_ms"] == pytest.approx(3000)
     assert math.isinf(found["p99_ms"])

@@ -19,7 +19,6 @@ from penstock.engine.model.forward import forward
 from penstock.ops.bench.common import lengths
 from penstock.ops.bench.gpu.__main__ import TIME_LIMIT_S, is_failed
 from penstock.ops.bench.gpu.__main__ import main as run_benchmarks
-from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, pad, padded_width, random_requests
 from penstock.ops.bench.gpu.floor import gemm_flops
 from penstock.ops.bench.gpu.models import flattened_inputs
 from penstock.ops.bench.gpu.part_list import PARTS
@@ -29,6 +28,15 @@ from penstock.ops.bench.gpu.report.gpu_measures import measures
 from penstock.ops.bench.gpu.report.report_command import main as report
 from penstock.ops.bench.gpu.report.run_document import render
 from penstock.ops.bench.gpu.report.sections import SECTIONS
+from penstock.ops.bench.gpu.request_batches import (
+    by_budget,
+    by_count,
+    by_length,
+    pack,
+    pad,
+    padded_width,
+    random_requests,
+)
 from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, DeadlinePassed, deadline, in_turn_s
 from penstock.ops.bench.gpu.torch_ops import STEPS, Choices, TorchOps
 

@@ -18,6 +18,7 @@ from penstock.ops.bench.common.runs import Run, begin, keep
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.pipeline import fleet_bench, pipeline_tables
 from penstock.ops.bench.pipeline.alone_process import full_batches
+from penstock.ops.bench.pipeline.call_times import CallTimes, figures, recovery_s
 from penstock.ops.bench.pipeline.client_process import ClientSpec, due_times
 from penstock.ops.bench.pipeline.loads import SCALES, SHORT, Load, closed_loads, open_load
 from penstock.ops.bench.pipeline.payloads import calls, max_tokens
@@ -27,17 +28,16 @@ from penstock.ops.bench.pipeline.pipeline_plots import draw
 from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
 from penstock.ops.bench.pipeline.process_cpu import cores_used, descendants
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
-from penstock.ops.bench.pipeline.traffic import Traffic, figures, recovery_s
 
 CLOSED_LOAD = Load("closed", "ids", *SHORT, rows=64, callers=1, warm_s=1.0, seconds=2.0)
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
 
 
 def test_a_closed_load_counts_what_was_answered_in_the_measured_seconds() -> None:
-    traffic = Traffic.of(
+    calls = CallTimes.of(
         [(0.0, 0.9, 64, 0), (0.5, 1.0, 64, 0), (1.5, 2.9, 60, 4), (2.4, 3.0, 64, 0), (2.5, 3.0, 64, 0)]
     )
-    found = figures(CLOSED_LOAD, traffic)
+    found = figures(CLOSED_LOAD, calls)
     assert found["requests_per_s"] == (64 + 60) / 2
     assert found["not_answered"] == 4
     assert found["p50_ms"] == pytest.approx(600)
@@ -46,7 +46,7 @@ def test_a_closed_load_counts_what_was_answered_in_the_measured_seconds() -> Non
 
 def test_an_open_load_counts_from_the_time_at_which_a_call_was_due() -> None:
     load = dataclasses.replace(open_load(2.0, 1.0, 2.0), timeout_s=0.5)
-    found = figures(load, Traffic.of([(0.5, 9.0, 1, 0), (1.0, 1.2, 1, 0), (1.5, 2.5, 1, 0), (2.9, 3.4, 0, 1)]))
+    found = figures(load, CallTimes.of([(0.5, 9.0, 1, 0), (1.0, 1.2, 1, 0), (1.5, 2.5, 1, 0), (2.9, 3.4, 0, 1)]))
     assert found["offered_per_s"] == 1.5
     assert found["answered_share"] == pytest.approx(2 / 3)
     assert found["in_time_per_s"] == 0.5
@@ -57,10 +57,10 @@ def test_recovery_ends_with_the_last_half_second_that_is_not_as_before() -> None
     slow = ((begun >= 5.0) & (begun < 6.2)) | ((begun >= 4.5) & (begun < 5.0))  # and what was in flight at the event
     finished = begun + np.where(slow, 0.3, 0.01)
     ones, zeros = np.ones_like(begun), np.zeros_like(begun)
-    assert recovery_s(Traffic(begun, finished, ones, zeros), 0.0, 5.0, 10.0) == 1.5
-    still = Traffic(begun, np.where(begun >= 5.0, begun + 0.3, finished), ones, zeros)
+    assert recovery_s(CallTimes(begun, finished, ones, zeros), 0.0, 5.0, 10.0) == 1.5
+    still = CallTimes(begun, np.where(begun >= 5.0, begun + 0.3, finished), ones, zeros)
     assert math.isinf(recovery_s(still, 0.0, 5.0, 10.0))
-    lost = Traffic(begun, begun + 0.01, ones, np.where(begun > 9.9, 1.0, 0.0))
+    lost = CallTimes(begun, begun + 0.01, ones, np.where(begun > 9.9, 1.0, 0.0))
     assert math.isinf(recovery_s(lost, 0.0, 5.0, 10.0))
 
 
@@ -218,6 +218,6 @@ def fleet(loads: list[Load]) -> dict[str, Any]:
 def _records(loads: list[Load]) -> Iterator[tuple[str, dict[str, Any]]]:
     for load in loads:
         begun = load.warm_s + 0.5
-        traffic = Traffic.of([(begun, begun + latency_s, load.rows, 0) for latency_s in (0.1, 0.1, 0.1, 0.3)])
+        calls = CallTimes.of([(begun, begun + latency_s, load.rows, 0) for latency_s in (0.1, 0.1, 0.1, 0.3)])
         cores = {"broker": 1.0, "member 0": 0.5, "member 1": 0.7, "client 0": 0.2}
-        yield load.name, {"load": dataclasses.asdict(load), **figures(load, traffic), "cores": cores}
+        yield load.name, {"load": dataclasses.asdict(load), **figures(load, calls), "cores": cores}

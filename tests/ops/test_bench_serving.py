@@ -9,7 +9,7 @@ from penstock.ops.bench.serving.arrivals import BURSTS, OnOff, bursty, poisson
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS, draw
 from penstock.ops.bench.serving.measured_driver import MeasuredDriver
 from penstock.ops.bench.serving.outcome import Outcome, Ran
-from penstock.ops.bench.serving.parts.search import confirm, highest
+from penstock.ops.bench.serving.parts.rate_search import confirm, highest
 from penstock.ops.bench.serving.simulation.noise import HostTime, Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulation.simulate import simulate
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Loss, Traffic, simulate_fleet

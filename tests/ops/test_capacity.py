@@ -133,7 +133,7 @@ def costs(tmp_path: Path) -> Path:
     """A file with the costs of the model `intents` on a GPU."""
     table = CostTable(H200, samples=(Sample(100, 1000, 10, 10, H200.seconds(100, 1000, 10, 10)),))
     measured = MeasuredCosts(table, (), 1.7e9, 9.0, *GPU_CAPS)
-    key = CostKey("NVIDIA H200", "somebody/intents", "r", "float16", "penstock")
+    key = CostKey("NVIDIA H200", "acme/intents", "r", "float16", "penstock")
     assert asyncio.run(CostTables(tmp_path / "costs.sqlite").put(key, measured.to_dict()))
     return tmp_path / "costs.sqlite"
 

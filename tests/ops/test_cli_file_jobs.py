@@ -19,7 +19,7 @@ from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError
-from penstock.producer.files import blocks, part_writer
+from penstock.producer.files import part_writer, row_blocks
 from penstock.producer.wire.messages import Classification, Reply, Text
 from penstock.scheduler import CostTable
 from penstock.scheduler.costs.cost import PackedCost
@@ -61,7 +61,7 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[InstantClie
         if name.startswith("PENSTOCK_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
     fresh = type("Fresh", (InstantClient,), {})
     monkeypatch.setattr(client, "Client", fresh)

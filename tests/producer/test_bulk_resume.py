@@ -14,7 +14,15 @@ import pytest
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
-from penstock.producer.files import PartWriter, TableError, blocks, join_parts, open_reader, open_writer, parquet_reader
+from penstock.producer.files import (
+    PartWriter,
+    TableError,
+    join_parts,
+    open_reader,
+    open_writer,
+    parquet_reader,
+    row_blocks,
+)
 from penstock.producer.files import part_writer as parts
 from penstock.producer.wire.messages import Classification, Options, Reply, Text
 
@@ -26,7 +34,7 @@ EXTENSIONS = ("csv", "jsonl", "parquet")
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 4 rows, parts of 8, row groups of 16: 30 rows are 4 parts. Nothing waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda number: None)
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(parquet_reader, "BLOCK_ROWS", 4)
     monkeypatch.setattr(parts, "PART_ROWS", 8)
     monkeypatch.setattr(join_parts, "ROW_GROUP_ROWS", 16)

@@ -10,8 +10,8 @@ import pytest
 from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError
-from penstock.producer.files.blocks import Block
 from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
+from penstock.producer.files.row_blocks import Block
 from penstock.producer.wire.messages import Options, Text
 
 

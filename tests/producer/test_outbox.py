@@ -417,7 +417,7 @@ async def test_a_sender_that_dies_reaches_the_event_loop() -> None:
         outbox.put("t", 0, [results.record(b"0")])
         context = await asyncio.wait_for(caught, 10)
     assert repr(context["exception"]) == "ValueError('a bug')"
-    assert "handle" in context  # of a callback, unlike a task that somebody may still await
+    assert "handle" in context  # of a callback, unlike a task, whose error may still be awaited
 
 
 async def test_a_record_that_cannot_be_encoded_fails_alone() -> None:

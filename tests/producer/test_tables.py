@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, PenstockError
 from penstock.producer.files import TableError, count_rows, open_reader, open_writer
-from penstock.producer.files.blocks import BLOCK_ROWS
 from penstock.producer.files.jsonl_reader import MAX_LINE_BYTES
+from penstock.producer.files.row_blocks import BLOCK_ROWS
 from penstock.producer.wire.messages import Classification, Options, Text
 
 

@@ -149,7 +149,7 @@ def test_opentelemetry_is_not_imported_where_no_variable_names_an_exporter() -> 
 import sys
 from penstock.producer import Client
 from penstock.producer.tracing.switch import calling_span, open_send_spans
-import penstock.worker.process, penstock.worker.telemetry.tracing
+import penstock.worker.process, penstock.worker.telemetry.traces
 assert open_send_spans("topic", "id") is None and calling_span() is None
 print(*[name for name in sys.modules if name.startswith("opentelemetry")])
 """

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.worker.kafka.offsets import Progress
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.plan import TransactionPlan
+from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation
 from tests.worker.transaction_model import Member, World, explore
 

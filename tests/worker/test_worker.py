@@ -32,8 +32,8 @@ from penstock.worker.worker import Worker
 A, B = TopicPartition("penstock.requests.tiny", 0), TopicPartition("penstock.requests.tiny", 1)
 SLICE_RECORDS = 256  # online records that are processed at once
 MakeRecord = Callable[..., Any]
-Polled = dict[TopicPartition, list[Any]]
-Step = Callable[[], Awaitable[Polled]]
+Fetched = dict[TopicPartition, list[Any]]
+Step = Callable[[], Awaitable[Fetched]]
 
 
 class FakeConsumer:
@@ -60,7 +60,7 @@ class FakeConsumer:
     def subscribe(self, _: list[str], *, listener: Any) -> None:
         self._listener = listener
 
-    async def getmany(self, *_: TopicPartition, timeout_ms: int) -> Polled:
+    async def getmany(self, *_: TopicPartition, timeout_ms: int) -> Fetched:
         if not self.owned:
             await self.rebalance({A, B})
         if self.script:
@@ -225,8 +225,8 @@ def held(worker: Worker) -> float | None:
 def polled(*records: Any) -> Step:
     """A step in which the consumer returns these records."""
 
-    async def step() -> Polled:
-        found: Polled = {}
+    async def step() -> Fetched:
+        found: Fetched = {}
         for record in records:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
         return found
@@ -237,7 +237,7 @@ def polled(*records: Any) -> Step:
 def once_answered(outbox: FakeOutbox, count: int, *records: Any) -> Step:
     """As `polled`, after that many answers."""
 
-    async def step() -> Polled:
+    async def step() -> Fetched:
         while len(outbox.sent) < count:  # noqa: ASYNC110 — the outbox has no event
             await asyncio.sleep(0.001)
         return await polled(*records)()
@@ -245,7 +245,7 @@ def once_answered(outbox: FakeOutbox, count: int, *records: Any) -> Step:
     return step
 
 
-async def unreadable() -> Polled:
+async def unreadable() -> Fetched:
     raise CorruptRecordException("Invalid CRC")
 
 
@@ -270,11 +270,11 @@ async def test_what_was_polled_as_its_partition_was_revoked_is_left_to_the_next_
 ) -> None:
     rebalances: list[asyncio.Task[None]] = []
 
-    async def revoked_at_once() -> Polled:
+    async def revoked_at_once() -> Fetched:
         rebalances.append(asyncio.create_task(kafka.rebalance({B})))  # runs after the first slice
         return {A: [request(make_record, A, offset) for offset in range(SLICE_RECORDS + 1)]}
 
-    async def after_it() -> Polled:  # as aiokafka, which hands out nothing in a rebalance
+    async def after_it() -> Fetched:  # as aiokafka, which hands out nothing in a rebalance
         await asyncio.gather(*rebalances)
         return {}
 
@@ -289,7 +289,7 @@ async def test_what_was_polled_of_one_partition_is_left_when_a_rebalance_comes_w
 ) -> None:
     """After an error each partition is polled alone, and the second poll may wait for a rebalance."""
 
-    async def of_b() -> Polled:
+    async def of_b() -> Fetched:
         await kafka.rebalance({B})
         return {B: [request(make_record, B, 2)]}
 
@@ -304,7 +304,7 @@ async def test_a_partition_that_comes_back_is_sought_back_to_the_groups_offset(
 ) -> None:
     """Not to the end of what was polled of it before and released: what lies between would be lost."""
 
-    async def of_b() -> Polled:
+    async def of_b() -> Fetched:
         kafka.sought.clear()
         await kafka.rebalance({A})
         return {}
@@ -367,7 +367,7 @@ async def test_a_rebalance_takes_long_texts_from_the_tokenizer(
 ) -> None:
     """A worker that went on with them would answer what is the next owner's."""
 
-    async def revoked() -> Polled:
+    async def revoked() -> Fetched:
         await asyncio.wait_for(endless.wait(), 10)
         await asyncio.wait_for(kafka.rebalance({B}), 10)
         assert held(owner) == 0
@@ -385,7 +385,7 @@ async def test_a_rebalance_waits_for_batches_that_have_begun_and_not_for_request
     monkeypatch.setattr(drain, "_REBALANCE_S", 0.1)
     engine = SlowEngine()
 
-    async def revoked() -> Polled:
+    async def revoked() -> Fetched:
         await asyncio.to_thread(engine.began.wait, 10)
         asyncio.get_running_loop().call_later(0.3, engine.may_run.set)
         started = time.monotonic()
@@ -409,7 +409,7 @@ async def test_a_batch_that_outlasts_the_drain_leaves_no_mark(
     """The next owner would take the worker to have died of it."""
     engine = SlowEngine()
 
-    async def begun() -> Polled:
+    async def begun() -> Fetched:
         await asyncio.to_thread(engine.began.wait, 10)
         return {}
 
@@ -440,13 +440,13 @@ async def test_a_worker_is_ready_when_records_of_its_assignment_can_come(
         await asyncio.sleep(0)
         look()
 
-    async def steps() -> Polled:
+    async def steps() -> Fetched:
         look()
         await wait_for_offsets({A})
         await wait_for_offsets({B})
         return {}
 
-    async def spare() -> Polled:
+    async def spare() -> Fetched:
         await kafka.rebalance(set())
         await asyncio.sleep(0)
         look()
@@ -490,7 +490,7 @@ async def test_an_error_is_never_cached(
     engine = CountingEngine(fails_on=1)
     again = request(make_record, A, 2, value=request(make_record, A, 0).value)
 
-    async def mended() -> Polled:
+    async def mended() -> Fetched:
         await once_answered(outbox, 2)()  # the error reply and the dead letter
         engine.fails_on, engine.num_computed = None, 0
         return await polled(again)()

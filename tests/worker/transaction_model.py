@@ -20,7 +20,7 @@ from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.transactions.plan import Content, PartitionLost, TransactionPlan
+from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
 from tests.worker.protocol_model import Action, Original, Violation
 
 TOPIC, SOURCE = "requests", ("requests", 0)
@@ -109,10 +109,12 @@ class Member:
         reading = self.tracker.reading(SOURCE)
         records = [(one.original.offset, one.reading == reading) for one in self.records]
         plan, partition = self.plan, self.tracker._partitions.get(SOURCE)
-        windows = [(one == reading, tuple(sorted(window._answers))) for one, window in plan._windows.items() if window]
+        waiting = [
+            (one == reading, tuple(sorted(answers._answers))) for one, answers in plan._waiting.items() if answers
+        ]
         return (
             (self.phase, self.position, _epoch_key(self.epoch, epoch), tuple(sorted(records))),
-            (plan._committed, plan._mark, _content_key(plan._in_doubt), tuple(sorted(windows))),
+            (plan._committed, plan._mark, _content_key(plan._in_doubt), tuple(sorted(waiting))),
             None if partition is None else (partition.next_offset, *partition.started, *sorted(partition.finished)),
             (bool(self.marks._marked), self.marks._custody.get(SOURCE)),
             _transaction_key(self.sent, epoch),

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.worker.kafka.reply_destinations import Held, ReplyDestinations
+from penstock.worker.kafka.reply_destinations import Footprint, ReplyDestinations
 
 _SEQUENCES_PER_RECORD = 8  # of `max_in_flight`: 65,536 sequences by default, about half a kilobyte each in the queue
 _REQUEST_BYTES = 256 * 1024 * 1024  # many large records pause fetching before small ones do
 _REPLY_BYTES = 64 * 1024 * 1024  # some 40,000 vectors of MiniLM: a broker that is there takes them in under a second
 _BULK_SHARE = 0.5  # of each bound: the rest stays free for online records
-_NONE = Held()
+_NONE = Footprint()
 _ROOM = 0.75  # fetching goes on when a quarter of each bound is free, so that it does not alternate at the bound
 
 
@@ -35,7 +35,7 @@ class Backpressure:
     ) -> None:
         """`can_stall`: see `ReplyDestinations`."""
         self._max_records = max_records
-        bounds = Held(max_records, _REQUEST_BYTES, _REPLY_BYTES)
+        bounds = Footprint(max_records, _REQUEST_BYTES, _REPLY_BYTES)
         self.destinations = ReplyDestinations(bounds, clock, can_stall=can_stall)
         self._counts = {False: _Counts(), True: _Counts()}  # by whether of the bulk topic
         self.reply_bytes = 0  # of answers that the broker has not acknowledged
@@ -76,14 +76,14 @@ class Backpressure:
             lambda *stalled: max(self._records(bulk, *stalled), self._sequences(bulk), self._replies(bulk, *stalled))
         )
 
-    def _beside_stalled(self, used: Callable[[Held, Held], float]) -> float:
+    def _beside_stalled(self, used: Callable[[Footprint, Footprint], float]) -> float:
         """A used share without the answers to stalled destinations. With them, at most twice the bounds are held."""
         stalled = self.destinations.stalled()
         if not stalled:
             return used(_NONE, _NONE)
         return max(used(stalled.get(False, _NONE), stalled.get(True, _NONE)), used(_NONE, _NONE) - 1)
 
-    def _records(self, bulk: bool, *stalled: Held) -> float:
+    def _records(self, bulk: bool, *stalled: Footprint) -> float:
         online, other = self._counts[False], self._counts[True]
         first, second = stalled
         records = online.records - first.records, other.records - second.records
@@ -94,7 +94,7 @@ class Backpressure:
         max_sequences = self._max_records * _SEQUENCES_PER_RECORD
         return _share(self._counts[False].sequences, self._counts[True].sequences, max_sequences, bulk)
 
-    def _replies(self, bulk: bool, *stalled: Held) -> float:
+    def _replies(self, bulk: bool, *stalled: Footprint) -> float:
         waiting = self.reply_bytes - sum([one.reply_bytes for one in stalled])
         return waiting / (_REPLY_BYTES * (_BULK_SHARE if bulk else 1))
 

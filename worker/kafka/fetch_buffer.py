@@ -27,7 +27,7 @@ _BULK = _Bounds(32, 16 * 1024)
 
 
 class FetchBuffer:
-    """Polled records of the two topics, each in its order. They enter received and leave admitted or released.
+    """Fetched records of the two topics, each in its order. They enter received and leave admitted or released.
 
     A revocation releases all of it, so every record here is of a partition that this worker has.
     """

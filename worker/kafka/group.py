@@ -1,4 +1,4 @@
-"""The consumer group beyond one member's own part: who gets what, members that differ, members that died."""
+"""The consumer group beyond one member's own part: the assignment, members that differ, members that died."""
 
 import asyncio
 import socket

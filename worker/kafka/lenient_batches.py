@@ -15,7 +15,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 
-from penstock.producer.transport.batches import OLD_FORMAT, stand_in
+from penstock.producer.transport.record_batches import OLD_FORMAT, stand_in
 
 UNREADABLE = "penstock-unreadable-name"  # of a header; its value is as it came
 _MAGIC, _MIN_BYTES = 16, 26  # the byte that tells the format, and the least that a batch of any format takes

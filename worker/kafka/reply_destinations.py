@@ -17,14 +17,14 @@ Destination = tuple[str, int | None, bool]  # topic, partition (None: the keys c
 
 
 @dataclass(slots=True)
-class Held:
+class Footprint:
     """Memory that answers hold until they are acknowledged, or the bounds of it."""
 
     records: int = 0
     request_bytes: int = 0
     reply_bytes: int = 0
 
-    def add(self, other: "Held", sign: int = 1) -> None:
+    def add(self, other: "Footprint", sign: int = 1) -> None:
         """Add or, with a sign of -1, subtract."""
         self.records += sign * other.records
         self.request_bytes += sign * other.request_bytes
@@ -35,7 +35,7 @@ class Held:
 class _UnacknowledgedAnswers:
     """The answers to one destination."""
 
-    held: Held
+    held: Footprint
     progress_at: float  # the last acknowledgement, or when the first answer began to wait, or the end of an outage
 
 
@@ -46,16 +46,18 @@ class ReplyDestinations:
     hold a quarter of a bound too. While no broker answers, no request comes; afterwards the times begin again.
     """
 
-    def __init__(self, bounds: Held, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True) -> None:
+    def __init__(
+        self, bounds: Footprint, clock: Callable[[], float] = time.monotonic, *, can_stall: bool = True
+    ) -> None:
         """Without `can_stall` answers may wait for other causes than their destination, and none counts as stalled."""
         self._bounds = bounds
         self._can_stall = can_stall
         self._clock = clock
         self._waiting: dict[Destination, _UnacknowledgedAnswers] = {}
         self._looked_at = self._acknowledged_at = clock()  # the latter: by any destination
-        self._stalled: dict[bool, Held] = {}
+        self._stalled: dict[bool, Footprint] = {}
 
-    def sent(self, destination: Destination, held: Held) -> None:
+    def sent(self, destination: Destination, held: Footprint) -> None:
         """Answers go to the outbox."""
         waiting = self._waiting.get(destination)
         if waiting is None:
@@ -63,7 +65,7 @@ class ReplyDestinations:
         else:
             waiting.held.add(held)
 
-    def ended(self, destination: Destination, held: Held, *, acknowledged: bool) -> None:
+    def ended(self, destination: Destination, held: Footprint, *, acknowledged: bool) -> None:
         """Answers were acknowledged, or refused for good."""
         waiting = self._waiting[destination]
         waiting.held.add(held, -1)
@@ -88,7 +90,7 @@ class ReplyDestinations:
             or held.reply_bytes >= _SHARE * bounds.reply_bytes
         )
 
-    def stalled(self) -> dict[bool, Held]:
+    def stalled(self) -> dict[bool, Footprint]:
         """By whether bulk: what the answers to stalled destinations hold; empty if there are none.
 
         Looks again after a quarter second.
@@ -99,9 +101,9 @@ class ReplyDestinations:
             self._stalled = self._look(now)
         return self._stalled
 
-    def _look(self, now: float) -> dict[bool, Held]:
-        found: dict[bool, Held] = {}
+    def _look(self, now: float) -> dict[bool, Footprint]:
+        found: dict[bool, Footprint] = {}
         for (_, _, bulk), waiting in self._waiting.items():
             if self._can_stall and now - waiting.progress_at >= STALL_S:
-                found.setdefault(bulk, Held()).add(waiting.held)
+                found.setdefault(bulk, Footprint()).add(waiting.held)
         return found

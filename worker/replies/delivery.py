@@ -13,7 +13,7 @@ from penstock.producer.wire.codec import encode_error
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.group import client_id
-from penstock.worker.kafka.reply_destinations import Destination, Held
+from penstock.worker.kafka.reply_destinations import Destination, Footprint
 from penstock.worker.replies.dead_letters import DeadLetters, Fault, reply_key
 from penstock.worker.replies.outlet import Answer, Outlet
 from penstock.worker.requests.record import PendingRecord
@@ -208,8 +208,8 @@ def _by_destination(answers: Iterable[_Reply]) -> Iterable[tuple[Destination, li
     return found.items()
 
 
-def _held(answers: Sequence[_Reply]) -> Held:
-    return Held(len(answers), sum([answer.origin.held_bytes for answer in answers]), _num_bytes(answers))
+def _held(answers: Sequence[_Reply]) -> Footprint:
+    return Footprint(len(answers), sum([answer.origin.held_bytes for answer in answers]), _num_bytes(answers))
 
 
 def _reply_too_large(answer: _Reply) -> InvalidRequest:

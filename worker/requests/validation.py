@@ -9,7 +9,7 @@ from dataclasses import replace
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, InvalidRequest, PenstockError, TooLong, UnknownModel, UnsupportedTask
 from penstock.producer.prompts import Prompts
-from penstock.producer.transport.batches import UNREADABLE_BATCH
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH
 from penstock.producer.wire.codec import decode_request
 from penstock.producer.wire.headers import ReplyAddress, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Request, Text

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from penstock.worker.telemetry.ecs import to_ecs
-from penstock.worker.telemetry.service import service_attributes
+from penstock.worker.telemetry.service_attributes import service_attributes
 
 _REPEAT_S = 60.0
 _MOST_A_SECOND = 100  # lines of one event

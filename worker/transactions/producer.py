@@ -5,7 +5,7 @@ The constraints of aiokafka (0.14) are dealt with here:
 - A producer opens connections of its own, and a worker has a transactional id for each of its partitions.
 - An error in a transaction leaves the producer unusable: it is replaced. The successor's start aborts the transaction.
 - `send_offsets_to_transaction` names the group and no member of it (no KIP-447). So a transactional id belongs to one
-  input partition: who starts its producer fences the partition's earlier owner.
+  input partition: starting its producer fences the partition's earlier owner.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from aiokafka.producer.transaction_manager import TransactionState
 
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS
-from penstock.worker.transactions.batches import TransactionBatch
+from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _REQUEST_BYTES = 16 * 1024 * 1024

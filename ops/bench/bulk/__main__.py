@@ -11,8 +11,8 @@ from typing import Any
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
-from penstock.ops.bench.pipeline.preparation import checkpoint, prepared, with_gpu
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
+from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, with_gpu
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
 from penstock.ops.demo.banking77 import HEAD
 from penstock.ops.kafka import BrokerError

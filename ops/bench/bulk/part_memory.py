@@ -10,8 +10,8 @@ from pyarrow import csv as pa_csv
 from pyarrow.parquet import ParquetFile
 
 from penstock.ops.bench.bulk.echo_worker import PROGRAM, marks_of
+from penstock.ops.bench.bulk.input_tables import write_texts
 from penstock.ops.bench.bulk.job_process import run_whole_job
-from penstock.ops.bench.bulk.tables import write_texts
 from penstock.ops.bench.common.processes import ProcessFailed
 from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
 from penstock.ops.bench.pipeline.pipeline_plan import NULL, NULL_WORKER

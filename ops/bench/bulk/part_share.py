@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from penstock.ops.bench.bulk.input_tables import write_texts
 from penstock.ops.bench.bulk.job_process import run_whole_job
-from penstock.ops.bench.bulk.tables import write_texts
 from penstock.ops.bench.common.processes import run_once
 from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s

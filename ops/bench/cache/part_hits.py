@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from penstock.ops.bench.cache.backlog import answered, write_backlog
 from penstock.ops.bench.cache.cache_measures import WAYS, kind
 from penstock.ops.bench.cache.in_process import (
     MODEL,
@@ -22,6 +21,7 @@ from penstock.ops.bench.cache.in_process import (
     random_ids,
     request_values,
 )
+from penstock.ops.bench.cache.kafka_backlog import answered, write_backlog
 from penstock.ops.bench.common.comparison import Comparison, Grid, PartResult
 from penstock.ops.bench.common.setup import ROUNDS, Setup
 from penstock.ops.bench.cpu.kafka_load import worker

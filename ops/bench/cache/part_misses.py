@@ -5,7 +5,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -22,6 +22,9 @@ _NUM_REQUESTS = {"MiniLM": 2500, "null": 25_000}
 _WARM_UP = {"MiniLM": 600, "null": 6000}
 _NUM_IN_PROCESS = 16_384
 _PER_RECORD = 64
+_TURNS = ROUNDS + ROUNDS % 2  # even: each side goes first as often as the other
+
+_Side = TypeVar("_Side")
 _SWITCH_INTERVAL_S = 0.0001  # of the interpreter, as a worker sets it
 
 
@@ -65,8 +68,8 @@ def _through_kafka(setup: Setup, engine: str) -> Mapping[str, Sequence[LoadResul
             if cache == CACHES[1]:
                 settings["cache_path"] = str(setup.logs / f"misses-{engine}.db")
             services[cache] = stack.enter_context(worker(setup, broker, settings))
-        for _ in range(ROUNDS):
-            for number, cache in enumerate(CACHES):
+        for turn in range(_TURNS):
+            for number, cache in _in_turn(CACHES, turn):
                 load = offer_load(
                     setup,
                     broker,
@@ -91,13 +94,19 @@ async def _in_process(setup: Setup) -> Mapping[str, Sequence[Pass]]:
             CACHES[0]: await stack.enter_async_context(in_process_worker(None)),
             CACHES[1]: await stack.enter_async_context(in_process_worker(cache)),
         }
-        for number in range(ROUNDS + 1):  # the first warms up
-            for name, one in stages.items():
+        for number in range(_TURNS + 1):  # the first warms up
+            for _, (name, one) in _in_turn(list(stages.items()), number):
                 ids = random_ids(setup.count(_NUM_IN_PROCESS), seed=number)
                 measured = await one.run(request_values(ids, _PER_RECORD))
                 await one.write()
                 found[name] += [measured] if number else []
     return found
+
+
+def _in_turn(sides: Sequence[_Side], turn: int) -> list[tuple[int, _Side]]:
+    """Sides by number, in reverse in every second turn: a machine that warms up or slows down favours neither."""
+    numbered = list(enumerate(sides))
+    return numbered[::-1] if turn % 2 else numbered
 
 
 def _figures(loads: Mapping[str, Sequence[LoadResult]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.ops.bench.common.comparison import PartResult
+from penstock.ops.bench.common.console_tables import show_comparisons, show_grid
 from penstock.ops.bench.common.machine import describe_machine, title, use_cores
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.common.report import show_comparisons, show_grid
 from penstock.ops.bench.common.runs import RESULTS, begin, keep
 from penstock.ops.bench.common.setup import Setup
-from penstock.ops.demo.model import ModelUnavailable, model_directory
+from penstock.ops.demo.demo_model import ModelUnavailable, model_directory
 from penstock.ops.kafka import BrokerError
 
 CORES = 2

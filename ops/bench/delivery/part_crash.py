@@ -16,18 +16,18 @@ from penstock.ops.bench.common.processes import ProcessFailed, run_once
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
 from penstock.ops.bench.delivery.delivery_measures import CRASH_FIGURES, DEFAULT, FASTSTREAM, PENSTOCK
-from penstock.ops.bench.delivery.exchange import (
-    PENSTOCK_TOPICS,
-    PLAIN_TOPICS,
-    Topics,
-    counts,
-    read_exchange,
-    recovery_s,
-)
 from penstock.ops.bench.delivery.faststream_member import ACK, ACK_FIRST, SUBSCRIBER
 from penstock.ops.bench.delivery.faststream_members import FaststreamMembers
 from penstock.ops.bench.delivery.stand_in import SEQUENCE_S
 from penstock.ops.bench.delivery.stand_in_worker import PROGRAM
+from penstock.ops.bench.delivery.transcript import (
+    PENSTOCK_TOPICS,
+    PLAIN_TOPICS,
+    Topics,
+    counts,
+    read_transcript,
+    recovery_s,
+)
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer.transport.cluster import KafkaCluster
@@ -126,15 +126,15 @@ def _killed(setup: Setup, servers: str, topics: Topics, load: Record, kill: Call
         begun = _begun(started, offering)
         killed_at = [_kill_at(begun + share * count / _RATE_PER_S, kill) for share in _KILLS]
         result = CallResult(**offering.result())
-    exchange = read_exchange(servers, topics, begun)
+    transcript = read_transcript(servers, topics, begun)
     ended = begun + result.wall_s
     if killed_at[-1] > begun + count / _RATE_PER_S:
         raise ProcessFailed("The load ended before the second kill, because the first member came back too late.")
     return {
-        **counts(exchange),
+        **counts(transcript),
         "calls": dataclasses.asdict(result),
         "killed_at_s": [at - begun for at in killed_at],
-        "recovery_s": [recovery_s(exchange, since, until) for since, until in pairwise([*killed_at, ended])],
+        "recovery_s": [recovery_s(transcript, since, until) for since, until in pairwise([*killed_at, ended])],
     }
 
 

@@ -8,9 +8,9 @@ from penstock.ops.bench.common.processes import Service, run_once
 from penstock.ops.bench.common.setup import Setup
 from penstock.ops.bench.delivery.call_load import CallResult, CallSpec
 from penstock.ops.bench.delivery.delivery_measures import FASTSTREAM, PENSTOCK
-from penstock.ops.bench.delivery.exchange import PLAIN_TOPICS, counts, read_exchange
 from penstock.ops.bench.delivery.faststream_member import ACK, SUBSCRIBER
 from penstock.ops.bench.delivery.stand_in_worker import PROGRAM
+from penstock.ops.bench.delivery.transcript import PLAIN_TOPICS, counts, read_transcript
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import KafkaBroker
 
@@ -49,7 +49,7 @@ def run_poison(setup: Setup) -> PartResult:
 
 def with_late_answers(result: CallResult, servers: str) -> CallResult:
     """The FastStream service's result; replies that came after their caller had given up count as answers."""
-    found = counts(read_exchange(servers, PLAIN_TOPICS, result.started))
+    found = counts(read_transcript(servers, PLAIN_TOPICS, result.started))
     return dataclasses.replace(result, good_unanswered=found["unanswered"] - result.poison + result.poison_answered)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock.ops.bench.common.comparison import Comparison, PartResult
 from penstock.ops.bench.common.setup import Setup
+from penstock.ops.bench.pipeline.call_times import CallTimes, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.fleet_bench import BROKER_CONFIG
 from penstock.ops.bench.pipeline.loads import SHORT, Load
-from penstock.ops.bench.pipeline.traffic import Traffic, timeline
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -65,22 +65,22 @@ def _roll(fleet: WorkerFleet, clients: ClientFleet) -> dict[str, Any]:
     finished = [_unix_time(event) for event in fleet.events("roll_finished")]
     roll_s = finished[0] - asked_at if finished else math.inf  # infinite: longer than the load
     end_s = _BEFORE_S + min(roll_s + _SETTLED_S, _SECONDS)
-    found = figures(offered.traffic, _BEFORE_S, end_s)
+    found = figures(offered.calls, _BEFORE_S, end_s)
     return {"roll_s": roll_s, "lag_p99_ms": offered.lag_p99_ms, "failures": offered.failures, **found}
 
 
-def figures(traffic: Traffic, start_s: float, end_s: float) -> dict[str, Any]:
+def figures(calls: CallTimes, start_s: float, end_s: float) -> dict[str, Any]:
     """Of the requests that were due from the signal until the roll had settled, and of those before it."""
-    rolled = traffic.begun_within(start_s, end_s)
+    rolled = calls.begun_within(start_s, end_s)
     return {
         "requests": float(rolled.answered.sum() + rolled.failed.sum()),
         "lost": float(rolled.failed.sum()),
         "p50_ms": rolled.percentile_s(50) * 1e3,
         "p99_ms": rolled.percentile_s(99) * 1e3,
         "max_ms": rolled.percentile_s(100) * 1e3,
-        "before_p99_ms": traffic.begun_within(0.0, start_s).percentile_s(99) * 1e3,
-        "lost_of_whole_load": float(traffic.failed.sum()),
-        "timeline": timeline(traffic, start_s, end_s),
+        "before_p99_ms": calls.begun_within(0.0, start_s).percentile_s(99) * 1e3,
+        "lost_of_whole_load": float(calls.failed.sum()),
+        "timeline": timeline(calls, start_s, end_s),
     }
 
 

@@ -16,7 +16,7 @@ from penstock.engine.model.forward import forward
 from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Int32Array, PackedBatch
-from penstock.ops.bench.gpu.batches import pack, pad
+from penstock.ops.bench.gpu.request_batches import pack, pad
 from penstock.ops.bench.gpu.timing import Recorder, Work
 from penstock.ops.bench.gpu.torch_ops import Choices, TorchOps
 

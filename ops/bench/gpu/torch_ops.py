@@ -21,7 +21,7 @@ from penstock.engine.kernels.library import block_shared_bytes
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import Attention, Embeddings, Norm, PlainAttention
 from penstock.engine.types import PackedBatch
-from penstock.ops.bench.gpu.batches import padded_width
+from penstock.ops.bench.gpu.request_batches import padded_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.client_process import ClientSpec
 from penstock.ops.bench.pipeline.loads import Load
-from penstock.ops.bench.pipeline.traffic import Traffic
 
 _POLL_S = 0.02
 _LEAD_S = 0.2  # from the order to start until the start
@@ -29,7 +29,7 @@ _ANSWER_SLACK_S = 20.0  # beyond the timeout of its calls, until a client counts
 class Offered:
     """Measurements of a load by all clients."""
 
-    traffic: Traffic
+    calls: CallTimes
     failures: dict[str, int]  # kind of error -> sequences
     lag_p99_ms: float  # of the client that sent latest, open loop
 
@@ -96,7 +96,7 @@ class ClientFleet:
         for found in done:
             failures.update(found["failures"])
         paths = [self._folder / f"calls-{spec.number}.npy" for spec in self._specs]
-        return Offered(Traffic.read(paths), dict(failures), max(found["lag_p99_ms"] for found in done))
+        return Offered(CallTimes.read(paths), dict(failures), max(found["lag_p99_ms"] for found in done))
 
     def _write(self, line: str) -> None:
         for process in self._processes:

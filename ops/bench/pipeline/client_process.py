@@ -21,9 +21,9 @@ import numpy as np
 import uvloop
 
 from penstock.ops.bench.common.processes import calm_garbage_collection
+from penstock.ops.bench.pipeline.call_times import CallTimes
 from penstock.ops.bench.pipeline.loads import Load
 from penstock.ops.bench.pipeline.payloads import calls
-from penstock.ops.bench.pipeline.traffic import Traffic
 from penstock.producer import Client
 from penstock.producer.errors import PenstockError
 
@@ -119,7 +119,7 @@ async def serve(spec: ClientSpec) -> None:
             run = LoadRun(client, load, pool, start)
             await asyncio.sleep(max(0.0, start - time.perf_counter()))
             await (run.open(due_times(load, start, spec)) if load.is_open else run.closed())
-        Traffic.of(run.calls).write(folder / f"calls-{spec.number}.npy")
+        CallTimes.of(run.calls).write(folder / f"calls-{spec.number}.npy")
         lag_ms = float(np.percentile(run.lags_s, 99)) * 1e3 if run.lags_s else 0.0
         _note(folder / f"done-{spec.number}", {"failures": run.failures, "lag_p99_ms": lag_ms})
 

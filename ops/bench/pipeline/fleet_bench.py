@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import ProcessFailed
+from penstock.ops.bench.pipeline.call_times import Floats, figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
-from penstock.ops.bench.pipeline.traffic import Floats, figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
 from penstock.ops.kafka import FULL_SPEED, KafkaBroker
 
@@ -75,7 +75,7 @@ class FleetBench:
         offered = self._clients.collect(load, start)
         record = {
             "load": dataclasses.asdict(load),
-            **figures(load, offered.traffic),
+            **figures(load, offered.calls),
             "failures": offered.failures,
             "lag_p99_ms": offered.lag_p99_ms,
             "cores": cores,
@@ -133,10 +133,10 @@ class FleetBench:
             "load": dataclasses.asdict(load),
             "killed": len(victims),
             "killed_at_s": killed_at,
-            "lost": float(offered.traffic.failed.sum()),
+            "lost": float(offered.calls.failed.sum()),
             "failures": offered.failures,
-            "recovery_s": recovery_s(offered.traffic, load.warm_s, killed_at, load.span_s),
-            "timeline": timeline(offered.traffic, load.warm_s, load.span_s),
+            "recovery_s": recovery_s(offered.calls, load.warm_s, killed_at, load.span_s),
+            "timeline": timeline(offered.calls, load.warm_s, load.span_s),
             "members_after": self.num_members,
             "restart_s": None,
         }

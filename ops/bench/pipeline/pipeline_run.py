@@ -23,8 +23,8 @@ from penstock.ops.bench.pipeline.pipeline_plan import (
     SCALE_RATE_PER_S,
     PipelinePlan,
 )
-from penstock.ops.bench.pipeline.preparation import checkpoint, prepared, shown_command, with_gpu
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
+from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared, shown_command, with_gpu
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec
 
 _ALONE_S, _FLEET_S = 20.0, 15.0  # least time to begin the engine alone, and a fleet

@@ -24,7 +24,7 @@ from penstock.ops.bench.serving.simulation.noise import Noise, Overhead, noisy
 from penstock.ops.bench.serving.simulation.simulate import simulate
 from penstock.ops.bench.serving.stream import Stream
 from penstock.ops.bench.serving.systems import EngineKind, Limits, System
-from penstock.ops.demo.model import model_directory
+from penstock.ops.demo.demo_model import model_directory
 from penstock.producer.tokenization import Tokenizer
 from penstock.scheduler import CostTable, LearnedCost, Scheduler
 from penstock.worker.batching.startup_costs import measure_costs

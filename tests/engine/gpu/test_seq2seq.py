@@ -21,7 +21,7 @@ from tests.engine.generation.helpers import EOS, FAMILIES, SMALL, drain, expecte
 pytestmark = pytest.mark.slow
 
 LENGTHS = (1, 33, 5)
-MANY_ENDS = {"eos_token_id": list(range(11, 18)), "max_new_tokens": 14, "num_beams": 4}
+MANY_ENDS: dict[str, Any] = {"eos_token_id": list(range(11, 18)), "max_new_tokens": 14, "num_beams": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def device_of(weights: Seq2SeqWeights, dtype: torch.dtype = torch.float32, **lim
 
 
 def generator_of(checkpoint: Seq2SeqCheckpoint, **limits: int) -> Generator:
-    device = device_of(checkpoint.weights, **limits)
+    device = device_of(checkpoint.weights, torch.float32, **limits)
     return Generator(checkpoint.weights, replace(SMALL, **limits), device=device)
 
 
@@ -49,6 +49,7 @@ def assert_parity(family: str, quantum: int = 3, **options: Any) -> list[list[in
     for id, source in enumerate(batch):
         generator.start(id, source, checkpoint.options(**options))
     tokens = drain(generator, quantum)
+    generator.check_integrity()
     assert generator.num_free_pages == SMALL.num_pages
     wanted = [expected(model, source, **options) for source in batch]
     assert [tokens[id] for id in range(len(batch))] == wanted
@@ -86,7 +87,7 @@ def test_when_beams_stop(length_penalty: float, early_stopping: Any) -> None:
 )
 def test_rules_on_the_device(options: dict[str, Any], num_beams: int) -> None:
     checkpoint, _ = model_of("bart")
-    given = {"max_new_tokens": 10, "num_beams": num_beams, "eos_token_id": EOS[:3]} | options
+    given: dict[str, Any] = {"max_new_tokens": 10, "num_beams": num_beams, "eos_token_id": EOS[:3]} | options
     assert device_of(checkpoint.weights).search.supports(checkpoint.options(**given))
     assert_parity("bart", **given)
 
@@ -131,6 +132,7 @@ def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens() -> Non
         generator.start(id, source, checkpoint.options(**kinds[id % len(kinds)]))
         for progress in generator.step(quantum=1 + id % 3):
             tokens.setdefault(progress.id, []).extend(progress.tokens)
+        generator.check_integrity()
         if id == 7:
             generator.cancel(4)
     for id, more in drain(generator, quantum=2).items():

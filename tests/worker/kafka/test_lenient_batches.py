@@ -6,7 +6,7 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.transport.batches import UNREADABLE_BATCH, Bounds, unpack
+from penstock.producer.transport.record_batches import UNREADABLE_BATCH, Bounds, unpack
 from penstock.worker.kafka.lenient_batches import UNREADABLE, LenientRecords
 
 GZIP = 1

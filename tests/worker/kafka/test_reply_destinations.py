@@ -3,11 +3,11 @@
 import pytest
 
 from penstock.worker.kafka.backpressure import Backpressure
-from penstock.worker.kafka.reply_destinations import Destination, Held
+from penstock.worker.kafka.reply_destinations import Destination, Footprint
 
 DEAD: Destination = ("replies", 0, False)
 FINE: Destination = ("replies", 1, False)
-ONE = Held(1, 100, 1000)
+ONE = Footprint(1, 100, 1000)
 
 
 class Worker:
@@ -21,7 +21,7 @@ class Worker:
         for _ in range(count):
             self.held.add_records(1, ONE.request_bytes, bulk=destination[2])
             self.held.reply_bytes += ONE.reply_bytes
-            self.held.destinations.sent(destination, Held(1, 100, 1000))
+            self.held.destinations.sent(destination, Footprint(1, 100, 1000))
 
     def acknowledge(self, destination: Destination, count: int = 1, *, acknowledged: bool = True) -> None:
         for _ in range(count):

@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaError, ProducerFenced
 
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import Progress, Source
-from penstock.worker.transactions.batches import TransactionBatch
+from penstock.worker.transactions.transaction_batches import TransactionBatch
 
 
 class Broker:

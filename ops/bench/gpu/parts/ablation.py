@@ -8,10 +8,10 @@ from torch import Tensor
 
 from penstock.engine.model.forward import forward
 from penstock.engine.types import Int32Array
-from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import packed_torch_graph, torch_ops, torch_work
 from penstock.ops.bench.gpu.parts.grid import grid_requests
+from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import Work
 from penstock.ops.bench.gpu.torch_ops import STEPS
 

@@ -18,10 +18,10 @@ from torch import nn
 from penstock.engine.model.forward import forward
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths, squad, uniform
-from penstock.ops.bench.gpu.batches import by_budget, by_count, by_length, pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import flattened_inputs, padded_inputs, torch_ops
 from penstock.ops.bench.gpu.report.arithmetic import FLOOR, OURS, SDPA_SORTED, UNPADDED
+from penstock.ops.bench.gpu.request_batches import by_budget, by_count, by_length, pack, random_requests
 from penstock.ops.bench.gpu.timing import UNTIMED_PASSES, Work, in_turn_s, wall_s
 from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from penstock.ops.bench.gpu.batches import by_length, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import transformers_work
 from penstock.ops.bench.gpu.parts.backlog import BATCH, medians, ours_pass, padded_pass, workloads
 from penstock.ops.bench.gpu.parts.grid import grid_requests
 from penstock.ops.bench.gpu.report.arithmetic import COMPILED, OURS
+from penstock.ops.bench.gpu.request_batches import by_length, random_requests
 from penstock.ops.bench.gpu.timing import DeadlinePassed, Work, in_turn_s, wall_s
 
 POINTS = ((8, 64), (8, 128), (8, 512), (16, 128), (16, 256), (16, 512), (16, 1024), (1, 128), (1, 512))

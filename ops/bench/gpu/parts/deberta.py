@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from penstock.ops.bench.common.lengths import around_mean
-from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import deberta_v3_base, transformers_work
 from penstock.ops.bench.gpu.parts.grid import resident
 from penstock.ops.bench.gpu.parts.parity import errors
+from penstock.ops.bench.gpu.request_batches import pack, random_requests
 
 POINTS = ((1, 128), (8, 256), (16, 256), (16, 512))
 MEAN_RATIO = 0.6

@@ -6,9 +6,9 @@ from typing import Any
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.common.lengths import around_mean
-from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import packed_torch_graph, transformers_work
+from penstock.ops.bench.gpu.request_batches import pack, random_requests
 from penstock.ops.bench.gpu.timing import Work
 from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 

@@ -16,9 +16,9 @@ from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import PlainAttention
 from penstock.ops.bench.common.lengths import filling
-from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.parts.ceilings import copy_bytes_per_s
+from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.timing import num_sets
 from penstock.ops.bench.gpu.torch_ops import flash_varlen, uploaded
 

@@ -14,9 +14,9 @@ from penstock.engine.memory import MemoryPlanner
 from penstock.engine.model.program import record
 from penstock.engine.types import Int32Array, PackedBatch
 from penstock.ops.bench.common.lengths import uniform
-from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import DTYPE, torch_work
+from penstock.ops.bench.gpu.request_batches import pack, random_requests
 from penstock.ops.bench.gpu.timing import wall_s
 from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 

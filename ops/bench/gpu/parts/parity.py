@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import Lengths, around_mean, uniform
-from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import padded_inputs
+from penstock.ops.bench.gpu.request_batches import pack, random_requests
 
 
 def workloads(seed: int) -> dict[str, Lengths]:

@@ -12,8 +12,8 @@ from penstock.engine.gpu.products import Products, short_split, short_tile
 from penstock.engine.kernels.activation import bias_activation
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import Norm
-from penstock.ops.bench.gpu.batches import pack
 from penstock.ops.bench.gpu.bench import Bench
+from penstock.ops.bench.gpu.request_batches import pack
 from penstock.ops.bench.gpu.torch_ops import uploaded
 
 TOKENS = (32, 64, 96, 128, 192, 256, 512, 1024, 1280, 1536, 2048, 4096, 8192, 16_384)

@@ -5,10 +5,10 @@ from typing import Any
 from penstock.engine.model.forward import forward
 from penstock.engine.types import Int32Array
 from penstock.ops.bench.common.lengths import uniform
-from penstock.ops.bench.gpu.batches import pack, random_requests
 from penstock.ops.bench.gpu.bench import Bench
 from penstock.ops.bench.gpu.models import padded_inputs, torch_ops
 from penstock.ops.bench.gpu.parts.grid import Contestants, contestants_for
+from penstock.ops.bench.gpu.request_batches import pack, random_requests
 from penstock.ops.bench.gpu.torch_ops import PACKED_TORCH
 
 RANGES = ((2, 100), (5, 500))

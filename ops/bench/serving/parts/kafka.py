@@ -13,7 +13,7 @@ from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.parts.critical import critical_point
 from penstock.ops.bench.serving.parts.kafka_client import ClientSpec
 from penstock.ops.bench.serving.parts.saturation import Row, Say
-from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.run_plan import RunPlan
 from penstock.ops.bench.serving.systems import System, default, no_batch, on_packed, tei
 from penstock.ops.kafka import KafkaBroker, MockBroker, kafka_missing
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.parts.saturation import Row, Say, described
-from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.run_plan import RunPlan
 from penstock.ops.bench.serving.systems import PAPER_CHAIN, all_systems
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.ops.bench.serving.arrivals import BURSTS
 from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.parts.saturation import Row, Say, described
-from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.run_plan import RunPlan
 from penstock.ops.bench.serving.systems import default, tei
 
 LOADS = (0.5, 0.9, 1.0, 1.5, 2.0)  # of the default's saturation

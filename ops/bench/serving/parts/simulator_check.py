@@ -8,7 +8,7 @@ from penstock.ops.bench.serving.harness import BenchHarness
 from penstock.ops.bench.serving.outcome import Outcome
 from penstock.ops.bench.serving.parts.saturation import Row, Say
 from penstock.ops.bench.serving.parts.slo import saturation_of
-from penstock.ops.bench.serving.plan import RunPlan
+from penstock.ops.bench.serving.run_plan import RunPlan
 from penstock.ops.bench.serving.systems import default, tei
 
 _LOADS = (0.5, 0.8)

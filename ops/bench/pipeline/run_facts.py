@@ -28,7 +28,7 @@ def prepared(model: str | None, folder: Path) -> Record:
 def checkpoint(model: str | None) -> Path | None:
     """The checkpoint: the demo's by default. None for the null engine."""
     if model is None:
-        from penstock.ops.demo.model import model_directory
+        from penstock.ops.demo.demo_model import model_directory
 
         return model_directory()
     return None if model == NULL else Path(model)

@@ -11,7 +11,7 @@ from penstock.worker.kafka.group import client_id
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 from penstock.worker.resolved_settings import ResolvedSettings
-from penstock.worker.telemetry.service import service_attributes
+from penstock.worker.telemetry.service_attributes import service_attributes
 
 _Acknowledged = Callable[[Sequence[PendingRecord]], None]
 

@@ -17,10 +17,10 @@ from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import watched
-from penstock.worker.transactions.batches import Carrier
-from penstock.worker.transactions.partition import PartitionTransactions, complete
-from penstock.worker.transactions.plan import PartitionLost
+from penstock.worker.transactions.partition_transactions import PartitionTransactions, complete
 from penstock.worker.transactions.producer import TransactionalProducer
+from penstock.worker.transactions.transaction_batches import Carrier
+from penstock.worker.transactions.transaction_plan import PartitionLost
 
 # Shared by the partitions: a broker answers one request of a connection after another, and a worker may have a hundred
 # partitions. Each has up to two connections to each broker.

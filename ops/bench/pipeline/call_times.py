@@ -18,7 +18,7 @@ _UNTOUCHED_S = 1.0  # calls that were due so long before an event were answered 
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class CallTimes:
     """One entry a call; times in seconds from the start of the load."""
 
     begun: Floats  # when it was due (open loop), or sent
@@ -41,10 +41,10 @@ class Traffic:
     def write(self, path: Path) -> None:
         np.save(path, np.stack([self.begun, self.finished, self.answered, self.failed], axis=1))
 
-    def begun_within(self, start_s: float, end_s: float) -> "Traffic":
+    def begun_within(self, start_s: float, end_s: float) -> "CallTimes":
         """Calls that were due in a time span."""
         chosen = (self.begun >= start_s) & (self.begun < end_s)
-        return Traffic(self.begun[chosen], self.finished[chosen], self.answered[chosen], self.failed[chosen])
+        return CallTimes(self.begun[chosen], self.finished[chosen], self.answered[chosen], self.failed[chosen])
 
     def answers_per_s(self, start_s: float, end_s: float) -> float:
         """Sequences answered in a time span, whenever they were sent."""
@@ -66,12 +66,12 @@ class Traffic:
         return float(self.answered[self.finished - self.begun <= deadline_s].sum()) / seconds
 
 
-def figures(load: Load, traffic: Traffic) -> dict[str, float]:
+def figures(load: Load, calls: CallTimes) -> dict[str, float]:
     """Figures of the measured seconds."""
-    measured = traffic.begun_within(load.warm_s, load.span_s)
+    measured = calls.begun_within(load.warm_s, load.span_s)
     sequences = float(measured.answered.sum() + measured.failed.sum())
     found = {
-        "requests_per_s": traffic.answers_per_s(load.warm_s, load.span_s),
+        "requests_per_s": calls.answers_per_s(load.warm_s, load.span_s),
         "p50_ms": measured.percentile_s(50) * 1e3,
         "p99_ms": measured.percentile_s(99) * 1e3,
         "max_ms": measured.percentile_s(100) * 1e3,
@@ -85,24 +85,24 @@ def figures(load: Load, traffic: Traffic) -> dict[str, float]:
     return found
 
 
-def timeline(traffic: Traffic, start_s: float, end_s: float) -> list[dict[str, float]]:
+def timeline(calls: CallTimes, start_s: float, end_s: float) -> list[dict[str, float]]:
     """p99, and sequences without an answer, of the calls that were due in each bin."""
-    bins = [traffic.begun_within(at, at + BIN_S) for at in np.arange(start_s, end_s - BIN_S / 2, BIN_S)]
+    bins = [calls.begun_within(at, at + BIN_S) for at in np.arange(start_s, end_s - BIN_S / 2, BIN_S)]
     return [
         {"at_s": start_s + index * BIN_S, "p99_ms": found.percentile_s(99) * 1e3, "lost": float(found.failed.sum())}
         for index, found in enumerate(bins)
     ]
 
 
-def recovery_s(traffic: Traffic, start_s: float, event_s: float, end_s: float) -> float:
+def recovery_s(calls: CallTimes, start_s: float, event_s: float, end_s: float) -> float:
     """Seconds from an event to the last bin whose p99 is not as before it; infinite if the last bin is such a one.
 
     "As before" is a p99 up to NORMAL_FACTOR times that of the calls due from `start_s` until a second before the event,
     and NORMAL_SLACK_S more.
     """
-    before_ms = traffic.begun_within(start_s, event_s - _UNTOUCHED_S).percentile_s(99) * 1e3
+    before_ms = calls.begun_within(start_s, event_s - _UNTOUCHED_S).percentile_s(99) * 1e3
     limit_ms = NORMAL_FACTOR * before_ms + NORMAL_SLACK_S * 1e3
-    bins = timeline(traffic, event_s, end_s)
+    bins = timeline(calls, event_s, end_s)
     late = [index for index, found in enumerate(bins) if not found["p99_ms"] <= limit_ms]
     if not late:
         return 0.0

@@ -1,4 +1,4 @@
-"""`python -m penstock.ops.bench.figures`: write the tables of kept runs into the repository's Markdown files.
+"""`python -m penstock.ops.bench.generated_figures`: write the tables of kept runs into the repository's Markdown files.
 
 A table stands between `<!-- figures:NAME -->` and `<!-- /figures -->`; NAME is a key of `TABLES`. Everything between
 the two is replaced. `--check` changes nothing and exits with 1 if a table is not current. `--plots` draws the plots.
@@ -70,7 +70,7 @@ class UnknownTable(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0; with --check 1 if a table is not current."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.figures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.generated_figures", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is not current")
     parser.add_argument("--plots", action="store_true", help="draw the plots too (needs matplotlib)")
     chosen = parser.parse_args(arguments)

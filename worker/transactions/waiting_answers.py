@@ -14,7 +14,7 @@ class Outgoing(NamedTuple):
     answer: Answer
 
 
-class Window:
+class WaitingAnswers:
     """Answers by the offset of their record. All are of one reading of the partition."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.window import Outgoing, Window
+from penstock.worker.transactions.waiting_answers import Outgoing, WaitingAnswers
 
 
 class PartitionLost(Exception):
@@ -34,7 +34,7 @@ class TransactionPlan:
         self._source = source
         self._offsets = offsets
         self._marks = marks
-        self._windows: dict[int, Window] = {}  # by the reading of their records; nearly always one
+        self._waiting: dict[int, WaitingAnswers] = {}  # by the reading of their records; nearly always one
         self._committed: int | None = None  # offset of the last commit, this owner's or an earlier one's
         self._mark = ""  # of this owner's last commit
         self._in_doubt: Content | None = None  # what may have been committed
@@ -46,11 +46,11 @@ class TransactionPlan:
 
     def put(self, topic: str, partition: int | None, answers: Iterable[Answer]) -> list[Answer]:
         """Hold answers. Returns those of earlier readings of the partition: they are not to be sent."""
-        window, reading = self._window, self._offsets.reading(self._source)
+        current, reading = self._current, self._offsets.reading(self._source)
         late: list[Answer] = []
         for answer in answers:
             if answer.origin.reading == reading:
-                window.put(topic, partition, answer)
+                current.put(topic, partition, answer)
             else:
                 late.append(answer)
         return late
@@ -58,7 +58,7 @@ class TransactionPlan:
     @property
     def num_answered(self) -> int:
         """Records with answers that wait."""
-        return len(self._window)
+        return len(self._current)
 
     @property
     def is_marked(self) -> bool:
@@ -72,13 +72,13 @@ class TransactionPlan:
             return None
         if before.mark != self._mark or (self._committed is not None and before.offset < self._committed):
             return before
-        answered = self._up_to(self._window.is_answered)
+        answered = self._up_to(self._current.is_answered)
         has_skipped = self._committed is not None and answered.offset > self._committed
         return answered if answered.offsets or has_skipped else None
 
     def answers(self, content: Content) -> list[Outgoing]:
         """The answers of a transaction."""
-        return self._windows[content.reading].of(content.offsets) if content.offsets else []
+        return self._waiting[content.reading].of(content.offsets) if content.offsets else []
 
     def begin(self, content: Content) -> None:
         """A transaction begins. From now on it may be committed."""
@@ -91,7 +91,7 @@ class TransactionPlan:
         content, self._in_doubt = self._in_doubt, None
         self._committed, self._mark = content.offset, content.mark
         self._marks.passed(self._source, content.offset)
-        return self._windows[content.reading].take(content.offsets) if content.offsets else []
+        return self._waiting[content.reading].take(content.offsets) if content.offsets else []
 
     def settle(self, committed: Progress | None) -> list[Answer]:
         """As `finish`, if the transaction in doubt was committed. `committed` was read when all others were fenced.
@@ -109,7 +109,7 @@ class TransactionPlan:
 
     def discard(self, answer: Answer) -> None:
         """Its topic does not take this answer. The record is answered otherwise, or not at all."""
-        self._windows[answer.origin.reading].discard(answer)
+        self._waiting[answer.origin.reading].discard(answer)
 
     def drop_metadata(self) -> None:
         """The broker takes none of this size: offsets are committed alone."""
@@ -118,18 +118,18 @@ class TransactionPlan:
     def take_stale(self) -> list[Answer]:
         """Remove the answers of earlier readings: the topic has other records at their offsets, or none."""
         reading = self._offsets.reading(self._source)
-        stale = [answer for one in self._windows.keys() - {reading} for answer in self._windows.pop(one).take_all()]
+        stale = [answer for one in self._waiting.keys() - {reading} for answer in self._waiting.pop(one).take_all()]
         if stale and self._in_doubt is not None:
             self._in_doubt = self._in_doubt._replace(offsets=())
         return stale
 
     def take_all(self) -> list[Answer]:
         """Remove all answers."""
-        return [answer for window in self._windows.values() for answer in window.take_all()]
+        return [answer for waiting in self._waiting.values() for answer in waiting.take_all()]
 
     @property
-    def _window(self) -> Window:
-        return self._windows.setdefault(self._offsets.reading(self._source), Window())
+    def _current(self) -> WaitingAnswers:
+        return self._waiting.setdefault(self._offsets.reading(self._source), WaitingAnswers())
 
     def _before(self) -> Content:
         """The content without any of the held answers."""

@@ -14,7 +14,7 @@ from penstock.producer.wire.headers import partition_for
 from penstock.producer.wire.topics import dead_letter_topic
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing, ReplyLeaders, is_answering
-from penstock.worker.transactions.window import Outgoing
+from penstock.worker.transactions.waiting_answers import Outgoing
 
 _BATCH_RECORDS = 10_000
 
@@ -47,7 +47,7 @@ class DestinationRefused(Exception):
         self.error = error
 
 
-class Batches:
+class TransactionBatches:
     """Makes the batches of one transaction after another."""
 
     def __init__(self, carrier: Carrier) -> None:

@@ -21,10 +21,10 @@ from penstock.worker.kafka import commit_metadata
 from penstock.worker.kafka.offsets import OffsetTracker, Progress
 from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
-from penstock.worker.transactions.batches import Batches, Carrier, DestinationRefused
-from penstock.worker.transactions.plan import Content, PartitionLost, TransactionPlan
 from penstock.worker.transactions.producer import BatchRefused, TransactionalProducer, is_caused_by, is_fenced
 from penstock.worker.transactions.reply_leaders import STALL_S, LeaderMissing
+from penstock.worker.transactions.transaction_batches import Carrier, DestinationRefused, TransactionBatches
+from penstock.worker.transactions.transaction_plan import Content, PartitionLost, TransactionPlan
 
 _FULL = 1000  # records: the window is committed before its time
 _RETRY_S = 0.5
@@ -57,7 +57,7 @@ class PartitionTransactions:
         self._group_id = group_id
         self._window_s = window_s
         self._producer: TransactionalProducer | None = None
-        self._batches = Batches(carrier)
+        self._batches = TransactionBatches(carrier)
         self._changed = asyncio.Event()
         self._is_full = asyncio.Event()
         self._committing = asyncio.Lock()
@@ -209,7 +209,7 @@ class PartitionTransactions:
                 raise DestinationRefused(batch.answers, too_large) from error
 
     def _refuse(self, answers: Sequence[Answer], error: KafkaError) -> None:
-        """Tell the senders of these answers, who may put others in their place."""
+        """Tell the senders of these answers, which may put others in their place."""
         for answer in answers:
             self._plan.discard(answer)
         complete(answers, error)

@@ -42,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Transcript:
     """Requests, and the answers to each, by the request's id."""
 
     sent: Mapping[bytes, Sent]
@@ -60,12 +60,12 @@ PLAIN_TOPICS = Topics(
 )
 
 
-def read_exchange(servers: str, topics: Topics, since: float) -> Exchange:
+def read_transcript(servers: str, topics: Topics, since: float) -> Transcript:
     """The requests that were sent from a Unix time on."""
     return asyncio.run(_read(servers, topics, since))
 
 
-async def _read(servers: str, topics: Topics, since: float) -> Exchange:
+async def _read(servers: str, topics: Topics, since: float) -> Transcript:
     sent: dict[bytes, Sent] = {}
     async for record in _records(servers, topics.requests):
         if record.timestamp / 1e3 >= since - 1e-3:  # timestamps are whole milliseconds
@@ -75,7 +75,7 @@ async def _read(servers: str, topics: Topics, since: float) -> Exchange:
         name = topics.reply_id(record)
         if name in answers:
             answers[name].append(Answer(record.timestamp / 1e3, record.key))
-    return Exchange(sent, answers)
+    return Transcript(sent, answers)
 
 
 async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
@@ -96,11 +96,11 @@ async def _records(servers: str, topic: str) -> AsyncIterator[Any]:
                 del ends[source]
 
 
-def counts(exchange: Exchange) -> dict[str, int]:
+def counts(transcript: Transcript) -> dict[str, int]:
     """How many requests were answered how often, before and after a reader has dropped equal keys."""
-    every = list(exchange.answers.values())
+    every = list(transcript.answers.values())
     return {
-        "requests": len(exchange.sent),
+        "requests": len(transcript.sent),
         "unanswered": sum(not answers for answers in every),
         "answered_twice": sum(len(answers) > 1 for answers in every),
         "answers_too_many": sum(max(0, len(answers) - 1) for answers in every),
@@ -108,20 +108,20 @@ def counts(exchange: Exchange) -> dict[str, int]:
     }
 
 
-def recovery_s(exchange: Exchange, since: float, until: float) -> float:
+def recovery_s(transcript: Transcript, since: float, until: float) -> float:
     """Seconds from an event to when every partition has answered a request that was sent after it.
 
     `until`: the next event. Partitions that got no request between the two are left out. Infinite if one of the others
     answered none of these requests.
     """
     first: dict[int, float] = {}
-    for name, sent in exchange.sent.items():
+    for name, sent in transcript.sent.items():
         if since <= sent.at < until:
-            at = min((answer.at for answer in exchange.answers[name]), default=math.inf)
+            at = min((answer.at for answer in transcript.answers[name]), default=math.inf)
             first[sent.partition] = min(at, first.get(sent.partition, math.inf))
     return max(first.values(), default=math.inf) - since
 
 
 def _distinct(answers: Iterable[Answer]) -> set[object]:
-    """Answers that a reader sees who drops equal keys. Answers without a key are all different."""
+    """Answers that a reader sees that drops equal keys. Answers without a key are all different."""
     return {answer.key if answer.key is not None else id(answer) for answer in answers}

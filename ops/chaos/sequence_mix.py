@@ -10,7 +10,7 @@ _NUM_REPEATED = 500  # sequences that come again and again
 _POISON_SHARE = 0.005
 
 
-class Sequences:
+class SequenceMix:
     """A stream of sequences that the seed decides."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:

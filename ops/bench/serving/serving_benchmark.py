@@ -8,17 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
-from penstock.ops.bench.common.report import show_grid
 from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
 from penstock.ops.bench.serving.harness import BenchHarness
-from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, slo, validation
+from penstock.ops.bench.serving.parts import kafka, paper, saturation, scheduler, simulator_check, slo
 from penstock.ops.bench.serving.parts.saturation import Row, Say
-from penstock.ops.bench.serving.plan import KAFKA, RunPlan
 from penstock.ops.bench.serving.report.document import render
-from penstock.ops.bench.serving.report.record import require_plots, write_beside
+from penstock.ops.bench.serving.report.report_files import require_plots, write_beside
 from penstock.ops.bench.serving.report.run_tables import grids
-from penstock.ops.demo.model import SERVED_NAME, model_directory
+from penstock.ops.bench.serving.run_plan import KAFKA, RunPlan
+from penstock.ops.demo.demo_model import SERVED_NAME, model_directory
 from penstock.worker.telemetry.logs import configure_logs
 
 RANDOM_BERT = "bert-base"
@@ -89,7 +89,7 @@ def measure(bench: BenchHarness, plan: RunPlan, say: Say) -> Row:
         "goodput": slo.run_goodput,
         "bursts": slo.run_bursts,
         "classes": slo.run_classes,
-        "validation": validation.run,
+        "validation": simulator_check.run,
     }
     for name, run in on_first.items():
         if name in plan.parts:

@@ -24,10 +24,10 @@ from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
 from penstock.worker.kafka.partition_marks import PartitionMarks
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.requests.record import PendingRecord
-from penstock.worker.transactions import partition
-from penstock.worker.transactions.partition import PartitionTransactions
-from penstock.worker.transactions.plan import PartitionLost
+from penstock.worker.transactions import partition_transactions
+from penstock.worker.transactions.partition_transactions import PartitionTransactions
 from penstock.worker.transactions.reply_leaders import STALL_S
+from penstock.worker.transactions.transaction_plan import PartitionLost
 from tests.worker.transactions.fakes import Broker, Producer
 
 SOURCE = TopicPartition("requests", 0)
@@ -96,7 +96,7 @@ class Line:
 
 @pytest.fixture
 async def line(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> Line:
-    monkeypatch.setattr(partition, "_RETRY_S", 0.0)
+    monkeypatch.setattr(partition_transactions, "_RETRY_S", 0.0)
     made = Line(make_record)
     await made.begin()
     return made
@@ -320,7 +320,7 @@ async def test_a_dead_letter_waits_for_its_leader(line: Line) -> None:
 
 
 async def test_an_outage_of_all_brokers_costs_no_answer(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "STALL_S", 0.01)
+    monkeypatch.setattr(partition_transactions, "STALL_S", 0.01)
     line.answer(0)
     line.broker.outcomes = [(False, TimeoutError())]
     line.broker.stuck, line.broker.is_there = {"id"}, False
@@ -336,7 +336,7 @@ async def test_a_partition_whose_transaction_does_not_end_is_given_up(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers must not fill the worker. It is opened again in the background."""
-    monkeypatch.setattr(partition, "STALL_S", 0.01)
+    monkeypatch.setattr(partition_transactions, "STALL_S", 0.01)
     line.answer(0)
     line.broker.outcomes = [(False, TimeoutError())]
     line.broker.stuck = {"id"}

@@ -23,9 +23,9 @@ from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import StopSignal
-from penstock.worker.transactions import outbox as outbox_module
-from penstock.worker.transactions import partition as partition_module
-from penstock.worker.transactions.outbox import TransactionalOutbox
+from penstock.worker.transactions import partition_transactions as partition_module
+from penstock.worker.transactions import transactional_outbox as outbox_module
+from penstock.worker.transactions.transactional_outbox import TransactionalOutbox
 from tests.worker.transactions.fakes import Broker, Producer
 
 A, B = ("penstock.requests.tiny", 0), ("penstock.requests.tiny", 1)
