@@ -250,8 +250,9 @@ class Generator:
         request.source_row = request.rows = _NONE
         if not has_ended:
             self._unclean.append(pages)
-        is_needed = ~np.isin(self._copies[1], pages)
-        self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
+        if len(self._copies[1]):
+            is_needed = ~np.isin(self._copies[1], pages)
+            self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
 
     def _clear_pages(self) -> None:
         if self._unclean:

@@ -108,15 +108,19 @@ class GpuSearch:
     @torch.inference_mode()
     def run(self, ids: Sequence[int], quantum: int) -> list[Choice]:
         """See `DeviceSearch.run`. Waits for the device once."""
+        choices: dict[int, Choice] = {}
+        for group, results in self.launch(ids, quantum):
+            rows, beams = results.cpu().numpy()[: len(group)], self._open[group[0]].shape.beams
+            choices.update(zip(group, map(_choice_of_beams if beams > 1 else _greedy_choice, rows), strict=True))
+        return [choices[id] for id in ids]
+
+    @torch.inference_mode()
+    def launch(self, ids: Sequence[int], quantum: int) -> list[tuple[list[int], Tensor]]:
+        """Queue what `run` does. Returns groups of the requests, and rows of results for each request of a group."""
         by_shape: dict[SearchShape, list[int]] = {}
         for id in ids:
             by_shape.setdefault(self._open[id].shape, []).append(id)
-        started = [(shape, group, self._start(shape, group, quantum)) for shape, group in by_shape.items()]
-        choices: dict[int, Choice] = {}
-        for shape, group, results in started:
-            rows = results.cpu().numpy()[: len(group)]
-            choices.update(zip(group, map(_choice_of_beams if shape.beams > 1 else _greedy_choice, rows), strict=True))
-        return [choices[id] for id in ids]
+        return [(group, self._start(shape, group, quantum)) for shape, group in by_shape.items()]
 
     def close(self, id: int) -> None:
         """See `DeviceSearch.close`."""
@@ -132,7 +136,9 @@ class GpuSearch:
         pool = self._pool(shape)
         for quantum in quanta:
             most = min(max_requests, pool.seats.spare)
-            for requests in sorted({_requests_bucket(count, shape.beams) for count in range(1, most + 1)}):
+            for requests in sorted(
+                {_requests_bucket(count, shape.beams) for count in range(1, most + 1)}, reverse=True
+            ):
                 pool.asked[:requests] = pool.seats.spare
                 key = SearchKey(shape, requests, quantum)
                 self._work(key)()  # loads the kernels: no module can be loaded during a capture

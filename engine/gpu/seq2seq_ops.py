@@ -79,11 +79,14 @@ class _StackOps:
         return out
 
     def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
-        return self.project_add_norm_sum(x, dense, residual, norm)[0]
+        if not _has_norm_kernel(x, dense, norm):
+            return normalise(_product(x, dense) + residual, norm)
+        product = torch.mm(x, dense.weight_t)
+        residual_norm(product, product, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        return product
 
     def project_add_norm_sum(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        width = len(dense.weight)
-        if not (_has_kernels(x) and norm.subtracts_mean and width % VECTOR == 0 and width <= MAX_HIDDEN):
+        if not _has_norm_kernel(x, dense, norm):
             total = _product(x, dense) + residual
             return normalise(total, norm), total
         total = torch.mm(x, dense.weight_t)
@@ -200,6 +203,11 @@ _CPU_ACTIVATIONS = {"gelu_tanh": "gelu_new"}
 
 def _has_kernels(x: Tensor) -> bool:
     return x.is_cuda and x.dtype is not torch.float32
+
+
+def _has_norm_kernel(x: Tensor, dense: GpuDense, norm: Norm) -> bool:
+    width = len(dense.weight)
+    return _has_kernels(x) and norm.subtracts_mean and width % VECTOR == 0 and width <= MAX_HIDDEN
 
 
 def _product(x: Tensor, dense: GpuDense) -> Tensor:

@@ -177,7 +177,7 @@ def log_probabilities(model: Any, source: np.ndarray, tokens: list[int]) -> Tens
     """[tokens - 1, V]: of each next token, by transformers in float32."""
     with torch.no_grad():
         ids = torch.from_numpy(source)[None].long()
-        logits = model(input_ids=ids, decoder_input_ids=torch.tensor([tokens[:-1]])).logits[0]
+        logits: Tensor = model(input_ids=ids, decoder_input_ids=torch.tensor([tokens[:-1]])).logits[0]
     return logits.log_softmax(-1)
 
 

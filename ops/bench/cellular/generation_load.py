@@ -63,9 +63,9 @@ class Load:
 
     def saturate(self, seconds: float, warm_up_s: float) -> dict[str, float]:
         """Requests a second while as many run as may. Without late joins, whole batches are counted."""
-        self._drive(warm_up_s, lambda: self._max_requests)
+        self._drive(_for(warm_up_s), lambda: self._max_requests, Spent())
         spent, started = Spent(), time.perf_counter()
-        self._drive(seconds, lambda: self._max_requests, spent)
+        self._drive(_for(seconds), lambda: self._max_requests, spent)
         elapsed = time.perf_counter() - started
         self._empty()
         return {
@@ -76,24 +76,28 @@ class Load:
         }
 
     def poisson(self, rate: float, seconds: float, seed: int) -> dict[str, float]:
-        """Latencies of requests that arrive at `rate` a second, from arrival to end."""
-        due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds) + 1))
+        """Latencies of the requests that arrive at `rate` within `seconds`, from arrival to end.
+
+        They have twice as long to end. Those that have not then are `left`, and are in no percentile.
+        """
+        count = max(1, int(rate * seconds))
+        due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
         first, started, spent = self._next, time.perf_counter(), Spent()
+        is_late = _for(2 * seconds)
 
         def arrived() -> int:
             return int(np.searchsorted(due, time.perf_counter() - started)) - (self._next - first)
 
-        self._drive(seconds, arrived, spent)
-        left = max(0, len(due) - len(spent.ended))  # they count as no faster than the run's end
-        latencies = np.array([end - started - due[id - first] for id, end in spent.ended if id - first < len(due)])
+        self._drive(lambda: len(spent.ended) == count or is_late(), arrived, spent)
+        latencies = np.array([end - started - due[id - first] for id, end in spent.ended])
         self._empty()
-        return {"rate": rate, "ended": len(latencies), "left": left, **_percentiles(latencies)}
+        return {"rate": rate, "ended": len(latencies), "left": count - len(latencies), **_percentiles(latencies)}
 
-    def _drive(self, seconds: float, may_start: Callable[[], int], spent: Spent | None = None) -> None:
-        spent, generator = spent or Spent(), self._generator
-        ends = time.perf_counter() + seconds
-        while time.perf_counter() < ends or (not self._joins_late and generator.active):
-            if (self._joins_late or not generator.active) and time.perf_counter() < ends:
+    def _drive(self, is_over: Callable[[], bool], may_start: Callable[[], int], spent: Spent) -> None:
+        """Run requests until it is over; a batch that none may join runs to its end."""
+        generator = self._generator
+        while not is_over() or (not self._joins_late and generator.active):
+            if (self._joins_late or not generator.active) and not is_over():
                 self._start(may_start())
                 begun = time.perf_counter()
                 while generator.waiting and generator.encode():
@@ -125,3 +129,9 @@ def _percentiles(latencies: npt.NDArray[np.float64]) -> dict[str, float]:
     if not len(latencies):
         return {}
     return {f"p{share}_ms": float(1e3 * np.percentile(latencies, share)) for share in (50, 90, 99)}
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed since this call."""
+    ends = time.perf_counter() + seconds
+    return lambda: time.perf_counter() >= ends

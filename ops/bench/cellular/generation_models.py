@@ -50,7 +50,8 @@ def random_model(shape: Shape, seed: int) -> tuple[Seq2SeqCheckpoint, Any]:
         decoder_start_token_id=1,
         forced_eos_token_id=None,
     )
-    model: Any = transformers.MarianMTModel(config).eval()
+    model: Any = transformers.MarianMTModel(config)
+    model.eval()
     model.generation_config.eos_token_id = None
     model.generation_config.forced_eos_token_id = None
     with TemporaryDirectory() as directory:

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Sizes:
     work: int  # different requests
 
 
-ON_GPU = Sizes(MARIAN, {1: 512, BEAMS: 512}, (4, 8), {1: (128, 256), BEAMS: (32, 64)}, 2.5, 8192)
+ON_GPU = Sizes(MARIAN, {1: 512, BEAMS: 512}, (4, 8), {1: (128, 256), BEAMS: (32, 64)}, 2.0, 8192)
 ON_CPU = Sizes(TINY, {1: 8, BEAMS: 4}, (2,), {1: (4,), BEAMS: (2,)}, 0.2, 64)
 
 
@@ -127,11 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder of the JSON file")
     parser.add_argument("--time-limit-s", type=float, default=150.0)
+    parser.add_argument("--seconds", type=float, help="of each measurement; default: by the device")
     parser.add_argument("--parts", help="some parts, separated by commas; default: all")
     chosen = parser.parse_args(arguments)
     is_gpu, ends = chosen.device == "cuda", time.monotonic() + chosen.time_limit_s
     output = chosen.output / "generation_probe.json"
-    probe = Probe(torch.device(chosen.device), ON_GPU if is_gpu else ON_CPU, ends, output)
+    sizes = ON_GPU if is_gpu else ON_CPU
+    sizes = replace(sizes, seconds=chosen.seconds or sizes.seconds)
+    probe = Probe(torch.device(chosen.device), sizes, ends, output)
+    if not is_gpu:
+        torch.set_num_threads(1)  # operations are too small for more
     probe.results["machine"] = _machine(is_gpu)
     parts = parts_of(probe)
     names = chosen.parts.split(",") if chosen.parts else list(parts)
@@ -144,19 +149,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parts_of(probe: Probe) -> dict[str, Part]:
     """Each part, the most important first."""
-    parts: dict[str, Part] = {"model": (40, lambda: _model(probe))}
+    parts: dict[str, Part] = {"model": (40, partial(_model, probe))}
     for beams in probe.sizes.requests:
         name = _name(beams)
         parts |= {
-            f"prepare_{name}": (40, lambda b=beams: _prepare(probe, b)),
-            f"step_{name}": (15, lambda b=beams: _step(probe, b)),
-            f"continuous_{name}": (20, lambda b=beams: _saturated(probe, b, joins_late=True)),
-            f"static_{name}": (20, lambda b=beams: _saturated(probe, b, joins_late=False)),
-            f"transformers_{name}": (30, lambda b=beams: _transformers(probe, b)),
+            f"prepare_{name}": (40, partial(_prepare, probe, beams)),
+            f"step_{name}": (15, partial(_step, probe, beams)),
+            f"continuous_{name}": (20, partial(_saturated, probe, beams, joins_late=True)),
+            f"static_{name}": (20, partial(_saturated, probe, beams, joins_late=False)),
+            f"transformers_{name}": (30, partial(_transformers, probe, beams)),
         }
     for beams in probe.sizes.requests:
-        parts[f"arrivals_{_name(beams)}"] = (25, lambda b=beams: _arrivals(probe, b))
-    parts["kernels"] = (20, lambda: _kernels(probe))
+        parts[f"arrivals_{_name(beams)}"] = (25, partial(_arrivals, probe, beams))
+    parts["kernels"] = (20, partial(_kernels, probe))
     return parts
 
 
@@ -180,11 +185,11 @@ def _prepare(probe: Probe, beams: int) -> dict[str, Any]:
 
 
 def _step(probe: Probe, beams: int) -> dict[str, Any]:
-    """Microseconds of a step by quantum, on the host's clock: from the call until the host has the tokens.
+    """Microseconds of a step by quantum: until the host has the tokens, and until the device has ended.
 
-    All requests are in the middle of their outputs, within ten steps. Sources are those of the other parts.
+    Both on the host's clock, in turn. All requests are between a quarter and a half of the longest output.
     """
-    generator, _ = probe.generator(beams)
+    generator, device = probe.generator(beams)
     count, shape = probe.sizes.requests[beams], probe.sizes.shape
     found: dict[str, Any] = {}
     for quantum in (1, *probe.sizes.quanta):
@@ -196,19 +201,24 @@ def _step(probe: Probe, beams: int) -> dict[str, Any]:
         while past < middle:
             generator.decode(quantum=quantum)
             past += quantum
-        times = []
-        for _ in range(max(1, min(10, shape.longest // 2 // quantum))):
-            times.append(1e6 * _timed(probe, partial(generator.decode, quantum=quantum)) / quantum)
-            past += quantum
+        times: dict[str, list[float]] = {"step_us": [], "device_us": []}
+        works: dict[str, Callable[[], object]] = {
+            "step_us": partial(generator.decode, quantum=quantum),
+            "device_us": partial(device.search.launch, generator.active, quantum),
+        }
+        for _ in range(max(1, min(8, shape.longest // 4 // quantum // 2))):
+            for name, work in works.items():
+                times[name].append(1e6 * _timed(probe, work) / quantum)
+                past += quantum
         mean = middle + (past - middle) // 2
         sources = [len(one.source) for one in probe.work()[:count]]
         floor = step_floor(shape, [mean] * count, sources, beams)
         floor_us = 1e6 * floor.seconds(BYTES_PER_S, FLOPS_PER_S)
-        step_us = statistics.median(times)
+        medians = {name: statistics.median(values) for name, values in times.items()}
         found[str(quantum)] = {
-            "step_us": step_us,
+            **medians,
             "floor_us": floor_us,
-            "ratio": step_us / floor_us,
+            "ratio": medians["device_us"] / floor_us,
             "floor_bytes": floor.bytes,
             "floor_flops": floor.flops,
             "positions": mean,
@@ -245,14 +255,15 @@ def _transformers(probe: Probe, beams: int) -> dict[str, float]:
 
 
 def _arrivals(probe: Probe, beams: int) -> dict[str, Any]:
-    """Latencies by rate, which is a share of what each way reaches when it is saturated."""
-    quantum, seconds = probe.sizes.quanta[0], probe.sizes.seconds
-    found: dict[str, Any] = {}
-    for way, joins_late in (("continuous", True), ("static", False)):
-        most = probe.results[f"{way}_{_name(beams)}"]["result"][str(quantum)]["requests_per_s"]
-        load = probe.load(beams, quantum, joins_late=joins_late)
-        found[way] = [load.poisson(share * most, seconds, SEED) for share in (0.5, 0.7, 0.85)]
-    return found
+    """Latencies by rate, the same rates both ways: shares of what late joins reach when they are saturated."""
+    quantum, seconds = probe.sizes.quanta[0], probe.sizes.seconds / 2
+    most = probe.results[f"continuous_{_name(beams)}"]["result"][str(quantum)]["requests_per_s"]
+    loads = {
+        way: probe.load(beams, quantum, joins_late=joins_late)
+        for way, joins_late in (("continuous", True), ("static", False))
+    }
+    shares = (0.3, 0.5, 0.7, 0.9)
+    return {way: [load.poisson(share * most, seconds, SEED) for share in shares] for way, load in loads.items()}
 
 
 def _kernels(probe: Probe) -> dict[str, Any]:
