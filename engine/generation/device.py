@@ -75,8 +75,12 @@ class DeviceSearch(Protocol):
         """Take requests up, before their first step. Where it raises, none of them is open."""
         ...
 
-    def run(self, ids: Sequence[int], quantum: int) -> list[Choice]:
-        """Run up to `quantum` steps of open requests that have not ended. Returns what is new, in their order."""
+    def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
+        """Run up to `quantum` steps of open requests. Returns what is new, by request.
+
+        A device that works ahead starts the steps and returns what those of the call before have found. Requests that
+        have ended meanwhile take no further step.
+        """
         ...
 
     def close(self, id: int) -> None:

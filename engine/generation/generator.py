@@ -133,7 +133,8 @@ class Generator:
         """Run up to `quantum` decoder steps of active requests; all of them by default.
 
         Returns what is new, in the order of `ids`: requests with new tokens or a finish. A step that raises changes
-        nothing. The steps of the quantum before it are returned, and the error is raised by the next call.
+        nothing. The steps of the quantum before it are returned, and the error is raised by the next call. A device
+        that works ahead (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
         """
         chosen = _named(self._active, self.active if ids is None else ids)
         tokens: dict[int, tuple[int, ...]] = {request.id: () for request in chosen}
@@ -141,14 +142,15 @@ class Generator:
 
         def take(requests: Sequence[_Request], choices: Sequence[Choice]) -> None:
             for request, choice in zip(requests, choices, strict=True):
-                tokens[request.id] += choice.tokens
+                tokens[request.id] = tokens.get(request.id, ()) + choice.tokens
                 if choice.is_finished:
                     finishes[request.id] = _finish(request, choice)
                     self._leave(request, has_ended=not choice.is_invalid)
 
         searched = [request for request in chosen if request.is_searched]
         if searched and self._search is not None:
-            take(searched, self._search.run([request.id for request in searched], quantum))
+            found = self._search.run([request.id for request in searched], quantum)
+            take([self._active[id] for id, _ in found], [choice for _, choice in found])
         for index in range(quantum):
             running = [request for request in chosen if not request.is_searched and request.id not in finishes]
             if not running:

@@ -1,6 +1,6 @@
 """The search for tokens on the device: quanta of decoder steps that the host only starts and reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,6 +58,15 @@ class _Open:
     seat: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunningSteps:
+    """A quantum that the device works on."""
+
+    requests: Mapping[int, _Open]
+    results: Tensor  # int32 [at least as many as requests, ...] on the host, filled once `ended` has come
+    ended: torch.cuda.Event | None
+
+
 class GpuSearch:
     """Implements `DeviceSearch` for greedy and beam search by rules that do not read earlier tokens.
 
@@ -66,11 +75,15 @@ class GpuSearch:
     which each step of each row has its own, so no key is copied.
     """
 
-    def __init__(self, predict: Predict, limits: GeneratorLimits, vocabulary: int, logits: Tensor) -> None:
-        """logits: the memory that `predict` writes to, rows of as many values as `bans` cover."""
+    def __init__(
+        self, predict: Predict, limits: GeneratorLimits, vocabulary: int, logits: Tensor, *, works_ahead: bool
+    ) -> None:
+        """logits: the memory that `predict` writes to. works_ahead: see `DeviceSearch.run`."""
         self._predict = predict
         self._limits = limits
         self._vocabulary = vocabulary
+        self.works_ahead = works_ahead
+        self._underway: list[RunningSteps] = []
         self._device = logits.device
         self._bans = BanTable(logits.shape[1], self._device)
         self._pools: dict[SearchShape, _Pool] = {}
@@ -106,21 +119,20 @@ class GpuSearch:
             self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(group, seats, strict=True))
 
     @torch.inference_mode()
-    def run(self, ids: Sequence[int], quantum: int) -> list[Choice]:
+    def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
         """See `DeviceSearch.run`. Waits for the device once."""
-        choices: dict[int, Choice] = {}
-        for group, results in self.launch(ids, quantum):
-            rows, beams = results.cpu().numpy()[: len(group)], self._open[group[0]].shape.beams
-            choices.update(zip(group, map(_choice_of_beams if beams > 1 else _greedy_choice, rows), strict=True))
-        return [choices[id] for id in ids]
+        found = self.launch(ids, quantum)
+        if self.works_ahead:
+            found, self._underway = self._underway, found
+        return [one for running in found for one in self._read(running)]
 
     @torch.inference_mode()
-    def launch(self, ids: Sequence[int], quantum: int) -> list[tuple[list[int], Tensor]]:
-        """Queue what `run` does. Returns groups of the requests, and rows of results for each request of a group."""
+    def launch(self, ids: Sequence[int], quantum: int) -> "list[RunningSteps]":
+        """Queue the steps of `run`."""
         by_shape: dict[SearchShape, list[int]] = {}
         for id in ids:
             by_shape.setdefault(self._open[id].shape, []).append(id)
-        return [(group, self._start(shape, group, quantum)) for shape, group in by_shape.items()]
+        return [self._start(shape, group, quantum) for shape, group in by_shape.items()]
 
     def close(self, id: int) -> None:
         """See `DeviceSearch.close`."""
@@ -161,17 +173,33 @@ class GpuSearch:
             self._pools[shape] = _Pool(seats, list(range(count)), asked)
         return self._pools[shape]
 
-    def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> Tensor:
-        """Queue a quantum. Returns its results, int32 [at least as many as ids, ...]."""
+    def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> "RunningSteps":
         pool, key = self._pools[shape], SearchKey(shape, _requests_bucket(len(ids), shape.beams), quantum)
+        requests = {id: self._open[id] for id in ids}
         asked = np.full(key.requests, pool.seats.spare)
-        asked[: len(ids)] = [self._open[id].seat for id in ids]
+        asked[: len(ids)] = [request.seat for request in requests.values()]
         (seats,) = upload(self._device, asked)
         pool.asked[: key.requests] = seats
         if self._graphs is None:
-            return self._work(key)()
+            return RunningSteps(requests, self._work(key)(), None)
         self._graphs.capture_next(self._work)
-        return self._graphs.run(key, self._work(key)).clone()  # graphs share their memory
+        results = self._graphs.run(key, self._work(key))
+        fetched = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        fetched.copy_(results, non_blocking=True)
+        ended: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        ended.record()
+        return RunningSteps(requests, fetched, ended)
+
+    def _read(self, running: "RunningSteps") -> list[tuple[int, Choice]]:
+        """What steps have found, of the requests that are still open."""
+        if running.ended is not None:
+            running.ended.synchronize()
+        rows = zip(running.requests.items(), running.results.numpy(), strict=False)  # the rest is of spare seats
+        return [
+            (id, _greedy_choice(row) if request.shape.beams == 1 else _choice_of_beams(row))
+            for (id, request), row in rows
+            if self._open.get(id) is request
+        ]
 
     def _work(self, key: SearchKey) -> Callable[[], Tensor]:
         """A quantum. Depends on its requests only through memory at fixed addresses."""
