@@ -133,19 +133,22 @@ def tokens_of(
     return [tokens[id] for id in range(len(batch))]
 
 
-@pytest.mark.parametrize("family", ["marian", "bart", "t5", "t5-gated"])
-@pytest.mark.parametrize("quantum", [1, 3])
 @pytest.mark.parametrize(
-    "options",
+    ("family", "quantum", "options"),
     [
-        {},
-        {"num_beams": 4},
-        {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
-        {"no_repeat_ngram_size": 2},
+        ("marian", 1, {}),
+        ("marian", 3, {"num_beams": 4}),
+        ("marian", 3, {"num_beams": 4, "length_penalty": 2, "early_stopping": True}),
+        ("marian", 1, {"no_repeat_ngram_size": 2}),
+        ("bart", 3, {}),
+        ("bart", 1, {"num_beams": 4}),
+        ("t5", 3, {}),
+        ("t5", 3, {"num_beams": 4}),
+        ("t5-gated", 2, {"num_beams": 2, "no_repeat_ngram_size": 2}),
     ],
     ids=str,
 )
-def test_tokens_in_float32_are_those_of_generate(options: dict[str, Any], quantum: int, family: str) -> None:
+def test_tokens_in_float32_are_those_of_generate(family: str, quantum: int, options: dict[str, Any]) -> None:
     checkpoint, model = model_of(family)
     given = {"max_new_tokens": 10} | options
     wanted = [expected(model, source, **given) for source in sources(LENGTHS)]
@@ -181,10 +184,11 @@ def log_probabilities(model: Any, source: np.ndarray, tokens: list[int]) -> Tens
     return logits.log_softmax(-1)
 
 
-def test_graphs_that_were_captured_ahead_give_the_same_tokens() -> None:
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_graphs_that_were_captured_ahead_give_the_same_tokens(works_ahead: bool) -> None:
     checkpoint, model = model_of("marian")
     limits = replace(SMALL, max_rows=16)
-    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32)
+    device = GpuSeq2Seq(checkpoint.weights, limits, dtype=torch.float32, works_ahead=works_ahead)
     options: dict[str, Any] = {"max_new_tokens": 9, "num_beams": 4}
     device.search.prepare(checkpoint.options(**options), quanta=(2,), max_requests=4)
     generator = Generator(checkpoint.weights, limits, device=device)
