@@ -21,7 +21,7 @@ class Scheduler:
     """
 
     def __init__(self, settings: SchedulerSettings, cost: CostFunction) -> None:
-        self._settings = settings
+        self.settings = settings
         self._slo_s = math.inf if settings.slo_s is None else settings.slo_s
         self._decide_trigger = TRIGGERS[settings.trigger]
         self._by_deadline = ORDERS[settings.order].by_deadline
@@ -31,11 +31,6 @@ class Scheduler:
         self._ahead_s = 0.0  # of the caller's clock: the sum of all its steps back
         self._online, self._bulk = JobQueue(), JobQueue()
         self._num_received = self._num_gone = 0
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens of a batch of several jobs."""
-        return self._settings.max_batch_tokens
 
     @property
     def num_queued(self) -> int:
@@ -62,7 +57,7 @@ class Scheduler:
         return is_quiet and bool(self._bulk) and self._planner.outlook(self._bulk).is_full
 
     def add(self, jobs: Sequence[Job], now: float, *, busy_s: float = 0.0) -> list[RejectedJob]:
-        """Queue jobs. Returns those rejected. ValueError, and nothing queued: id in use, no token, no number as a time.
+        """Queue jobs. Returns those rejected. ValueError, and nothing queued, for a used id, no token or a time of NaN.
 
         `busy_s`: predicted seconds of the batches planned before, mean over lanes.
         """
@@ -113,19 +108,13 @@ class Scheduler:
         return Wait(None if decision is None else self._to_caller(decision), tuple(rejected))
 
     def ended(self, predicted_s: float, late_s: float, now: float) -> None:
-        """A batch predicted to take `predicted_s` ended `late_s` later. Admission and planning leave room for it."""
+        """Record that a batch predicted to take `predicted_s` ended `late_s` later, for admission and planning."""
         self._steady(now)
         self._estimator.ended(predicted_s, late_s)
 
     def replied(self, seconds: float) -> None:
-        """The broker acknowledged replies so long after the end of their batch. Deadlines leave room for it."""
+        """Record how long after the end of their batch the broker acknowledged replies, for deadlines."""
         self._estimator.replied(seconds)
-
-    def check_integrity(self) -> None:
-        """Recount all sums, O(queued). RuntimeError when a kept sum differs."""
-        self._check_conservation()
-        self._online.check_integrity()
-        self._bulk.check_integrity()
 
     def _steady(self, now: float, busy_s: float = 0.0) -> float:
         """The caller's `now` in steady time, in which a step back of the caller's clock counts as no time elapsed."""
@@ -162,7 +151,7 @@ class Scheduler:
         by_deadline, ahead_s, estimator = self._by_deadline, self._ahead_s, self._estimator
         token_s, small_s = estimator.token_s, estimator.small_s
         late_s, reply_s = estimator.high_late_s, estimator.reply_s
-        work_share = (1 + estimator.late_share) / self._settings.num_lanes
+        work_share = (1 + estimator.late_share) / self.settings.num_lanes
         queued = []
         for number, (job_id, num_tokens, came_at, due_at, is_bulk) in enumerate(jobs, self._num_received):
             slo_s = (math.inf if is_bulk else self._slo_s) if due_at is None else due_at - came_at
@@ -189,7 +178,7 @@ class Scheduler:
         Admission is the schedulability test of earliest deadline first: a job is admitted only if it and all admitted
         jobs meet their deadlines. An admitted job counts at once, so no delay in the loop can make it oscillate.
         """
-        if self._settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
+        if self.settings.admission == "accept" or self._online.surely_in_time(jobs, begin):
             self._online.add(jobs)
             return []
         rejected = []
@@ -206,7 +195,7 @@ class Scheduler:
             return Trigger.DRAIN if self.num_queued else None
         if not self._online:
             return Trigger.BULK if self._bulk else None
-        decision = self._decide_trigger(self._planner.outlook(self._online), now, self._settings.max_wait_s)
+        decision = self._decide_trigger(self._planner.outlook(self._online), now, self.settings.max_wait_s)
         # Waiting for a fuller batch gains nothing while bulk jobs can fill it.
         return Trigger.BULK if self._bulk and not isinstance(decision, Trigger) else decision
 
@@ -218,7 +207,7 @@ class Scheduler:
             raise RuntimeError(f"A plan for {len(leaving)} jobs removed {num_left}: {plan}. This is a bug.")
 
     def _expired(self, now: float) -> list[RejectedJob]:
-        """Remove the jobs at the front whose deadline has passed. Others are found when they are due."""
+        """Remove the jobs at the front of the queues whose deadline has passed."""
         late = [*chain(*[takewhile(lambda job: job.deadline <= now, queue) for queue in (self._online, self._bulk)])]
         if late:
             self.remove([job.id for job in late])

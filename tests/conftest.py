@@ -4,22 +4,33 @@ The summary names every skip; under CI a missing broker fails.
 """
 
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from penstock.ops.kafka import BrokerError, kafka_missing
 from penstock.ops.kafka.jars import fetch_jars
+from tests.examples import QUICK, QUICK_EXAMPLES
 from tests.log_events import listed_fields, unlisted
 from tests.skip_summary import skip_lines
 
 # No deadline an example: the first may load or compile something, and the processor may be shared.
 settings.register_profile("default", deadline=None)
-settings.register_profile("quick", max_examples=20, deadline=None)  # of `make quick`
+settings.register_profile(QUICK, max_examples=QUICK_EXAMPLES, deadline=None)
 
 _NO_KAFKA = pytest.StashKey[str]()
 _LISTED_EVENTS = listed_fields()
+_ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, a file of slow ones alone is not imported: its libraries take seconds to load."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+        return None
+    return True if _ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

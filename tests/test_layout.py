@@ -1,6 +1,7 @@
 """Imports go one way and stay light, libraries are declared, and the wheel holds the runtime and the command line."""
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -43,9 +44,10 @@ CHECKOUT_ONLY = {ROOT / "ops" / "bench", ROOT / "ops" / "chaos"}  # not in the w
 HEAVY = ("torch", "transformers", "cupy", "confluent_kafka")
 
 
-def room_files(room: str) -> list[Path]:
+@functools.cache
+def room_files(room: str) -> tuple[Path, ...]:
     files = (path for path in (ROOT / room).rglob("*") if path.is_file())
-    return sorted(path for path in files if not {"__pycache__", "typing"} & set(path.relative_to(ROOT).parts))
+    return tuple(sorted(path for path in files if not {"__pycache__", "typing"} & set(path.relative_to(ROOT).parts)))
 
 
 def shipped_files() -> list[Path]:
@@ -61,7 +63,8 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def imported_names(path: Path) -> set[str]:
+@functools.cache
+def imported_names(path: Path) -> frozenset[str]:
     """Every absolute module name that a file imports, at its top or inside a function."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -70,7 +73,7 @@ def imported_names(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = f"{'.' * node.level}{node.module or ''}"
             names.update({module} | {f"{module}.{alias.name}" for alias in node.names})
-    return names
+    return frozenset(names)
 
 
 IMPORT_WITH_ROOMS_BLOCKED = """

@@ -7,12 +7,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.ops.cli.screen import EXIT_USAGE, exit_code_of, fail
+from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 
 EPILOG = "Each setting is also an environment variable: --max-wait-ms is PENSTOCK_MAX_WAIT_MS."
 
-# Command -> its line in the overview, in the order in which a new user needs them. The function of a command, or the
-# typer app of several, has the name of its module.
+# Command -> its line in the overview, in the order in which a new user needs them.
 COMMANDS = {
     "demo": "Start here: run a broker, a worker and a client on this machine on real texts.",
     "check": "Find problems of a set-up.",
@@ -32,6 +31,16 @@ COMMANDS = {
     "broker": "Run a Kafka broker for development on this machine.",
     "bench": "Measure workers behind Kafka or batching policies, or simulate a fleet. Needs a checkout.",
 }
+# Folder -> its commands. The function of a command, or the typer app of several, has the name of its module.
+FOLDERS = {
+    "checks": ("check", "config", "parity"),
+    "planning": ("calibrate", "capacity"),
+    "workers": ("worker", "top", "logs"),
+    "jobs": ("embed", "classify", "rerank"),
+    "dead_letters": ("dlq", "replay"),
+    "development": ("demo", "broker", "asyncapi"),
+}
+_MODULES = {name: f"penstock.ops.cli.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel
 
 
@@ -56,8 +65,7 @@ def _load(name: str) -> Any:
     if name == "bench" and find_spec(_BENCH) is None:
         fail("Benchmarks run from a checkout of the repository; an installed package does not hold them.")
         raise typer.Exit(EXIT_USAGE)
-    module = f"{_BENCH}.subcommands" if name == "bench" else f"penstock.ops.cli.{name}"
-    function = getattr(import_module(module), name)
+    function = getattr(import_module(_MODULES.get(name, f"{_BENCH}.subcommands")), name)
     if isinstance(function, typer.Typer):  # several commands
         return typer.main.get_command(function)
     single = typer.Typer(add_completion=False)

@@ -12,7 +12,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from penstock.ops.cli.screen import EXIT_USAGE, exit_code_of, fail
+from penstock.ops.cli.terminal import EXIT_USAGE, exit_code_of, fail
 from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.settings_sources import FileSettings, Settings, env_name
 

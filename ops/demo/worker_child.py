@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from penstock.ops.kafka.guard import kill_with_this_process
+from penstock.ops.kafka.guard import StartGate
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15
@@ -38,17 +38,17 @@ class WorkerProcess:
         return self._running.pid
 
     async def __aenter__(self) -> Self:
-        with self.log_path.open("wb") as log:
+        with self.log_path.open("wb") as log, StartGate() as gate:
             # In its own session, Ctrl-C in the terminal reaches only the demo, which then stops the worker.
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _PENSTOCK, "worker", *self._arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                *gate.held(sys.executable, "-c", _PENSTOCK, "worker", *self._arguments),
+                stdin=gate.stdin,
                 stdout=log,
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
             )
-        self._guard = kill_with_this_process(self._process.pid)
+            self._guard = gate.guard(self._process.pid)
         return self
 
     async def __aexit__(

@@ -3,15 +3,12 @@
 import atexit
 import contextlib
 import random
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import time
 import uuid
-import weakref
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +16,9 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from penstock.ops.kafka.errors import BrokerFailed
-from penstock.ops.kafka.guard import kill_with_this_process
+from penstock.ops.kafka.guard import StartGate
 from penstock.ops.kafka.jars import fetch_jars, java_path
+from penstock.ops.kafka.owned_folder import OwnedFolder
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -48,7 +46,7 @@ class KafkaBroker:
     def __init__(
         self,
         *,
-        data_dir: Path | None = None,  # None: a temporary folder that `close` removes
+        data_dir: Path | None = None,  # None: a temporary folder that `close` removes, or the next start if killed
         num_partitions: int = 1,  # of a topic that is created on first use
         config: Mapping[str, str] = MappingProxyType({}),  # further lines of server.properties, with precedence
         listeners: Mapping[str, str] = MappingProxyType({}),  # further ones: name -> its security protocol
@@ -56,10 +54,8 @@ class KafkaBroker:
         node_id: int = 1,  # distinct in a cluster
         cluster_id: str | None = None,  # None: a new one
     ) -> None:
-        self._data_dir = Path(tempfile.mkdtemp(prefix="penstock-kafka-")) if data_dir is None else data_dir.resolve()
-        self._remove_data = (
-            weakref.finalize(self, shutil.rmtree, self._data_dir, ignore_errors=True) if data_dir is None else None
-        )
+        self._own_data = OwnedFolder("penstock-kafka-") if data_dir is None else None
+        self._data_dir = (data_dir if self._own_data is None else self._own_data.path).resolve()
         self._num_partitions = num_partitions
         self._config = dict(config)
         self._jvm_flags = tuple(jvm_flags)
@@ -155,11 +151,11 @@ class KafkaBroker:
     def close(self) -> None:
         """Stop the broker for good and remove temporary data. May be called twice."""
         atexit.unregister(self.close)
-        if self._remove_data is None:
+        if self._own_data is None:
             self.stop()
         else:
             self._reap()  # the data is not read again: a clean shutdown would only cost time
-            self._remove_data()
+            self._own_data.remove()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -222,12 +218,12 @@ class KafkaBroker:
 
         Both have their own process groups, so that Ctrl-C in the terminal reaches only this process.
         """
-        command = [*self._java(self._jvm_flags), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka"]
-        with self.log_path.open("ab") as log:
+        command = [*self._java(self._jvm_flags), *LOG_FLAGS, "-cp", classpath, "kafka.Kafka", str(properties)]
+        with self.log_path.open("ab") as log, StartGate() as gate:
             self._process = subprocess.Popen(
-                [*command, str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                gate.held(*command), stdin=gate.stdin, stdout=log, stderr=log, process_group=0
             )
-        self._guard = kill_with_this_process(self._process.pid)
+            self._guard = gate.guard(self._process.pid)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -1,21 +1,31 @@
-"""One scrape of a metrics port: of a worker, or of a supervisor with all its members."""
+"""One scrape of a metrics port: of a worker, or of a supervisor with all its members.
+
+What a port sends may be anything: an answer is bounded in time and size, and only plausible samples are kept.
+"""
 
 import http.client
-import urllib.request
+import io
+import math
+import socket
+import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from contextlib import closing
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from penstock.ops.logs.event import printable
 from penstock.ops.top.errors import BadAddress, NoAnswer
 from penstock.worker.telemetry.metric_definitions import METRICS
 
 DEFAULT_ADDRESS = "http://127.0.0.1:9100"
-_TIMEOUT_S = 2.0  # a supervisor waits 1 s for a member that does not answer
-_MAX_BYTES = 64 << 20
+_WITHIN_S = 3.0  # of a connected port: the whole answer. A supervisor waits 1 s for a member that does not answer
+_MAX_BYTES = 16 << 20
+_MAX_LABEL_CHARS = 64
+_MAX_VALUE = 2.0**53  # no count and no time of ours is greater; sums of such values are finite
 _NAMES = tuple(one.family for one in METRICS.values())
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # members are inside
 
 
 class SampleKey(NamedTuple):
@@ -49,37 +59,113 @@ def normalized(address: str) -> str:
         is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_complete = False
-    if not is_complete:
+    if not is_complete or not text.isascii() or not text.isprintable() or " " in text:
         raise BadAddress(f"An address is a port, HOST:PORT or a URL, such as {DEFAULT_ADDRESS}. Given: {address!r}")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"
 
 
 def scrape(address: str) -> Scrape:
-    """Fetch and sort the samples of a normalized address, within two seconds of silence. Raises NoAnswer."""
+    """Fetch and sort the samples of a normalized address. Raises NoAnswer, whose message quotes nothing of the port."""
     try:
-        with _OPENER.open(address, timeout=_TIMEOUT_S) as answer:
-            text = answer.read(_MAX_BYTES).decode()
-        return _sorted_samples(text, address)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise NoAnswer(f"{address} does not answer: {getattr(reason, 'strerror', None) or reason}") from error
-    except (ValueError, KeyError, IndexError) as error:  # of the decoder and the parser
+        text = _fetch(address).decode()
+    except TimeoutError as error:
+        raise NoAnswer(f"{address} does not answer within {_WITHIN_S:g} s") from error
+    except OSError as error:
+        raise NoAnswer(f"{address} does not answer: {error.strerror or error}") from error
+    except http.client.IncompleteRead as error:
+        raise NoAnswer(f"{address} ends its answer too early") from error
+    except http.client.HTTPException as error:
+        raise NoAnswer(f"{address} does not answer with HTTP") from error
+    except UnicodeDecodeError as error:
         raise NoAnswer(f"{address} does not answer with metrics") from error
+    return read_samples(text, address)
 
 
-def _sorted_samples(text: str, address: str) -> Scrape:
+def read_samples(text: str, address: str) -> Scrape:
+    """Sort the samples of an answer in Prometheus' text format. Raises NoAnswer without a sample of penstock."""
     workers: dict[str, dict[SampleKey, float]] = {}
     states: dict[str, int] = {}
-    for family in text_string_to_metric_families(text):
-        if not family.name.startswith(_NAMES):
+    for sample in _samples(text, address):
+        labels = {name: _shown(value) for name, value in sample.labels.items()}
+        if sample.name == "penstock_members":
+            states[labels["state"]] = int(sample.value)
             continue
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            if sample.name == "penstock_members":
-                states[labels["state"]] = int(sample.value)
-                continue
-            worker = labels.pop("worker", "")
-            workers.setdefault(worker, {})[SampleKey(sample.name, tuple(sorted(labels.items())))] = sample.value
+        worker = labels.pop("worker", "")
+        workers.setdefault(worker, {})[SampleKey(sample.name, tuple(sorted(labels.items())))] = sample.value
     if not workers and not states:
         raise NoAnswer(f"{address} answers, but with no metric of penstock")
     return Scrape(workers, states)
+
+
+def _fetch(address: str) -> bytes:
+    """The content of an answer. Redirects are not followed, and no proxy is asked: members are inside."""
+    parts = urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    with closing(kind(parts.hostname or "", parts.port, timeout=_WITHIN_S)) as connection:
+        connection.connect()
+        bounded = _BoundedSocket(connection.sock, time.monotonic() + _WITHIN_S)
+        connection.request("GET", f"{parts.path}?{parts.query}" if parts.query else parts.path)
+        answer = http.client.HTTPResponse(bounded)  # type: ignore[arg-type]  # it needs `makefile` alone
+        answer.begin()
+        if answer.status != http.HTTPStatus.OK:
+            raise NoAnswer(f"{address} answers with status {answer.status}")
+        content = answer.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise NoAnswer(f"{address} sends more than {_MAX_BYTES:,} bytes")
+        if answer.length:
+            raise http.client.IncompleteRead(content, answer.length)
+        return content
+
+
+class _BoundedSocket(io.RawIOBase):
+    """Reads a socket until a moment: a timeout of the socket alone would begin again with each byte."""
+
+    def __init__(self, connected: socket.socket, ends_s: float) -> None:
+        """`ends_s`: of the monotonic clock."""
+        self._socket = connected
+        self._ends_s = ends_s
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # a writable buffer
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        return self._socket.recv_into(buffer)
+
+
+def _samples(text: str, address: str) -> list[Sample]:
+    """Samples of penstock that can be true. Raises NoAnswer for another format."""
+    try:
+        families = [one for one in text_string_to_metric_families(text) if one.name.startswith(_NAMES)]
+    except (ValueError, KeyError, IndexError) as error:  # of the parser
+        raise NoAnswer(f"{address} does not answer with metrics") from error
+    return [sample for family in families for sample in family.samples if _is_plausible(sample)]
+
+
+def _is_plausible(sample: Sample) -> bool:
+    if not 0.0 <= sample.value <= _MAX_VALUE:  # false for NaN
+        return False
+    if sample.name == "penstock_members":
+        return "state" in sample.labels
+    return not sample.name.endswith("_bucket") or _is_bound(sample.labels.get("le", ""))
+
+
+def _is_bound(text: str) -> bool:
+    try:
+        bound = float(text)
+    except ValueError:
+        return False
+    return 0.0 <= bound <= _MAX_VALUE or bound == math.inf
+
+
+def _shown(label: str) -> str:
+    """A label as a terminal may show it."""
+    if len(label) > _MAX_LABEL_CHARS:
+        label = f"{label[:_MAX_LABEL_CHARS]}…"
+    return label if label.isprintable() else printable(label)

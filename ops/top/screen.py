@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ops.logs.event import duration, printable
+from penstock.ops.logs.event import duration
 from penstock.ops.logs.tables import BAD, DIM, HEAD, WARN, count, curve
 from penstock.ops.top.figures import Figures
 from penstock.ops.top.fleet import Fleet, Row, describe_states
@@ -81,7 +81,7 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     if len(fleet.rates) > 1 and any(fleet.rates):
         parts.append(curve(list(fleet.rates), "requests/s", width=min(60, width - 14)))
     parts += [Text(), _table(fleet, rows, view, width)]
-    parts += [Text(f"{printable(reason)}.", style=BAD) for reason in fleet.silent.values()]
+    parts += [Text(f"{reason}.", style=BAD) for reason in fleet.silent.values()]
     if view.is_live:
         paused = "paused: p goes on" if view.is_paused else "p pauses"
         parts += [Text(), Text(f"q quits   s sorts (by {view.sort})   {paused}", style=DIM)]
@@ -94,7 +94,7 @@ def _head(fleet: Fleet, rows: Sequence[Row], moment: datetime) -> Text:
     if fleet.states:
         head.append(f": {describe_states(fleet.states)}")
     if models:
-        head.append(f"  {printable(', '.join(models))}")
+        head.append(f"  {', '.join(models)}")
     return head.append(f"  {moment:%H:%M:%S}", style=DIM)
 
 
@@ -110,7 +110,7 @@ def _table(fleet: Fleet, rows: Sequence[Row], view: View, width: int) -> Table:
         made.add_column(title, justify="right", no_wrap=True, min_width=column.width)
     for row in rows:
         style = _UP if row.state == "up" else BAD
-        made.add_row(printable(row.name), Text(_state(row), style=style), *[_cell(one, row.figures) for one in shown])
+        made.add_row(row.name, Text(_state(row), style=style), *[_cell(one, row.figures) for one in shown])
     if len(rows) > 1:
         total = fleet.total()
         made.add_row("together", "", *[_cell(one, total) for one in shown], style=HEAD)

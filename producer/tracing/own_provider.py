@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 
 import structlog
@@ -18,25 +18,29 @@ _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 log = structlog.get_logger("penstock.tracing")
 
 
-def own_provider(service: Mapping[str, str]) -> TracerProvider:
+def own_provider(service: Mapping[str, str], exporters: Sequence[str]) -> TracerProvider:
     """A provider whose spans a thread exports. They wait in a bounded queue, which drops spans when it is full.
 
-    Raises ValueError for an exporter that is not installed, or not known.
+    `exporters`: their names in OTEL_TRACES_EXPORTER.
+
+    Raises ValueError for an exporter that is not installed or not known, and for `none` beside others.
     """
     logger = logging.getLogger("opentelemetry")
     logger.propagate = False
     logger.addHandler(_FAULTS)
     given = OTELResourceDetector().detect().attributes
     resource = Resource.create({name: value for name, value in service.items() if name not in given})
-    exporters = [_exporter(name.strip()) for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")]
+    made = [_exporter(name) for name in exporters]
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # which might wait for the collector
-    for exporter in exporters:
+    for exporter in made:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 
 def _exporter(name: str) -> SpanExporter:
     """The exporter that an installed package registers under a name of OTEL_TRACES_EXPORTER."""
+    if name.lower() == "none":
+        raise ValueError("OTEL_TRACES_EXPORTER has `none` beside other exporters. Leave one of the two out.")
     if name == "otlp":
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         name = _PROTOCOLS.get(protocol or "http/protobuf", protocol or "")

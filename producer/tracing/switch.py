@@ -27,19 +27,19 @@ def open_tracing(service: Mapping[str, str]) -> "Tracing | None":
     name an exporter; `service` then has the attributes of the resource that the variables do not give. A fault of the
     variables or of the installation is logged, and nothing else fails.
     """
-    is_named = _is_exporter_named()
-    if not is_named and _API not in sys.modules:
+    exporters = _exporter_names()
+    if not exporters and _API not in sys.modules:
         return None
     try:
         from penstock.producer.tracing.tracing import Tracing, application_provider
 
         if (provider := application_provider()) is not None:
             return Tracing(provider)
-        if not is_named:
+        if not exporters:
             return None
         from penstock.producer.tracing.own_provider import own_provider
 
-        own = own_provider(service)
+        own = own_provider(service, exporters)
         return Tracing(own, own.shutdown)
     except ImportError as error:
         log.warning("tracing_unavailable", reason=f"{error}. Is the extra installed? pip install 'penstock[otel]'")
@@ -67,8 +67,12 @@ def calling_span() -> "SpanContext | None":
     return context if context.is_valid else None
 
 
-def _is_exporter_named() -> bool:
+def _exporter_names() -> list[str]:
+    """The exporters that OpenTelemetry's variables name, each once; empty: none."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    exporters = os.environ.get("OTEL_TRACES_EXPORTER", "").strip()
-    return exporters != "none" if exporters else any(os.environ.get(name) for name in _ENDPOINTS)
+        return []
+    listed = os.environ.get("OTEL_TRACES_EXPORTER", "").split(",")
+    names = list(dict.fromkeys(name for one in listed if (name := one.strip())))
+    if not names:  # an empty variable is as one that is not set
+        return ["otlp"] if any(os.environ.get(name) for name in _ENDPOINTS) else []
+    return [] if all(name.lower() == "none" for name in names) else names

@@ -3,10 +3,9 @@
 import re
 from typing import NamedTuple, Self
 
-# Version, trace id, parent id, flags; later versions may add more. Ids of zeros are invalid.
-_FORM = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_FLAGS_AT = 54  # of the digit whose lowest bit is the flag `sampled`
-_EVEN_DIGITS = b"02468ace"
+# Version, trace id, parent id, flags; versions after 00 may add more. Ids of zeros are invalid.
+_FORM = re.compile(rb"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1  # the flag's bit
 
 
 class TraceParent(NamedTuple):
@@ -24,8 +23,9 @@ class TraceParent(NamedTuple):
 
 
 def is_unsampled(header: bytes | None) -> bool:
-    """Whether the sender of a record has decided that its trace is not recorded. Reads the flag alone."""
-    return header is not None and len(header) > _FLAGS_AT and header[_FLAGS_AT] in _EVEN_DIGITS
+    """Whether the sender of a record has decided that its trace is not recorded. An invalid header decides nothing."""
+    found = TraceParent.parse(header)
+    return found is not None and not int(found.trace_flags, 16) & _SAMPLED
 
 
 def format_traceparent(trace_id: int, span_id: int, trace_flags: int) -> bytes:

@@ -24,7 +24,7 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
     1 ms batch counts as much as a 100 ms one; no coefficient is negative. One timing gives seconds a token only, two or
     three also alpha, four or more also gamma and the floor. Then factors for what the law leaves over.
 
-    Timings that cannot be true are left out: NaN, infinity, 0, less, an hour, or 8 times off what the others say.
+    Timings that cannot be true are left out: NaN, infinity, 0 or less, an hour, or 8 times off the others.
     ValueError when none is left, or when a batch is empty or holds a length below 1.
     """
     timings = [Sample.of(lengths, seconds) for lengths, seconds in samples]
@@ -36,9 +36,9 @@ def fit_cost_table(samples: Iterable[tuple[Sequence[int], float]], *, padded: bo
 
 
 def _without_absurd(samples: Sequence[Sample], padded: bool) -> Sequence[Sample]:
-    """All but those out of all proportion: up to a quarter, one by one that without which the others agree best.
+    """The timings without outliers: up to a quarter is removed, each time the one without which the others agree best.
 
-    One that is far too short would make a fit its own: its relative error counts for more than all others'.
+    A timing that is far too short would dominate the fit, as its relative error counts for more than all others'.
     """
     for _ in range(len(samples) // 4):
         rests = [[*samples[:index], *samples[index + 1 :]] for index in range(len(samples))]
@@ -88,7 +88,7 @@ def _fit_non_negative(features: FloatArray, measured: FloatArray) -> FloatArray:
 
 
 def _with_factors(base: PackedCost, samples: Sequence[Sample]) -> CostTable:
-    """The base with factors by least squares on relative errors; where no timing speaks, neighbours do, or 1."""
+    """The base with factors by least squares on relative errors. A knot without timings takes its neighbours', or 1."""
     size_of = np.array([float(s.count if base.padded else s.tokens) for s in samples])
     longest_of = np.array([float(s.longest) for s in samples])
     sizes, lengths = _knots(size_of, _MAX_SIZES), _knots(longest_of, _MAX_LENGTHS)

@@ -28,12 +28,12 @@ class BulkShare:
         self._credit_s = 0.0
 
     def online_came(self, work_s: float, now: float) -> None:
-        """Online jobs came that keep all lanes busy for `work_s`."""
+        """Record the arrival of online jobs that keep all lanes busy for `work_s`."""
         self._mean_load = self._mean_load_at(now) + work_s / _LOAD_WINDOW_S
         self._came_at = now
 
     def online_planned(self, work_s: float, now: float) -> None:
-        """Online work of `work_s` had gathered since the last plan."""
+        """Record a plan of online jobs, whose work of `work_s` had gathered since the last plan."""
         elapsed_s = now - self._planned_at
         self._plan_load = min(1.0, work_s / elapsed_s) if elapsed_s > 0 else 1.0
         self._planned_at = now
@@ -54,7 +54,7 @@ class BulkShare:
         return self._credit_s
 
     def grown(self, seconds: float) -> None:
-        """The batch was made longer by `seconds`."""
+        """Record that the batch was made longer by `seconds`."""
         self._credit_s = max(0.0, self._credit_s - seconds)
 
     def _mean_load_at(self, now: float) -> float:

@@ -33,10 +33,6 @@ class Partition(NamedTuple):
     seconds: tuple[float, ...]  # predicted, one a batch
     dp_gain: float = 0.0  # share of FIFO's predicted seconds that the DP saves here; 0: this is FIFO's, or not the DP's
 
-    @property
-    def total_s(self) -> float:
-        return sum(self.seconds)
-
 
 class Policy(NamedTuple):
     """A function and what the planner must know of it. The function has the contract of `PartitionPolicy.partition`."""
@@ -79,7 +75,7 @@ def _naive(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) ->
 
 def _dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, most: int) -> Partition:
     in_order = fifo(lengths, cost, caps, len(lengths))
-    return _by_dp(lengths, cost, caps, in_order.total_s, 0.0) or in_order
+    return _by_dp(lengths, cost, caps, sum(in_order.seconds), 0.0) or in_order
 
 
 _DP = Policy(_dp, reorders=True)
@@ -100,7 +96,7 @@ class PartitionPolicy:
     order. Eq. 2's is optimal for padded costs (see `cheapest_cuts`). Under a packed cost with a cap on tokens the
     problem is bin packing, which FIFO solves within one longest sequence a batch: there either may be the cheaper.
 
-    `auto` takes Eq. 2's where it saves more than `MIN_DP_GAIN` of FIFO's predicted seconds. It asks ever more seldom
+    `auto` takes Eq. 2's where it saves more than `MIN_DP_GAIN` of FIFO's predicted seconds. It asks less and less often
     while that gains nothing.
     """
 
@@ -173,7 +169,7 @@ def _by_dp(lengths: Sequence[int], cost: CostFunction, caps: Caps, fifo_s: float
 def _pace(in_order: Partition, lengths: Sequence[int]) -> float:
     """FIFO's predicted seconds, at the pace of its full batches: jobs behind the window fill up its last one."""
     if len(in_order.batches) < 2:
-        return in_order.total_s
+        return sum(in_order.seconds)
     tokens = sum([lengths[index] for batch in in_order.batches[:-1] for index in batch])
     return sum(in_order.seconds[:-1]) * sum(lengths) / tokens
 

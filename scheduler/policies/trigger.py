@@ -8,7 +8,7 @@ from penstock.scheduler.types import Trigger
 
 
 class Outlook(NamedTuple):
-    """The figures of the online queue, which holds at least one job. Of a full one nothing else matters."""
+    """Figures of the online queue, which holds at least one job. If it is full, the other figures are not used."""
 
     is_full: bool  # the jobs fill a batch, by count, tokens or predicted seconds
     oldest_arrival: float = math.inf

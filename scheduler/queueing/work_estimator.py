@@ -44,15 +44,15 @@ class WorkEstimator:
 
     @property
     def late_share(self) -> float:
-        """Share of predicted time that queued work, which runs in full batches, takes longer."""
+        """Seconds that queued work, which runs in full batches, takes beyond its prediction, as a share of that."""
         return min(_MAX_SHARE, self._mean_late_s / self.full_s) if self.full_s > 0 else 0.0
 
     def longest_batch_s(self, tightest_slo_s: float) -> float:
-        """Most seconds of a batch of several jobs: one that comes just after its start can wait and still run."""
+        """Most seconds of a batch of several jobs, so that a job that comes after its start can wait and still run."""
         return max(min(self._slo_s, tightest_slo_s) * BATCH_SHARE, self.small_s)
 
     def jobs_came(self, jobs: Sequence[Job]) -> None:
-        """Estimate from arriving jobs, at least one, while nothing better is known."""
+        """Estimate from at least one arriving job, until a full plan was made."""
         if self.token_s > 0:
             return
         count, tokens = len(jobs), sum([job.num_tokens for job in jobs])
@@ -65,7 +65,7 @@ class WorkEstimator:
         self.full_s = min(full_s, self.longest_batch_s(self._slo_s))
 
     def planned(self, tokens: int, batch_s: Sequence[float], *, are_full: bool) -> None:
-        """A plan of online batches, at least one, was made. Underfull batches only lower the estimate.
+        """Learn from a plan of at least one online batch. Underfull batches only lower the estimate.
 
         Otherwise an estimate that is too high would reject so many jobs that no batch is ever full again.
         """
@@ -80,7 +80,7 @@ class WorkEstimator:
             self.full_s = sum(batch_s) / len(batch_s)
 
     def ended(self, predicted_s: float, late_s: float) -> None:
-        """A batch ended `late_s` later than predicted; below 0: sooner. Times that are no numbers are ignored."""
+        """Record that a batch ended `late_s` later than predicted; below 0: sooner. Times of NaN are ignored."""
         if not (-math.inf < late_s < math.inf and 0 <= predicted_s < math.inf):
             return
         self._recent.append((predicted_s, late_s))
@@ -92,7 +92,7 @@ class WorkEstimator:
         self.slowdown = 1 + (self.usual_late_s / mean_predicted_s if mean_predicted_s > 0 else 0.0)
 
     def replied(self, seconds: float) -> None:
-        """The broker acknowledged replies so long after the end of their batch."""
+        """Record how long after the end of their batch the broker acknowledged replies."""
         self.reply_s = max(seconds, self.reply_s + _DECAY * (seconds - self.reply_s))
 
 

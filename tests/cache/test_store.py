@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from penstock.cache import ResponseCache
+from tests.examples import examples
 
 ROW_OVERHEAD_BYTES = 104  # 100 a row and the checksum
 
@@ -155,7 +156,7 @@ async def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
         assert await cache.get_many([key(number) for number in range(6)]) == values(1, 2, 5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.sampled_from([4, 100, 400, 2000])), max_size=40
@@ -421,16 +422,16 @@ async def test_a_look_up_that_takes_too_long_finds_nothing_and_holds_up_no_other
     path = tmp_path / "cache.db"
     async with await open_cache(path) as cache:
         await cache.put_many(values(1))
-    with sqlite3.connect(path, isolation_level=None) as other:
-        other.execute("PRAGMA locking_mode = EXCLUSIVE")
-        other.execute("BEGIN EXCLUSIVE")
-        cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=1e9, look_up_s=0.001)
-        assert await cache.get_many([key(1)]) == {}
-        assert cache.stats.works  # SQLite is still waiting for the lock: nothing has failed
-        assert await cache.get_many([key(1)]) == {}
-        assert cache.stats.works
-        await cache.close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    cache = ResponseCache(path, max_bytes=1 << 20, ttl_s=1e9, look_up_s=0.001)
+    assert await cache.get_many([key(1)]) == {}
+    assert cache.stats.works  # SQLite is still waiting for the lock: nothing has failed
+    assert await cache.get_many([key(1)]) == {}
+    assert cache.stats.works
     other.close()
+    await cache.close()
 
 
 async def test_a_write_evicts_a_bounded_number_of_rows(tmp_path: Path) -> None:
@@ -507,7 +508,7 @@ async def test_a_process_that_is_killed_leaves_a_file_that_works(tmp_path: Path)
         assert logs == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_a_log_that_a_crash_has_cut_or_garbled_gives_no_wrong_answer(data: st.DataObject) -> None:
     """The log of a process that was killed, as a machine that lost power may leave it."""
@@ -604,7 +605,7 @@ async def test_a_full_disk_stops_writes_until_there_is_room(tmp_path: Path) -> N
         assert await cache.get_many(map(key, range(5000))) == values(1, 2, 3, 4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_damaged_file_never_gives_a_wrong_answer(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:

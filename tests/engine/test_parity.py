@@ -23,6 +23,7 @@ from tests.engine.helpers import (
     save_classifier,
     save_encoder,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +114,7 @@ def test_headed_checkpoints_embed_too(tmp_path: Path) -> None:
     assert max_error(output.rows, [reference_hidden(model.bert, s).mean(axis=0) for s in sequences]) <= 1e-5
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=12), data=st.data())
 def test_a_row_does_not_depend_on_the_rest_of_its_batch(
     pair: tuple[Any, CpuEngine], lengths: list[int], data: st.DataObject

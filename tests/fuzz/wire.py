@@ -15,9 +15,9 @@ from aiokafka.structs import TopicPartition
 from structlog.testing import capture_logs
 
 from penstock.engine import NullEngine
-from penstock.ops.cli.dead_letter import DeadLetter
-from penstock.ops.cli.letter_table import printable, written_utc
-from penstock.ops.cli.replayer import ReplayOptions, headers_again
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
+from penstock.ops.cli.dead_letters.letter_table import printable, written_utc
+from penstock.ops.cli.dead_letters.replayer import ReplayOptions, headers_again
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.prompts import Prompts
 from penstock.producer.transport.decompression import BombError, CorruptError, decompress

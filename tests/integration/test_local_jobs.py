@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,18 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.bench.pipeline.process_cpu import descendants
+from penstock.ops.kafka.owned_folder import OwnedFolder
 
 COMMAND = (sys.executable, "-c", "from penstock.ops.cli.main import main; main()")
 # A broker, a worker, and a guard of each.
 NUM_PROCESSES = 4
 
 
-def embed(*arguments: str | Path) -> subprocess.Popen[str]:
+def embed(*arguments: str | Path, folders: Path | None = None) -> subprocess.Popen[str]:
+    """`folders`: where it keeps what is temporary."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     environment["PENSTOCK_BOOTSTRAP_SERVERS"] = "127.0.0.1:1"  # of another cluster
+    environment |= {} if folders is None else {"TMPDIR": str(folders)}
     return subprocess.Popen(
         [*COMMAND, "embed", "--local", "--model", "null", *map(str, arguments)],
         env=environment,
@@ -74,17 +78,28 @@ def test_a_job_runs_on_its_own_broker_and_worker_and_ends_them(source: Path, tmp
     wait_for(lambda: not any(map(is_alive, below)), 10.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_job_that_is_ended_leaves_no_process(source: Path, tmp_path: Path, number: signal.Signals) -> None:
-    job = embed(source, tmp_path / "out.csv")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_is_ended_leaves_no_process_and_no_data(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    job = embed(source, tmp_path / "out.csv", folders=folders)
     wait_for(lambda: job.poll() is not None or len(descendants(job.pid)) >= NUM_PROCESSES)
     below = descendants(job.pid)
+    kept = sorted(path.name[:15] for path in folders.glob("penstock-*"))
     job.send_signal(number)
     said, _ = job.communicate(timeout=30)
     assert len(below) >= NUM_PROCESSES, said
-    assert job.returncode == (-number if number == signal.SIGKILL else 143), said
+    assert kept == ["penstock-kafka-", "penstock-local-"]
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number), said
     wait_for(lambda: not any(map(is_alive, below)), 15.0)
     assert not (tmp_path / "out.csv").exists()
+    if number == signal.SIGKILL:  # the next start cleans up
+        monkeypatch.setattr(tempfile, "tempdir", str(folders))
+        for prefix in kept:
+            OwnedFolder(prefix).remove()
+    assert list(folders.glob("penstock-*")) == []
 
 
 def test_a_worker_that_cannot_start_is_an_error_of_one_sentence(source: Path, tmp_path: Path) -> None:

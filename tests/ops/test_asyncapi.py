@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.ops.cli.asyncapi import document
+from penstock.ops.cli.development.asyncapi import document
 from penstock.ops.cli.main import app
 from penstock.producer.errors import ERRORS_BY_CODE
 from penstock.producer.wire import headers

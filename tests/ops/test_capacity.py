@@ -1,7 +1,9 @@
 """`penstock capacity`: its arithmetic, and simulated fleets of the sizes that it gives."""
 
 import asyncio
+import math
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from penstock.cache import CostKey, CostTables
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.simulation.noise import Noise
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Traffic, simulate_fleet
-from penstock.ops.cli.capacity_plan import (
+from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
     Device,
     ImpossibleLoad,
@@ -111,6 +113,19 @@ def test_sequences_that_take_more_than_half_of_the_slo_are_an_error() -> None:
         plan_for(CPU, FOUR_CORES, 10.0, 0.002)
 
 
+@pytest.mark.parametrize("per_token_s", [0.0, 1e308])
+def test_costs_that_are_no_times_are_an_error(per_token_s: float) -> None:
+    with pytest.raises(ImpossibleLoad, match=r"By the cost table a full batch takes (0|inf) s\. Measure it again"):
+        plan_for(PackedCost(0.0, 0.0, per_token_s, 0.0), FOUR_CORES, 10.0, math.inf)
+
+
+def test_the_largest_load_has_a_plan() -> None:
+    plan = plan_capacity(
+        *(CPU, FOUR_CORES, lengths_of(1e6, 1e6)), rate_per_s=1e9, slo_s=None, max_sequences=256, max_tokens=1024
+    )
+    assert 1e9 < plan.devices < 1e16
+
+
 @pytest.mark.parametrize(("name", "is_gpu", "lanes"), [("Xeon (6/143), 16 cores", False, 16), ("NVIDIA H200", True, 1)])
 def test_the_name_of_a_device_tells_its_lanes(name: str, is_gpu: bool, lanes: int) -> None:
     assert (Device.of(name).is_gpu, Device.of(name).lanes) == (is_gpu, lanes)
@@ -165,10 +180,78 @@ class TestCommand:
         ("lengths", "says"),
         [
             ("40/20", "expected a mean and a 95th percentile of 1 to 3.87 times the mean"),
-            ("nowhere.txt", "expected MEAN/P95 or a file: No such file or directory"),
+            ("0/0", "from 1 to 1,000,000 tokens. Given: 0/0"),
+            ("-1/-1", "Given: -1/-1"),
+            ("nan/nan", "Given: nan/nan"),
+            ("5/nan", "Given: 5/nan"),
+            ("inf/inf", "Given: inf/inf"),
+            ("1e308/1e308", "Given: 1e+308/1e+308"),
+            ("1e-300/1", "Given: 1e-300/1"),
+            ("40/", "40/: No such file or directory"),
+            ("nowhere.txt", "expected MEAN/P95 or a file. nowhere.txt: No such file or directory"),
+            ("/", "Is a directory"),
         ],
     )
-    def test_lengths_at_fault(self, lengths: str, says: str) -> None:
-        code, text = penstock("capacity", "--model", "m", "--rate", "1", "--lengths", lengths)
-        assert code == 2
+    def test_lengths_at_fault(self, costs: Path, lengths: str, says: str) -> None:
+        code, text = penstock(
+            "capacity", "--model", "intents", "--rate", "1", f"--lengths={lengths}", "--costs", str(costs)
+        )
+        assert code == 2, text
+        assert text.startswith("Error: --lengths (or PENSTOCK_LENGTHS): ")
         assert says in text
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"", "lengths.txt has no number of tokens; expected one a line."),
+            (b" \n\n", "has no number of tokens"),
+            (b"5\nlots\n", "line 2 of "),
+            (b"5\nlots\n", "must be a number of tokens from 1 to 1,000,000. Found: 'lots'."),
+            (b"5\n\n0\n", "line 3 of "),
+            (b"-5\n", "Found: '-5'"),
+            (b"5.5\n", "Found: '5.5'"),
+            (b"1000001\n", "Found: '1000001'"),
+            (b"9" * 100_000, f"Found: '{'9' * 40}…'."),
+            (b"\xff\xfe5\x00", "line 1 of "),
+            ("²".encode(), "Found: '²'"),
+        ],
+    )
+    def test_a_file_of_lengths_at_fault(self, tmp_path: Path, costs: Path, content: bytes, says: str) -> None:
+        (tmp_path / "lengths.txt").write_bytes(content)
+        args = ("--rate", "1", "--lengths", str(tmp_path / "lengths.txt"), "--costs", str(costs))
+        code, text = penstock("capacity", "--model", "intents", *args)
+        assert code == 2, text
+        assert says in text
+
+    def test_a_pipe_of_lengths_is_read_once(self, tmp_path: Path, costs: Path) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+
+        def write() -> None:
+            pipe.write_text("51\n" * 100)
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        code, text = penstock(
+            *("capacity", "--model", "intents", "--rate", "1", "--lengths", str(pipe), "--costs", str(costs))
+        )
+        writer.join(10.0)
+        assert code == 0, text
+        assert "mean 51.0 tokens, p95 51" in text
+
+    @pytest.mark.parametrize("option", ["--rate", "--slo-ms"])
+    @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e308", "many"])
+    def test_numbers_at_fault(self, costs: Path, option: str, value: str) -> None:
+        given = {"--rate": "1", "--slo-ms": "50", "--lengths": "5/9", "--costs": str(costs), option: value}
+        code, text = penstock("capacity", "--model", "intents", *(f"{name}={one}" for name, one in given.items()))
+        assert code == 2, text
+        assert f"{option} (or " in text
+        assert f"Given: '{value}'" in text
+
+    @pytest.mark.parametrize("content", [b"", b"no database" * 1000])
+    def test_a_file_of_costs_at_fault(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "costs.sqlite").write_bytes(content)
+        args = ("--rate", "1", "--lengths", "5/9", "--costs", str(tmp_path / "costs.sqlite"))
+        code, text = penstock("capacity", "--model", "intents", *args)
+        assert code == 1, text
+        assert "has no cost table of 'intents'" in text

@@ -18,14 +18,14 @@ from aiokafka.admin import NewTopic
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
-from penstock.ops.cli import embed as embed_module
-from penstock.ops.cli import screen
-from penstock.ops.cli.broker import BrokerSettings
-from penstock.ops.cli.classify import ClassifySettings
-from penstock.ops.cli.embed import EmbedSettings
+from penstock.ops.cli import terminal
+from penstock.ops.cli.checks.finding import CheckSettings
+from penstock.ops.cli.development.broker import BrokerSettings
+from penstock.ops.cli.jobs import embed as embed_module
+from penstock.ops.cli.jobs.classify import ClassifySettings
+from penstock.ops.cli.jobs.embed import EmbedSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.options import option_name
-from penstock.ops.cli.probes import CheckSettings
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.settings_sources import env_name
@@ -221,22 +221,22 @@ class TestExitCodes:
         def body() -> int:
             raise Overloaded("Try later.")
 
-        assert screen.exit_code_of(body) == screen.EXIT_PROBLEM
+        assert terminal.exit_code_of(body) == terminal.EXIT_PROBLEM
         assert capsys.readouterr().err == "Error: Try later.\n"
 
     def test_files_are_a_sentence(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        assert screen.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == screen.EXIT_PROBLEM
+        assert terminal.exit_code_of(lambda: len((tmp_path / "gone").read_text())) == terminal.EXIT_PROBLEM
         assert capsys.readouterr().err == f"Error: {tmp_path}/gone: No such file or directory\n"
 
     def test_ctrl_c(self, capsys: pytest.CaptureFixture[str]) -> None:
         def body() -> int:
             raise KeyboardInterrupt
 
-        assert screen.exit_code_of(body) == 130
+        assert terminal.exit_code_of(body) == 130
         assert capsys.readouterr().err == "Stopped.\n"
 
     def test_a_bug_keeps_its_traceback(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert screen.exit_code_of(lambda: 1 // 0) == screen.EXIT_BUG
+        assert terminal.exit_code_of(lambda: 1 // 0) == terminal.EXIT_BUG
         err = capsys.readouterr().err
         assert "ZeroDivisionError" in err
         assert "This is a bug." in err
@@ -271,7 +271,7 @@ async def test_topics_that_a_command_creates_are_printed(
 ) -> None:
     monkeypatch.setattr(kafka, "AIOKafkaAdminClient", lambda **_: Admin(refused))
     before = structlog.get_config()
-    screen.narrate_logs("localhost:9092")
+    terminal.narrate_logs("localhost:9092")
     try:
         await kafka.ensure_topics(KafkaCluster("localhost:9092"), ["here", "there"], 8)
     finally:
@@ -281,7 +281,7 @@ async def test_topics_that_a_command_creates_are_printed(
 
 def test_a_lost_broker_and_its_return_are_printed_once_each(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
-    screen.narrate_logs("kafka:9092")
+    terminal.narrate_logs("kafka:9092")
     try:
         log = structlog.get_logger()
         log.warning("kafka_unreachable", error="no answer in 5 s")

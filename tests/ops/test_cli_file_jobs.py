@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.cli import file_job
+from penstock.ops.cli.jobs import file_job_command
 from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
@@ -259,7 +259,7 @@ class TestStandardStreams:
         class System:
             stdout = Out()
 
-        monkeypatch.setattr(file_job, "sys", System)
+        monkeypatch.setattr(file_job_command, "sys", System)
         source = write_rows(tmp_path / "in.csv", "card")
         code, said, _ = penstock("classify", source, "-", "--format", "jsonl")
         assert code == 2

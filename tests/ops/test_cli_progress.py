@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.ops.cli.progress import JobScreen, rate
+from penstock.ops.cli.jobs.progress import JobScreen, rate
 from penstock.producer.files.file_job import BulkResult
 
 

@@ -19,16 +19,16 @@ from aiokafka.errors import (
 )
 
 from penstock.engine import BatchOutput, NullEngine, PackedBatch, TaskOptions
-from penstock.ops.cli import letter_selection
-from penstock.ops.cli.answerer import open_answerer
-from penstock.ops.cli.dead_letter import DeadLetter
-from penstock.ops.cli.dlq import AnswerSettings
-from penstock.ops.cli.letter_answers import LetterAnswers
-from penstock.ops.cli.letter_selection import Selection, read_letters
-from penstock.ops.cli.letter_table import as_json, print_letters
-from penstock.ops.cli.record_sender import RecordSender, open_sender
-from penstock.ops.cli.replayer import Replayer, ReplayOptions
-from penstock.ops.cli.screen import EXIT_PROBLEM, BadUsage
+from penstock.ops.cli.dead_letters import letter_selection
+from penstock.ops.cli.dead_letters.answerer import open_answerer
+from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
+from penstock.ops.cli.dead_letters.dlq import AnswerSettings
+from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
+from penstock.ops.cli.dead_letters.letter_selection import Selection, read_letters
+from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
+from penstock.ops.cli.dead_letters.replayer import Replayer, ReplayOptions
+from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.transport.record_batches import UNREADABLE_BATCH

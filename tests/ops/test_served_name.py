@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import load_engine
-from penstock.ops.cli.probes import CheckSettings, kafka
+from penstock.ops.cli.checks.finding import CheckSettings
+from penstock.ops.cli.checks.kafka_probe import probe_kafka
 from penstock.ops.kafka import MockBroker
 from penstock.producer.wire.topics import request_topic
 from tests.engine.helpers import save_encoder
@@ -31,6 +32,6 @@ async def test_it_is_the_last_part_of_the_path_or_id(
     assert load_engine(model, dtype="float32", device="cpu").info.name == name
     with MockBroker() as broker:
         settings = CheckSettings(model=model, bootstrap_servers=broker.bootstrap_servers)  # type: ignore[call-arg]  # the others have defaults
-        found = await kafka(settings)
+        found = await probe_kafka(settings)
     [line] = [finding.found for finding in found if finding.what == "Request topic"]
     assert line.startswith(f"{request_topic(name)} ")

@@ -14,6 +14,7 @@ from penstock.producer.transport.call_batcher import CallBatcher, Result
 from penstock.producer.transport.exchange import Attempts
 from penstock.producer.wire.messages import Options, Row
 from penstock.producer.wire.sequences import Kind, check
+from tests.examples import examples
 
 AT_MOST = 6  # sequences that the worker below answers at once
 Turn = list[tuple[float, bool, bool, list[list[int]]]]  # calls made at once: timeout, float16?, cancelled?, sequences
@@ -184,7 +185,7 @@ CALL = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.lists(CALL, max_size=8), max_size=3), st.integers(1, 12))
 def test_every_caller_gets_what_it_would_get_alone(turns: list[Turn], sequences_per_record: int) -> None:
     async def alone() -> list[list[object]]:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from penstock.producer import known_words
 from penstock.producer.known_words import KnownWords
+from tests.examples import examples
 
 LETTERS = "abcdefgh"
 CONTINUED = [f"##{letter}" for letter in LETTERS]
@@ -73,7 +74,7 @@ PLAIN = wordpiece()
 TABLE = known(PLAIN)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(texts)
 def test_the_ids_of_known_words_are_those_of_the_whole_text(text: str) -> None:
     expected = PLAIN.encode(text).ids
@@ -81,7 +82,7 @@ def test_the_ids_of_known_words_are_those_of_the_whole_text(text: str) -> None:
     assert ids_of(TABLE.find(text, None)) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(texts, st.integers(4, 12))
 def test_known_words_are_cut_where_the_library_cuts(text: str, max_tokens: int) -> None:
     cutting = wordpiece()

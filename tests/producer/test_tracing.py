@@ -22,6 +22,7 @@ from penstock.producer.tracing import tracing as tracing_module
 from penstock.producer.tracing.own_provider import FaultLog
 from penstock.producer.tracing.switch import open_tracing
 from penstock.producer.tracing.tracing import Tracing, remote_parent
+from penstock.producer.tracing.tracing import within as inside
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.headers import TRACEPARENT
 from penstock.producer.wire.messages import Reply, Request
@@ -144,6 +145,7 @@ async def test_without_a_provider_or_a_variable_nothing_is_sent(monkeypatch: pyt
     assert sent_headers(loop) == [None]
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_where_no_variable_names_an_exporter() -> None:
     code = """
 import sys
@@ -167,6 +169,11 @@ print(*[name for name in sys.modules if name.startswith("opentelemetry")])
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        ({"OTEL_TRACES_EXPORTER": " None ", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, False),
+        ({"OTEL_TRACES_EXPORTER": "none,none"}, False),
+        ({"OTEL_TRACES_EXPORTER": "console,"}, True),
+        ({"OTEL_TRACES_EXPORTER": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, True),
+        ({"OTEL_TRACES_EXPORTER": " , "}, False),
     ],
 )
 async def test_the_standard_variables_decide(
@@ -190,6 +197,58 @@ def test_an_exporter_that_is_not_installed_is_logged_and_fails_nothing(
     assert [(event["event"], exporter.split(",")[-1] in event["reason"]) for event in logs] == [
         ("tracing_unavailable", True)
     ]
+
+
+@pytest.mark.parametrize("exporters", ["otlp,none", "none,console", "console, None"])
+def test_none_beside_other_exporters_is_logged_and_there_are_no_traces(
+    monkeypatch: pytest.MonkeyPatch, exporters: str
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporters)
+    with capture_logs() as logs:
+        assert open_tracing({}) is None
+    [event] = logs
+    assert "OTEL_TRACES_EXPORTER has `none` beside other exporters" in event["reason"]
+
+
+def test_the_applications_provider_does_not_depend_on_the_variables(
+    monkeypatch: pytest.MonkeyPatch, spans: MemorySpans
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp,none")
+    assert open_tracing({}) is not None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "is_recorded"),
+    [
+        ("always_off", "", {"sampled": False, "unsampled": False, "crafted": False}),
+        ("always_on", "", {"sampled": True, "unsampled": True, "crafted": True}),
+        # By the trace id alone, which its sender chooses too: the lower half is compared with a share of its range.
+        ("traceidratio", "0.01", {"sampled": False, "unsampled": False, "crafted": True}),
+        # The sender's flag wins.
+        ("parentbased_traceidratio", "0", {"sampled": True, "unsampled": False, "crafted": True}),
+        ("parentbased_always_off", "", {"sampled": True, "unsampled": False, "crafted": True}),
+    ],
+)
+async def test_which_samplers_obey_the_flag_of_a_sender(
+    monkeypatch: pytest.MonkeyPatch, sampler: str, argument: str, is_recorded: dict[str, bool]
+) -> None:
+    """As the manual tells operators whose producers are not trusted."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", argument)
+    tracing = open_tracing({})
+    assert tracing is not None
+    headers = {
+        "sampled": format_traceparent(2**128 - 1, 1, 1),
+        "unsampled": format_traceparent(2**128 - 1, 1, 0),
+        "crafted": format_traceparent(2**64, 1, 1),
+    }
+    found = {}
+    for name, header in headers.items():
+        span = tracing.tracer.start_span("process", inside(remote_parent(header)))
+        found[name] = span.is_recording()
+    await within(5, tracing.close())
+    assert found == is_recorded
 
 
 def test_without_the_extra_the_log_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +307,8 @@ async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest
 def test_the_resource_is_the_variables_and_then_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.producer.tracing.own_provider import own_provider
 
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=theirs,deployment.environment.name=test")
-    provider = own_provider({"service.name": "ours", "service.version": "1"})
+    provider = own_provider({"service.name": "ours", "service.version": "1"}, ["console"])
     provider.shutdown()
     attributes = provider.resource.attributes
     assert [attributes[f"service.{name}"] for name in ("name", "version")] == ["theirs", "1"]
@@ -266,5 +324,25 @@ def test_a_header_is_read_as_it_is_written() -> None:
     assert not is_unsampled(header)
     assert is_unsampled(format_traceparent(1, 2, 0))
     assert not is_unsampled(None)
-    assert not is_unsampled(b"00-short")
-    assert remote_parent(b"nonsense") is None
+    assert is_unsampled(format_traceparent(1, 2, 0).replace(b"00-", b"cc-", 1) + b"-of a later version")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"00-short",
+        b"nonsense",
+        b"00-" + b"0" * 32 + b"-" + b"b" * 16 + b"-00",
+        b"00-" + b"a" * 32 + b"-" + b"0" * 16 + b"-00",
+        b"00-" + b"A" * 32 + b"-" + b"b" * 16 + b"-00",
+        b"ff-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00",
+        b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-0g",
+        b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00-of a later version",
+        b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-00\n",
+        b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-000",
+        b"x" * 54 + b"0",
+    ],
+)
+def test_an_invalid_header_is_as_none(header: bytes) -> None:
+    assert remote_parent(header) is None
+    assert not is_unsampled(header)

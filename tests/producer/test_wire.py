@@ -43,6 +43,7 @@ from penstock.producer.wire.messages import (
     TokenTable,
     join_tokens,
 )
+from tests.examples import examples
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
 OPTION_NAMES = list(Options._fields)
@@ -605,7 +606,7 @@ class TestProperties:
         reply_or_refusal(value)
 
     @pytest.mark.slow
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.dictionaries(NAMES, STRUCTURES), st.sampled_from([*VECTORS]))
     def test_any_structure_in_place_of_fields(self, fields: dict[str, Any], name: str) -> None:
         """Valid records with some fields replaced reach every check behind the parser."""
@@ -613,7 +614,7 @@ class TestProperties:
         request_or_refusal(value)
         reply_or_refusal(value)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(VALID_REQUESTS.map(encode_request) | VALID_REPLIES.map(encode_reply), st.data())
     def test_mutated_bytes(self, value: bytes, data: st.DataObject) -> None:
         mutated = bytearray(value)

@@ -20,6 +20,8 @@ from penstock.scheduler import (
 )
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
 from penstock.scheduler.settings import PartitionName, TriggerName
+from tests.examples import examples
+from tests.scheduler.integrity import check_scheduler
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, poisson, saturation
 
 # Slow enough that a second is quickly simulated: 1 ms at least, 5,000 sequences of 51 tokens a second.
@@ -133,7 +135,7 @@ def test_recovers_from_stalls_in_overload(slo_s: float, stall_s: float) -> None:
     assert sum(1.2 < end <= 1.7 for _, end, _ in outcome.answered) >= 0.95 * 0.5 * capacity
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 64), st.floats(0.01, 1.0)), min_size=1, max_size=40),
     st.integers(1, 3),
@@ -213,4 +215,4 @@ def test_the_expired_are_rejected_while_all_lanes_are_busy() -> None:
     waiting.add([Job(0, 1, 10.0, 10.5), Job(1, 1, 10.0, 12.0)], 10.0)
     assert waiting.poll(10.5, idle_lanes=0).rejected == (RejectedJob(0, Cause.QUEUED, 0.0),)
     assert waiting.num_queued == 1
-    waiting.check_integrity()
+    check_scheduler(waiting)

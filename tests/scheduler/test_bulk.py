@@ -8,6 +8,7 @@ import pytest
 
 from penstock.scheduler import Batch, Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings, Trigger, Wait
 from penstock.scheduler.settings import PartitionName, TriggerName
+from tests.scheduler.integrity import check_scheduler
 from tests.scheduler.simulation import Simulation, poisson, saturation
 
 COST = PackedCost(floor_s=1e-3, alpha_s=5e-4, beta_s=3.7e-6, gamma_s=0.0)
@@ -139,7 +140,7 @@ def test_online_jobs_run_at_once_with_bulk_in_the_room_that_is_left() -> None:
     scheduler.add([*bulk(5, 5, 5), Job(0, 6, 10.0)], 10.0)
     assert plan(scheduler.poll(10.0, idle_lanes=1)) == Plan((Batch((0, 100, 101), FLOOR),), Trigger.BULK, "fifo")
     assert scheduler.num_queued == 1
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_nothing_fills_a_batch_that_others_wait_behind() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler import CostFunction, CostTable, PackedCost, PaddedCost, fit_cost_table
+from tests.examples import examples
 
 LAW = (1.5e-3, 4e-4, 3e-6, 2e-9)
 # As a calibration would: token totals x lengths, and three single sequences.
@@ -86,7 +87,7 @@ def test_few_timings_still_give_a_cost() -> None:
     assert 0.002 <= seconds_of(falling, [100]) <= 0.004
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.booleans(),
     st.lists(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import penstock.scheduler
 from penstock.scheduler import CostFunction, CostTable, LearnedCost, PackedCost, PaddedCost
 from penstock.scheduler.policies.dp import cheapest_cuts, load_kernel
+from tests.examples import examples
 from tests.scheduler.cached_cost import cached_cost
 from tests.scheduler.many_costs import many_seconds
 
@@ -178,7 +179,7 @@ def test_no_set_partition_of_padded_batches_is_cheaper(num: int, how_many: int) 
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.integers(1, LONGEST), min_size=1, max_size=7).map(sorted),
     st.tuples(*[st.integers(0, 20).map(float)] * 4),
@@ -243,6 +244,7 @@ def test_the_compiled_costs_are_those_of_the_table(kind: type[PackedCost] | type
         assert sum(seconds) == pytest.approx(instance.least_s(), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_law_without_a_table_is_compiled_too() -> None:
     rng = random.Random(4)
     for round_ in range(300):
@@ -253,7 +255,7 @@ def test_a_law_without_a_table_is_compiled_too() -> None:
         assert sum(seconds) == pytest.approx(instance.least_s(), rel=1e-9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=40).map(sorted),
     st.sampled_from((PackedCost, PaddedCost)),

@@ -10,6 +10,7 @@ from penstock.scheduler import Job, PackedCost, Plan, Scheduler, SchedulerSettin
 from penstock.scheduler.policies.order import ORDERS, Draft
 from penstock.scheduler.queueing.job_queue import QueuedJob
 from penstock.scheduler.settings import OrderName
+from tests.examples import examples
 
 ONE_SECOND = PackedCost(1.0, 0.0, 0.0, 0.0)  # for any batch
 
@@ -54,7 +55,7 @@ def in_time(order: OrderName, deadlines: list[int]) -> int:
     raise AssertionError("The queue never empties.")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=7))
 def test_edf_meets_all_deadlines_where_any_order_does(deadlines: list[int]) -> None:
     possible = all(sum(other <= due for other in deadlines) <= due for due in deadlines)  # by Jackson, 1955

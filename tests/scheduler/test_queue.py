@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.scheduler.queueing.job_queue import JobQueue, QueuedJob
+from tests.examples import examples
+from tests.scheduler.integrity import check_queue
 
 MANY = 128
 
@@ -87,7 +89,7 @@ class Queues(RuleBasedStateMachine):
     def equals_the_list(self) -> None:
         if not hasattr(self, "queue"):
             return
-        self.queue.check_integrity()
+        check_queue(self.queue)
         assert list(self.queue) == self.jobs
         assert len(self.queue) == len(self.jobs)
         assert self.queue.tokens == sum(job.num_tokens for job in self.jobs)
@@ -98,5 +100,5 @@ class Queues(RuleBasedStateMachine):
             assert bounds.oldest_arrival == min(job.arrival for job in self.jobs)
 
 
-Queues.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
+Queues.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=15)
 TestQueues = Queues.TestCase

@@ -30,6 +30,8 @@ from penstock.scheduler import (
 )
 from penstock.scheduler.policies.partition import POLICIES
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
+from tests.examples import examples
+from tests.scheduler.integrity import check_scheduler
 
 COST = PackedCost(floor_s=0.0, alpha_s=0.0, beta_s=2**-10, gamma_s=0.0)
 FREE = PackedCost(0.0, 0.0, 0.0, 0.0)
@@ -115,7 +117,7 @@ def test_a_jobs_deadline_is_an_slo_of_its_own_and_leaves_with_it() -> None:
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.125)
     assert lazy.remove([1, 77]) == 1
     assert lazy.poll(10.0, idle_lanes=1) == Wait(10.25)
-    lazy.check_integrity()
+    check_scheduler(lazy)
 
 
 def test_hungry_runs_whatever_waits() -> None:
@@ -220,7 +222,7 @@ def test_bad_jobs_are_rejected_and_nothing_of_their_call_is_queued(rejected: Seq
     with pytest.raises(ValueError, match=message):
         queue.add(rejected, 0.0)
     assert queue.num_queued == 1
-    queue.check_integrity()
+    check_scheduler(queue)
 
 
 def test_an_id_may_not_be_in_both_classes() -> None:
@@ -298,7 +300,7 @@ def test_a_clock_that_steps_back_counts_as_no_time_elapsed() -> None:
     assert lazy.poll(-3600.0, idle_lanes=1) == Wait(-3599.75)
     lazy.add(jobs(1, first_id=2, arrival=-3599.875), -3599.875)
     assert lazy.poll(-3599.875, idle_lanes=1) == Wait(-3599.75)
-    lazy.check_integrity()
+    check_scheduler(lazy)
     assert ids(lazy.poll(-3599.75, idle_lanes=1)) == [0, 2, 9]
 
 
@@ -466,13 +468,13 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "scheduler"):
-            self.scheduler.check_integrity()
+            check_scheduler(self.scheduler)
             assert self.scheduler.num_queued == len(self.model)
             assert self.scheduler.queued_tokens == sum(job.num_tokens for job, _ in self.model.values())
             assert self.scheduler.backlog_s >= 0
 
 
-Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
+Interleavings.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=30)
 TestInterleavings = Interleavings.TestCase
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import Job, PackedCost, PaddedCost, Plan, Scheduler, SchedulerSettings
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
+from tests.examples import examples
 from tests.scheduler.simulation import Arrival, Simulation
 
 TOKEN_S = 1e-3
@@ -48,7 +49,7 @@ def bounded_arrivals(draw: st.DrawFn, rate: float, floor_s: float) -> list[Arriv
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.data(),
     st.sampled_from([0.5, 0.9, 0.99]),
@@ -84,7 +85,7 @@ def test_every_request_leaves_within_the_bound(
         assert len(outcome.answered) >= len(patient)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=60),
     st.sampled_from(get_args(PartitionName)),

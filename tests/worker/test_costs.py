@@ -1,6 +1,8 @@
 """A worker's initial costs: measured once, then loaded; measured again if the kept table does not apply."""
 
+import asyncio
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +47,20 @@ async def start(
     return engine, cost, logs
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kept table."""
+    path = tmp_path_factory.mktemp("measured") / "costs"
+    asyncio.run(start(path))
+    return path
+
+
+@pytest.fixture
+def kept(measured: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return Path(shutil.copy(measured, tmp_path))
+
+
 async def test_costs_are_measured_once_and_then_loaded(tmp_path: Path) -> None:
     path = tmp_path / "penstock" / "costs.sqlite"
     first, measured, logs = await start(path)
@@ -73,35 +89,31 @@ async def test_an_engine_that_pads_is_priced_by_what_it_pads(tmp_path: Path) -> 
         ({"padded": True}, "there is one for runtime "),
     ],
 )
-async def test_a_table_of_something_else_is_not_used(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    await start(tmp_path / "costs")
-    _, _, logs = await start(tmp_path / "costs", Engine(**change))
+async def test_a_table_of_something_else_is_not_used(kept: Path, change: dict[str, Any], reason: str) -> None:
+    _, _, logs = await start(kept, Engine(**change))
     assert [log["event"] for log in logs] == ["cost_table_measured"]
     assert logs[0]["reason"].startswith(reason)
     for engine in (Engine(), Engine(**change)):  # both are kept
-        _, _, logs = await start(tmp_path / "costs", engine)
+        _, _, logs = await start(kept, engine)
         assert [log["event"] for log in logs] == ["cost_table_loaded"]
 
 
-async def test_another_name_of_the_same_model_shares_its_table_and_another_model_does_not(tmp_path: Path) -> None:
-    await start(tmp_path / "costs")
-    _, _, logs = await start(tmp_path / "costs", Engine(name="served-as-this"))
+async def test_another_name_of_the_same_model_shares_its_table_and_another_model_does_not(kept: Path) -> None:
+    _, _, logs = await start(kept, Engine(name="served-as-this"))
     assert [log["event"] for log in logs] == ["cost_table_loaded"]
-    _, _, logs = await start(tmp_path / "costs", model="some/other")
+    _, _, logs = await start(kept, model="some/other")
     assert logs[0]["reason"] == "no table of this model"
 
 
 @pytest.mark.parametrize("larger", [{"max_tokens": 1025}, {"max_sequences": 129}])
-async def test_a_table_of_much_smaller_batches_is_measured_anew(tmp_path: Path, larger: dict[str, Any]) -> None:
-    path = tmp_path / "costs"
-    await start(path)
-    _, _, logs = await start(path, max_tokens=1024, max_sequences=128)
+async def test_a_table_of_much_smaller_batches_is_measured_anew(kept: Path, larger: dict[str, Any]) -> None:
+    _, _, logs = await start(kept, max_tokens=1024, max_sequences=128)
     assert [log["event"] for log in logs] == ["cost_table_loaded"]
-    _, _, logs = await start(path, **larger)
+    _, _, logs = await start(kept, **larger)
     assert [log["event"] for log in logs] == ["cost_table_measured"]
     assert logs[0]["reason"] == "there is one for batches of 64 sequences and 512 tokens at most"
     for caps in (larger, CAPS):  # the larger one serves both
-        _, _, logs = await start(path, **caps)
+        _, _, logs = await start(kept, **caps)
         assert [log["event"] for log in logs] == ["cost_table_loaded"]
 
 
@@ -114,11 +126,10 @@ async def test_a_table_is_kept_where_there_was_no_time_to_reach_the_caps(tmp_pat
         assert max(sample.tokens for sample in cost.table.samples) < 256
 
 
-async def test_a_table_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await start(tmp_path / "costs")
+async def test_a_table_of_another_version_is_not_used(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = cost_key(Engine().info, MODEL).runtime
     monkeypatch.setattr("penstock.worker.batching.startup_costs.version", lambda package: "99.0")
-    _, _, logs = await start(tmp_path / "costs")
+    _, _, logs = await start(kept)
     assert logs[0]["reason"] == f"there is one for runtime {runtime}"
 
 
@@ -180,22 +191,20 @@ def spoil_all(data: dict[str, Any]) -> None:
     ],
 )
 async def test_a_table_that_cannot_be_true_is_one_warning_and_measured_again(
-    tmp_path: Path, spoil: Callable[[dict[str, Any]], None]
+    kept: Path, spoil: Callable[[dict[str, Any]], None]
 ) -> None:
-    path = tmp_path / "costs"
-    await start(path)
-    with sqlite3.connect(path) as db:
+    with sqlite3.connect(kept) as db:
         ((value,),) = db.execute("SELECT value FROM cost_table")
         data = json.loads(value)
         spoil(data)
         db.execute("UPDATE cost_table SET value = ?", (json.dumps(data),))
     db.close()
-    _, _, logs = await start(path)
+    _, _, logs = await start(kept)
     assert [(log["event"], log["log_level"]) for log in logs] == [
         ("cost_table_corrupt", "warning"),
         ("cost_table_measured", "info"),
     ]
-    _, _, logs = await start(path)
+    _, _, logs = await start(kept)
     assert [log["event"] for log in logs] == ["cost_table_loaded"]
 
 

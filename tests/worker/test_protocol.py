@@ -92,11 +92,13 @@ class NeverFinishes(Member):
         (NeverFinishes, "not all committed"),
     ],
 )
+@pytest.mark.slow
 def test_the_exploration_finds_members_that_break_the_protocol(mutant: type[Member], found: str) -> None:
     with pytest.raises(Violation, match=found):
         explore(World.of([2], 2, mutant, crashes=0, evictions=0))
 
 
+@pytest.mark.slow
 def test_the_exploration_finds_brokers_that_accept_commits_of_former_owners() -> None:
     """The protocol rests on the group's generations."""
     with pytest.raises(Violation, match="went back"):

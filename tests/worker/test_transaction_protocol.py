@@ -16,10 +16,10 @@ from tests.worker.transaction_model import Member, World, explore
     [
         (2, {"crashes": 1}),
         (2, {"losses": 1}),
-        (1, {"losses": 2}),
+        pytest.param(1, {"losses": 2}, marks=pytest.mark.slow),
         (1, {"revocations": 1}),
         (1, {"evictions": 1}),
-        (1, {"crashes": 1, "losses": 1}),
+        pytest.param(1, {"crashes": 1, "losses": 1}, marks=pytest.mark.slow),
         pytest.param(2, {"evictions": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -85,6 +85,7 @@ class Forgets(Member):
         (ReadsFirst, {"evictions": 1}, "these are answered"),
     ],
 )
+@pytest.mark.slow
 def test_the_exploration_finds_members_that_break_the_protocol(
     mutant: type[Member], faults: dict[str, Any], found: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_the_exploration_finds_members_that_break_the_protocol(
         explore(World.of(1, mutant, **faults))
 
 
+@pytest.mark.slow
 def test_the_exploration_finds_coordinators_that_accept_former_owners() -> None:
     """The protocol rests on the epochs of the transactional id."""
     with pytest.raises(Violation, match="these are answered"):

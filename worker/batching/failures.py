@@ -50,7 +50,7 @@ class FailedBatches:
             blame: the sequence of this job fails with its error.
             unhealthy: the engine fails on clean input, or its device has failed for good.
         """
-        self.token_budget = TokenBudget(driver.scheduler.max_batch_tokens, clock)
+        self.token_budget = TokenBudget(driver.scheduler.settings.max_batch_tokens, clock)
         self._lanes = lanes
         self._driver = driver
         self._clock = clock

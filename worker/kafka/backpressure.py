@@ -27,7 +27,7 @@ class Backpressure:
     """Counts what is held, and says when to fetch. Called on the worker's event loop only.
 
     A fetch of small records can exceed the bounds. Bulk beyond its share does not count against online records, or a
-    large fetch of bulk would stop them.
+    large fetch of bulk records would stop them.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Backpressure:
 
     @property
     def num_records(self) -> int:
-        """Records polled and not finished, of both topics."""
+        """Records fetched and not finished, of both topics."""
         return self._counts[False].records + self._counts[True].records
 
     def add_records(self, num_records: int, num_bytes: int, *, bulk: bool) -> None:
-        """Records were polled; with negative numbers, they are finished or released."""
+        """Count records that were fetched or, with negative numbers, finished or released."""
         counts = self._counts[bulk]
         counts.records += num_records
         counts.request_bytes += num_bytes
 
     def add_sequences(self, num_sequences: int, *, bulk: bool) -> None:
-        """Sequences were queued; with a negative number, their record was answered."""
+        """Count sequences that were queued or, with a negative number, whose record was answered."""
         self._counts[bulk].sequences += num_sequences
 
     def can_admit(self, *, bulk: bool = False) -> bool:

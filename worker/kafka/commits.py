@@ -1,7 +1,7 @@
 """The commit stage: each partition's contiguous acknowledged prefix, regularly and before partitions are given up.
 
-What is acknowledged beyond the prefix travels in the commit's metadata: the partition's next owner answers it no more.
-So does the owner's mark, by which the next one knows that this one died (`custody.py`).
+The commit's metadata names the records acknowledged beyond the prefix: the partition's next owner does not answer them
+again. It also holds the owner's mark, which tells the next owner that this one died (`custody.py`).
 """
 
 import asyncio

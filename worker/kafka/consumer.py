@@ -47,7 +47,7 @@ Received = Callable[[Sequence[KafkaRecord]], None]
 
 
 class Consumer:
-    """Polls at all times, pauses topics for back-pressure, commits the offsets that it is given."""
+    """Polls at all times, pauses topics for backpressure, and commits the offsets that it is given."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class ConsumerWatch:
             self.look(consumer)
 
     def refused(self, consumer: AIOKafkaConsumer, topics: Collection[str]) -> None:
-        """Kafka has refused a fetch of these topics."""
+        """Note that Kafka has refused a fetch of these topics."""
         self._refused_at |= dict.fromkeys(topics, self._clock())
         self.look(consumer)
 

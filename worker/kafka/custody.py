@@ -71,7 +71,7 @@ class Marks(Protocol):
         """Commit these marks. Their records may run when it returns true; else try again."""
 
     def unname(self, sources: Collection[tuple[str, int]]) -> None:
-        """The records that the marks name have ended. The next commit says so."""
+        """Remove from the marks the names of records that have ended, with the next commit."""
 
     def hand_over(self) -> None:
-        """The last commit removes all marks: this owner does not die of the records that it leaves."""
+        """Remove all marks with the last commit: this owner does not die of the records that it leaves."""

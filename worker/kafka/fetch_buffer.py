@@ -38,7 +38,7 @@ class FetchBuffer:
         self._records: dict[bool, deque[PendingRecord]] = {False: deque(), True: deque()}  # by whether bulk
 
     def put(self, originals: Sequence[KafkaRecord]) -> None:
-        """Add polled records of one partition, in their order."""
+        """Add fetched records of one partition, in their order."""
         records = self._ledger.receive(originals)
         self._records[records[0].bulk_topic].extend(records)
 
@@ -70,7 +70,7 @@ class FetchBuffer:
         return self._ledger.admit(taken)
 
     def release(self) -> None:
-        """Give everything up: it will be read again from where the commits end."""
+        """Release all records: they are read again from the committed offset."""
         for records in self._records.values():
             self._ledger.release(records)
             records.clear()

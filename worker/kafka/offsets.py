@@ -22,7 +22,7 @@ class PartitionOwner(Protocol):
     """Commits the offsets of the partitions that this worker has. The consumer calls it around their assignment."""
 
     async def acquire(self, sources: set[Source]) -> set[Source]:
-        """These were assigned. Cancelled if they are revoked.
+        """Prepare partitions that were assigned. Cancelled if they are revoked.
 
         Returns those whose commits may be read, at least one if there are any. Called again for the others.
         """
@@ -31,7 +31,7 @@ class PartitionOwner(Protocol):
         """Take over partitions, and their committed progress if they have any. Their records come from now on."""
 
     async def release(self, sources: set[Source]) -> None:
-        """These were revoked, and their records finished or given up."""
+        """Release partitions that were revoked, once their records are finished or given up."""
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class OffsetTracker:
         self._num_readings = 0
 
     def restore(self, committed: Mapping[Source, Progress]) -> None:
-        """These partitions were assigned, with the progress that their last owners have committed."""
+        """Go on in assigned partitions from the progress that their last owners have committed."""
         for source, progress in committed.items():
             self._begin(source, progress.offset).restored.update(progress.beyond)
 
     def start(self, source: Source, offsets: Sequence[int]) -> list[int]:
-        """Records are to be admitted; their offsets increase. Returns those that an earlier owner has finished."""
+        """Start records that are then admitted; their offsets increase. Returns those finished by an earlier owner."""
         partition = self._partitions.get(source)
         if partition is None or offsets[0] < partition.end:
             # New, or the topic was created again or the group's offset was reset: earlier offsets mean nothing now.
@@ -91,7 +91,7 @@ class OffsetTracker:
     def reading(self, source: Source) -> int:
         """The number of the present reading of a partition; 0 without one.
 
-        What is left of an earlier reading may be of other records with the same offsets: its answers count no more.
+        Answers to records of an earlier reading are ignored, because other records may have the same offsets now.
         """
         partition = self._partitions.get(source)
         return 0 if partition is None else partition.reading
@@ -103,7 +103,7 @@ class OffsetTracker:
         return partition
 
     def finish(self, source: Source, offsets: Iterable[int]) -> None:
-        """The answers of these records are acknowledged."""
+        """Finish records whose answers are acknowledged."""
         partition = self._partitions.get(source)
         if partition is None or not partition.started:
             return
@@ -121,7 +121,7 @@ class OffsetTracker:
             partition.next_offset = offset + 1
 
     def give_up(self, source: Source, num_records: int) -> None:
-        """Started records will not finish here: nothing beyond them is committed, until `forget`."""
+        """Give up started records: nothing beyond them is committed until `forget`."""
         partition = self._partitions.get(source)
         if partition is not None:
             partition.num_given_up += num_records
@@ -133,7 +133,7 @@ class OffsetTracker:
         return {source: self._progress(self._partitions[source]) for source in changed}
 
     def put_back(self, sources: Iterable[Source]) -> None:
-        """A commit failed: offer these again, unless the partition was revoked."""
+        """Offer these again after a commit that failed, unless the partition was revoked."""
         self._changed |= dict.fromkeys([source for source in sources if source in self._partitions])
 
     def prefix(self, source: Source, is_answered: Callable[[int], bool]) -> tuple[list[int], Progress]:
@@ -152,7 +152,7 @@ class OffsetTracker:
         return answered, Progress(end, frozenset([offset for offset in beyond if offset >= end]))
 
     def forget(self, sources: Iterable[Source]) -> None:
-        """These partitions were revoked."""
+        """Forget partitions that were revoked."""
         for source in sources:
             partition = self._partitions.pop(source, None)
             self._changed.pop(source, None)

@@ -55,23 +55,23 @@ class PartitionMarks(Marks):
         return custody if custody.is_in_doubt(offset) else _CLEAN
 
     def passed(self, source: Source, offset: int) -> None:
-        """All records before this offset are answered. None of the partition may be in doubt any longer."""
+        """Drop a partition's mark once all records that it holds in doubt are before this offset, and so answered."""
         if source in self._custody and not self._custody[source].is_in_doubt(offset):
             del self._custody[source]
 
     def _take_over(self, committed: Mapping[Source, Progress]) -> None:
-        """These partitions were assigned, with the marks of owners that died."""
+        """Take over the marks of owners that died, of partitions that were assigned."""
         doubts = {source: (one.custody, one.offset) for source, one in committed.items()}
         self._custody |= {source: found for source, (found, offset) in doubts.items() if found and found.until > offset}
 
     def _forget_marks(self) -> None:
-        """The partitions were revoked. A rebalance revokes all."""
+        """Forget all marks: a rebalance revokes all partitions."""
         self._custody.clear()
         self._marked.clear()
 
     @abstractmethod
     def _changed(self, sources: Collection[Source]) -> None:
-        """The marks of these partitions have changed: commit them soon."""
+        """Commit the marks of these partitions soon, as they have changed."""
 
     @abstractmethod
     async def _commit_marks(self, sources: Collection[Source]) -> bool:

@@ -1,6 +1,6 @@
-"""Answers that the broker has not acknowledged, by the partition that they go to: one of them must not stop the others.
+"""Unacknowledged answers by their destination, so that one stalled partition does not stop the others.
 
-A partition without a leader takes no answer for as long as that lasts, and the answers for it would fill the worker.
+A partition without a leader accepts no answer, and the answers for it would fill the worker's memory.
 """
 
 import time
@@ -43,7 +43,7 @@ class ReplyDestinations:
     """Finds stalled destinations. Called on the worker's event loop only.
 
     A destination is stalled when answers wait for it and none was acknowledged for `STALL_S`. It is blocked when these
-    hold a quarter of a bound too. While no broker answers, no request comes; afterwards the times begin again.
+    hold a quarter of a bound too. While no broker responds, no request arrives; the times start again afterwards.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReplyDestinations:
         self._stalled: dict[bool, Footprint] = {}
 
     def sent(self, destination: Destination, held: Footprint) -> None:
-        """Answers go to the outbox."""
+        """Count answers that go to the outbox."""
         waiting = self._waiting.get(destination)
         if waiting is None:
             self._waiting[destination] = _UnacknowledgedAnswers(held, self._clock())
@@ -66,7 +66,7 @@ class ReplyDestinations:
             waiting.held.add(held)
 
     def ended(self, destination: Destination, held: Footprint, *, acknowledged: bool) -> None:
-        """Answers were acknowledged, or refused for good."""
+        """Count answers that were acknowledged, or refused for good."""
         waiting = self._waiting[destination]
         waiting.held.add(held, -1)
         if acknowledged:

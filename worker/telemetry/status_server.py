@@ -14,6 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 _LOOP_S = 1.0  # an event loop that takes longer to answer is not live
+_POLL_S = 0.05  # a server that is stopped ends within this
 
 log = structlog.get_logger("penstock.serve")
 
@@ -67,7 +68,7 @@ def serve_status(host: str, port: int, status: Status) -> WSGIServer:
 def _run(server: WSGIServer, loop: asyncio.AbstractEventLoop) -> None:
     """Serve until `shutdown`. What ends it before fails a callback of the loop, and so the worker."""
     try:
-        server.serve_forever()
+        server.serve_forever(_POLL_S)
     except Exception as error:
         loop.call_soon_threadsafe(_raise, error)
 

@@ -13,6 +13,7 @@ from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.model import CellModel
 from tests.engine.cells.loop import RandomLoop
+from tests.examples import examples
 
 MODULUS = 8191
 COUNT = StateSpec("count", 2, torch.int64)
@@ -104,7 +105,7 @@ def expected(request: Mapping[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]
     return results
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(REQUESTS, min_size=1, max_size=8),
     st.integers(0, 10_000),

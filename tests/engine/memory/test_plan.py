@@ -12,6 +12,7 @@ from penstock.engine.memory.lifetimes import ALIGNMENT
 from penstock.engine.memory.plan import CHUNK_BYTES, K_SCALE, plan_each_buffer
 from tests.engine.kernels.plan_check import check_no_overlap
 from tests.engine.memory.encoder import encoder_lifetimes
+from tests.examples import examples
 
 MODELS = {
     "bert-base": encoder_lifetimes(num_layers=12, hidden=768, intermediate=3072),
@@ -74,7 +75,7 @@ def test_waste_is_bounded(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> 
 
 
 @given(one=lifetimes(max_buffers=6), batch=batches())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_greedy_is_near_the_optimum_of_tiny_instances(one: tuple[Lifetime, ...], batch: tuple[int, int]) -> None:
     best = optimal_bytes(one, *batch)
     assert live_bytes(one, *batch) <= best <= plan_each_buffer(one, *batch).used_bytes <= 2 * best

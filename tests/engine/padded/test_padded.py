@@ -32,6 +32,7 @@ from tests.engine.helpers import (
     save_tagger,
     write_json,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,7 @@ class TestBesideThePackedEngine:
         assert cosines.min() > 0.99
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=6), data=st.data())
 def test_the_batch_changes_nothing_but_rounding(engine: PaddedEngine, lengths: list[int], data: st.DataObject) -> None:
     sequences = random_sequences(lengths, seed=len(lengths))

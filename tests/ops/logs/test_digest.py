@@ -115,6 +115,7 @@ def test_slow_periods_are_late_or_far_slower_than_usual(tmp_path: Path) -> None:
     assert slow_periods(Series()) == []
 
 
+@pytest.mark.slow
 def test_the_series_holds_any_time_in_bounded_memory() -> None:
     series = Series()
     for second in range(0, 300_000, 2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.cli.screen import EXIT_PROBLEM
+from penstock.ops.cli.terminal import EXIT_PROBLEM
 from tests.ops.logs.helpers import FLEET, SAMPLES, batch, line
 from tests.ops.test_cli import no_settings_from_outside, penstock
 

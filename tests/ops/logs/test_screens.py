@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.cli.screen import EXIT_PROBLEM, EXIT_USAGE
+from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
 from tests.ops.logs.helpers import FLEET, HOST_A, HOST_B, SAMPLES, batch, line, lines
 from tests.ops.test_cli import no_settings_from_outside, penstock
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penstock.ops.cli.screen import EXIT_PROBLEM, EXIT_USAGE
+from penstock.ops.cli.terminal import EXIT_PROBLEM, EXIT_USAGE
 from penstock.ops.top.fleet import Fleet as Looks
 from penstock.ops.top.live import watch
 from penstock.ops.top.scrape import scrape

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.scheduler.cellular import CellGraph, CellRule, CellSettings
+from tests.examples import examples
 from tests.scheduler.cellular.model import Model, graph_of, tree_of
 
 RULES = [CellRule("first", 3, max_steps=4), CellRule("second", 2, priority=1), CellRule("third", 4, 8, priority=1)]
@@ -66,4 +67,4 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = pytest.mark.slow(Scheduling.TestCase)
-TestScheduling.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduling.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -99,6 +99,7 @@ def test_an_id_may_return_while_a_row_of_its_last_life_is_outstanding() -> None:
     assert scheduler.finished(new.id, 0.0, new.steps, np.zeros(1, np.bool_), 1.0) == [7]
 
 
+@pytest.mark.slow
 def test_a_deep_chain_of_nodes() -> None:
     model = Model([CellRule("cell", 4)], CellSettings(max_tasks=4))
     job = model.add(CellGraph.of_stages(*[(0, 1)] * 2000))

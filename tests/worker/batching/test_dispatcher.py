@@ -21,6 +21,8 @@ from penstock.worker.batching.deadline_errors import ArrivedLate, LateInQueue
 from penstock.worker.batching.dispatcher import Dispatcher
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from tests.examples import examples
+from tests.scheduler.integrity import check_scheduler
 
 MakeSequences = Callable[..., list[PendingSequence]]
 Trigger = Literal["lazy", "hungry"]
@@ -607,7 +609,7 @@ def test_the_probe_is_one_token(make_sequences: MakeSequences) -> None:
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=st.lists(
         st.tuples(
@@ -662,7 +664,7 @@ def test_every_sequence_has_one_result_or_its_request_is_rejected_once(
             again = make_sequences([1], [2], [3], [4], [5])
             b.dispatcher.add(again)  # no flight was left behind: these are computed
             await b.until(lambda: b.is_done(again))
-            b.scheduler.check_integrity()
+            check_scheduler(b.scheduler)
             assert (b.scheduler.num_queued, b.driver.busy_s(b.clock())) == (0, 0.0)
 
     asyncio.run(run())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.producer.errors import Overloaded
 from penstock.worker.batching.single_flight import SingleFlight, urgency
 from penstock.worker.requests.request import PendingSequence
+from tests.examples import examples
 
 MakeSequences = Callable[..., list[PendingSequence]]
 One = Callable[..., PendingSequence]
@@ -110,7 +111,7 @@ def test_a_flight_without_requests_ends(one: One) -> None:
     assert flights.join([again := one()]) == [again]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from([None, 1.0, 2.0, 3.0]), st.booleans(), st.booleans()), max_size=20

@@ -3,11 +3,17 @@
 import socketserver
 import threading
 from collections.abc import Iterator
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, make_wsgi_app
 
 from penstock.worker.supervision.member_metrics import MemberMetrics
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -19,7 +25,10 @@ def ports() -> Iterator[dict[int, int]]:
         counter = Counter("penstock_requests", "Finished records.", ["outcome"], registry=registry)
         counter.labels('o"k').inc(worker + 1)
         Histogram("penstock_batch_tokens", "Tokens.", registry=registry, buckets=(1, 2)).observe(1)
-        servers.append(start_http_server(0, "127.0.0.1", registry=registry))
+        server = make_server("127.0.0.1", 0, make_wsgi_app(registry), handler_class=_Silent)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        servers.append((server, thread))
     yield {worker: server.server_port for worker, (server, _) in enumerate(servers)} | {7: 1}
     for server, thread in servers:
         server.shutdown()

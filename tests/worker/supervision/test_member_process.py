@@ -21,6 +21,7 @@ async def start(placement: Placement) -> MemberProcess:
     return await MemberProcess.start(placement, SETTINGS, {}, 1.0, 2)
 
 
+@pytest.mark.slow
 async def test_members_that_start_together_get_their_cores_and_the_supervisor_keeps_its_own() -> None:
     own = os.sched_getaffinity(0)
     placements = [Placement(worker, None, None, (cpu,)) for worker, cpu in enumerate(sorted(own))]
@@ -57,6 +58,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_an_error_that_ends_a_member_is_one_event_with_its_number() -> None:
     ours, theirs = control_sockets()
     with ours, theirs:

@@ -175,6 +175,16 @@ def test_what_the_sampler_drops_is_not_kept(make_sequences: MakeSequences, heade
     assert spans.ended == ()
 
 
+def test_an_invalid_header_begins_a_trace_as_none_does(make_sequences: MakeSequences) -> None:
+    spans = MemorySpans()
+    worker = Traced(spans)
+    [sequence] = prepared(make_sequences([1]), b"00-" + b"0" * 32 + b"-" + b"b" * 16 + b"-00")
+    worker.traces.begin([sequence])
+    worker.end(sequence)
+    [process] = spans.named(f"process {TOPIC}")
+    assert process.parent is None
+
+
 def test_a_sampler_that_does_not_follow_parents_decides_itself(make_sequences: MakeSequences) -> None:
     spans = MemorySpans(ALWAYS_ON)
     worker = Traced(spans)

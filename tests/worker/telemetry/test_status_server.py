@@ -120,7 +120,7 @@ async def test_a_server_that_dies_fails_the_worker(monkeypatch: pytest.MonkeyPat
     signal = StopSignal()
     asyncio.get_running_loop().set_exception_handler(signal.on_loop_error)
 
-    def die(_: object) -> None:
+    def die(*_: object) -> None:
         raise OSError("no more files")
 
     monkeypatch.setattr(WSGIServer, "serve_forever", die)

@@ -127,5 +127,7 @@ VARIANTS: dict[str, Variant] = {
     "bulk: load averaged over 1 s, not 0.25": _constant(bulk_share, "_LOAD_WINDOW_S", 1.0),
     "partition: fifo": _replaced(planner, "PartitionPolicy", lambda _: PartitionPolicy("fifo")),
     "partition: dp at any gain": _constant(partition, "MIN_DP_GAIN", 0.0),
-    "partition: dp by FIFO's total, not its pace": _replaced(partition, "_pace", lambda in_order, _: in_order.total_s),
+    "partition: dp by FIFO's total, not its pace": _replaced(
+        partition, "_pace", lambda in_order, _: sum(in_order.seconds)
+    ),
 }

@@ -1,0 +1,1 @@
+"""Commands that verify a set-up: its parts, its settings, its results."""

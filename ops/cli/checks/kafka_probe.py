@@ -1,0 +1,90 @@
+"""The check of the broker and of the topics that a worker uses."""
+
+import asyncio
+from collections.abc import Mapping
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from penstock.ops.cli.checks.finding import CheckSettings, Finding
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC, bulk_topic, request_topic
+from penstock.worker.command import placements_for
+from penstock.worker.supervision.machine import this_machine
+from penstock.worker.supervision.placement import CannotPlace
+
+KAFKA_TIMEOUT_S = 5.0
+
+
+async def probe_kafka(settings: CheckSettings) -> list[Finding]:
+    """Check broker and topics with one metadata request, which creates no topic."""
+    servers = settings.bootstrap_servers
+    cluster = KafkaCluster.of(settings)
+    admin = AIOKafkaAdminClient(**cluster.arguments, request_timeout_ms=int(KAFKA_TIMEOUT_S * 1000))
+    try:
+        async with asyncio.timeout(KAFKA_TIMEOUT_S):
+            await admin.start()
+            topics = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
+    except (KafkaConnectionError, TimeoutError):
+        refusal = await cluster.refusal()
+        if refusal is not None:
+            return [Finding("Kafka", "problem", str(refusal)), _NO_TOPICS]
+        return _no_kafka(f"{servers} does not answer")
+    except (KafkaError, OSError, ValueError) as error:
+        return _no_kafka(f"{servers} cannot be used: {error}")
+    finally:
+        await admin.close()
+    return [
+        Finding("Kafka", "OK", f"{servers} answers; {len(topics)} topics"),
+        _request_topic(settings, topics),
+        _reply_topic(topics),
+    ]
+
+
+_NO_TOPICS = Finding("Topics", "not checked", "They need Kafka.")
+
+
+def _no_kafka(found: str) -> list[Finding]:
+    remedy = "Set --bootstrap-servers (PENSTOCK_BOOTSTRAP_SERVERS) to your Kafka, or start one here: penstock broker"
+    return [Finding("Kafka", "problem", found, remedy), _NO_TOPICS]
+
+
+def _request_topic(settings: CheckSettings, topics: Mapping[str, int]) -> Finding:
+    topic = _topic_name(settings)
+    if topic is None:
+        return Finding("Request topic", "not checked", "Its name depends on the model.", "Give --model or --topic.")
+    try:
+        num_members = len(placements_for(settings, this_machine()))
+    except CannotPlace:  # `members` reports it
+        num_members = 1
+    enough = max(NUM_PARTITIONS, num_members)
+    exists = topic in topics
+    if exists:
+        found = f"{topic}, {topics[topic]} partitions: at most that many members share it"
+        alter = f"kafka-topics.sh --bootstrap-server {settings.bootstrap_servers} --alter --partitions {enough} --topic"
+        remedy = f"{alter} {topic}, and the same for {bulk_topic(topic)}"
+    else:
+        found = f"{topic} does not exist yet; the first client or worker creates it"
+        remedy = f"Give --partitions {enough}."
+    if (topics[topic] if exists else settings.partitions) < num_members:
+        few = "" if exists else f", a worker with {settings.partitions} partitions"
+        return Finding("Request topic", "problem", f"{found}{few}, and {num_members} would run on this machine", remedy)
+    return Finding("Request topic", "OK", found)
+
+
+def _topic_name(settings: CheckSettings) -> str | None:
+    if settings.topic is not None:
+        return settings.topic
+    if settings.served_name:
+        return request_topic(settings.served_name)
+    if settings.model is None:
+        return None
+    from penstock.engine.loading import default_name
+
+    return request_topic(default_name(settings.model))
+
+
+def _reply_topic(topics: Mapping[str, int]) -> Finding:
+    if REPLY_TOPIC not in topics:
+        return Finding("Reply topic", "OK", f"{REPLY_TOPIC} does not exist yet; the first client creates it")
+    return Finding("Reply topic", "OK", f"{REPLY_TOPIC}, {topics[REPLY_TOPIC]} partitions")

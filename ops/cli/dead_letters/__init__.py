@@ -1,0 +1,1 @@
+"""Commands that look at dead letters, answer them, and send records again."""

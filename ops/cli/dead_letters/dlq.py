@@ -1,0 +1,241 @@
+"""`penstock dlq`: list, show, replay and answer the dead letters of a model's topics."""
+
+import asyncio
+import json
+import re
+import sys
+from collections import Counter
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+from pydantic import AfterValidator, Field
+
+from penstock.ops.cli.dead_letters.letter_selection import (
+    First,
+    Ids,
+    Last,
+    Letters,
+    Partition,
+    Reason,
+    Selection,
+    read_letters,
+)
+from penstock.ops.cli.dead_letters.letter_table import as_json, print_letters
+from penstock.ops.cli.dead_letters.record_sender import open_sender
+from penstock.ops.cli.dead_letters.replayer import (
+    AsJson,
+    DeadlineS,
+    Execute,
+    MaxReplays,
+    Replayer,
+    ReplayOptions,
+    ReplyPartition,
+    ReplyTopicName,
+)
+from penstock.ops.cli.options import takes
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
+from penstock.producer.settings import KafkaSettings, RequestTopic
+from penstock.producer.transport.cluster import KafkaCluster
+from penstock.producer.wire.topics import check_served_name, request_topic, served_name_of
+from penstock.worker.settings import ModelSettings, RequestSettings
+
+dlq = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, show, replay and answer the dead letters of a model's topics.",
+)
+
+_MAX_LISTED = 100
+
+ExecuteReplies = Annotated[bool, typer.Option("--execute", help="Send the replies. Otherwise only compute them.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most letters. Default: 100 in a table.")]
+
+
+class DlqSettings(KafkaSettings):
+    """Which letters' topics, and where."""
+
+    model: Annotated[str | None, AfterValidator(lambda name: check_served_name(name and served_name_of(name)))] = Field(
+        None, description="The model's served name, or its checkpoint's path or id, whose last part is the name."
+    )
+    topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<model>.")
+
+
+class AnswerSettings(ModelSettings, RequestSettings, KafkaSettings):
+    """Whose letters, where, and how they are answered."""
+
+    topic: RequestTopic = Field(None, description="Request topic. Default: penstock.requests.<served name>.")
+
+
+@dlq.command("ls")
+@takes(DlqSettings)
+def list_letters(
+    settings: DlqSettings,
+    reason: Reason = None,
+    letters: Letters = "all",
+    partition: Partition = None,
+    first: First = 0,
+    last: Last = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> int:
+    """List dead letters, and count them by error code.
+
+    $ penstock dlq ls --model intents --reason backend
+
+    Exit code 0, also if there is none. 2: there is no such topic of letters.
+    """
+    selection = Selection.of(reason, None, letters, partition, first, last)
+    return _run(settings, lambda topic: _list(settings, topic, selection, limit, as_json))
+
+
+@dlq.command()
+@takes(DlqSettings)
+def show(
+    settings: DlqSettings, letter: Annotated[str, typer.Argument(metavar="ID", help="As `dlq ls` prints it.")]
+) -> int:
+    """Print one dead letter as JSON: why it was written, and its original's headers, key and value (base64).
+
+    $ penstock dlq show --model intents 3:17
+
+    Exit code 1: there is no such letter. 2: there is no such topic of letters.
+    """
+    selection = Selection.of(None, letter, "all", None, 0, None)
+    return _run(settings, lambda topic: _show(settings, topic, selection))
+
+
+@dlq.command()
+@takes(DlqSettings)
+def replay(
+    settings: DlqSettings,
+    reason: Reason = None,
+    ids: Ids = None,
+    letters: Letters = "all",
+    partition: Partition = None,
+    first: First = 0,
+    last: Last = None,
+    execute: Execute = False,
+    deadline_s: DeadlineS = None,
+    reply_topic: ReplyTopicName = None,
+    reply_partition: ReplyPartition = None,
+    max_replays: MaxReplays = 3,
+    as_json: AsJson = False,
+) -> int:
+    """Send the originals of dead letters to their request topics again.
+
+    Without --execute: only count them; with --json, list them.
+
+    $ penstock dlq replay --model intents --reason backend --execute
+
+    A replayed record has the header penstock-replay-of. Its reply has the key of a reply to the original, by which
+    readers can drop duplicates. The letters stay in their topic.
+
+    Exit code 1: the broker refused some. 2: there is no such topic of letters.
+    """
+    selection = Selection.of(reason, ids, letters, partition, first, last)
+    options = ReplayOptions(deadline_s, reply_topic, reply_partition, max_replays, as_json)
+    return _run(settings, lambda topic: _replay(settings, topic, selection, options, execute))
+
+
+@dlq.command()
+@takes(AnswerSettings)
+def answer(
+    settings: AnswerSettings,
+    reason: Reason = None,
+    ids: Ids = None,
+    letters: Letters = "all",
+    partition: Partition = None,
+    first: First = 0,
+    last: Last = None,
+    execute: ExecuteReplies = False,
+    reply_topic: ReplyTopicName = None,
+    reply_partition: ReplyPartition = None,
+    as_json: AsJson = False,
+) -> int:
+    """Answer dead letters in this process, which loads the worker's model, and send the replies.
+
+    Without --execute: compute the replies and print the outcomes, but send nothing.
+
+    $ penstock dlq answer --model ./checkpoint --served-name intents --reason backend --execute
+
+    A reply goes to the letter's reply address and has the key of a reply to the original, by which readers can drop
+    duplicates. A letter that fails again gets no second error reply. The letters stay in their topic.
+
+    Exit code 1: letters failed again, or the broker refused replies. 2: there is no such topic of letters.
+    """
+    selection = Selection.of(reason, ids, letters, partition, first, last)
+    options = ReplayOptions(None, reply_topic, reply_partition, 1, as_json)
+    if reply_topic is not None:  # the operator's choice needs no allow-list
+        settings = settings.model_copy(update={"reply_topics": re.escape(reply_topic)})
+    narrate_logs(settings.bootstrap_servers)
+    return asyncio.run(_answer(settings, selection, options, execute))
+
+
+def _run(settings: DlqSettings, body: Any) -> int:
+    narrate_logs(settings.bootstrap_servers)
+    if settings.topic is None and settings.model is None:
+        raise BadUsage("Give --model or --topic.")
+    code: int = asyncio.run(body(settings.topic or request_topic(settings.model or "")))
+    return code
+
+
+async def _list(settings: DlqSettings, topic: str, selection: Selection, limit: int | None, as_json: bool) -> int:
+    counts: Counter[str] = Counter()
+    listed = []
+    most = limit or (sys.maxsize if as_json else _MAX_LISTED)
+    async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
+        async for letter in found:
+            counts[letter.code] += 1
+            if counts.total() > most:
+                continue
+            if as_json:
+                print(json.dumps(letter.summary()))
+            else:
+                listed.append(letter.summary())
+    if not as_json and listed:
+        print_letters(listed)
+    codes = ", ".join(f"{code} {count:,}" for code, count in counts.most_common())
+    plural = "s" if counts.total() > 1 else ""
+    say(f"{counts.total():,} dead letter{plural}: {codes}." if counts else f"No dead letter of {topic} matches.")
+    if counts.total() > most:
+        say(f"{most:,} of them are listed. --limit lists more; --reason, --partition, --from and --to list others.")
+    return EXIT_OK
+
+
+async def _show(settings: DlqSettings, topic: str, selection: Selection) -> int:
+    async with aclosing(read_letters(KafkaCluster.of(settings), topic, selection)) as found:
+        async for letter in found:
+            print(as_json(letter.details()))
+            return EXIT_OK
+    fail(f"There is no such dead letter of {topic}.")
+    return EXIT_PROBLEM
+
+
+async def _replay(
+    settings: DlqSettings, topic: str, selection: Selection, options: ReplayOptions, execute: bool
+) -> int:
+    cluster = KafkaCluster.of(settings)
+    async with open_sender(cluster, execute=execute) as sender:
+        replayer = Replayer(options, sender)
+        async with aclosing(read_letters(cluster, topic, selection)) as found:
+            async for letter in found:
+                source = letter.position
+                if letter.obstacle or source is None:
+                    replayer.skip((letter.record.topic, letter.record.partition, letter.record.offset), letter.obstacle)
+                else:
+                    await replayer.offer(source, letter.record, letter.original_headers, source[0])
+        return await replayer.finish()
+
+
+async def _answer(settings: AnswerSettings, selection: Selection, options: ReplayOptions, execute: bool) -> int:
+    from penstock.ops.cli.dead_letters.answerer import open_answerer  # loads what the other commands do not need
+    from penstock.ops.cli.dead_letters.letter_answers import LetterAnswers
+
+    cluster = KafkaCluster.of(settings)
+    async with open_answerer(settings, settings) as answerer, open_sender(cluster, execute=execute) as sender:
+        answers = LetterAnswers(options, answerer, sender)
+        topic = settings.topic or request_topic(answerer.served_name)
+        async with aclosing(read_letters(cluster, topic, selection)) as found:
+            async for letter in found:
+                await answers.add(letter)
+        return await answers.finish()

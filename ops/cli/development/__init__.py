@@ -1,0 +1,1 @@
+"""Commands for development: the demo, a broker, and a description of the topics."""

@@ -1,0 +1,176 @@
+"""`penstock asyncapi`: topics, headers and values as an AsyncAPI 3 document."""
+
+import json
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from penstock.ops.cli.development import asyncapi_schemas as schemas
+from penstock.producer.wire import headers
+from penstock.producer.wire.codec import VERSION
+from penstock.producer.wire.topics import (
+    DEAD_LETTER_PARTITIONS,
+    NUM_PARTITIONS,
+    REPLY_TOPIC,
+    REPLY_TOPIC_PATTERN,
+    bulk_topic,
+    dead_letter_topic,
+    request_topic,
+    served_name_of,
+)
+
+_CONTENT_TYPE = "application/vnd.msgpack"
+_BINDING = "0.5.0"  # version of AsyncAPI's Kafka bindings
+_ERROR = "error"
+
+Model = Annotated[
+    str | None, typer.Option("--model", help="Served name, or checkpoint. Default: a parameter of the addresses.")
+]
+
+
+def asyncapi(model: Model = None) -> None:
+    """Print an AsyncAPI 3 document (JSON) of the topics, headers and msgpack values of a model.
+
+    $ penstock asyncapi --model intents > asyncapi.json
+
+    The document is written from the worker's side: it receives requests and sends replies.
+    """
+    typer.echo(json.dumps(document(None if model is None else served_name_of(model)), indent=2, ensure_ascii=False))
+
+
+def document(model: str | None = None) -> dict[str, Any]:
+    """The AsyncAPI document of a served model. None: its name is a parameter of the addresses."""
+    topic = request_topic("") + "{model}" if model is None else request_topic(model)
+    replies = {task: f"{_camel(task)}Reply" for task in schemas.reply_schemas()} | {_ERROR: "errorReply"}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "penstock" if model is None else f"penstock: {model}",
+            "version": f"{VERSION}.0.0",
+            "description": f"Wire format, version {VERSION}, of penstock {version('penstock')}: requests and replies "
+            "are Kafka records. Values are MessagePack maps, in which unknown keys are ignored.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": _CONTENT_TYPE,
+        "channels": _channels(topic, model, list(replies.values())),
+        "operations": {
+            "answerRequests": _answers("requests", list(replies.values())),
+            "answerBulkRequests": _answers("bulkRequests", list(replies.values())),
+            "keepDeadLetters": _sends("deadLetters"),
+            "keepBulkDeadLetters": _sends("bulkDeadLetters"),
+        },
+        "components": {"messages": _messages(replies)},
+    }
+
+
+def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, Any]:
+    """`replies`: their messages' names."""
+    return {
+        "requests": _channel(topic, model, ["request"], NUM_PARTITIONS, "Requests."),
+        "bulkRequests": _channel(
+            bulk_topic(topic), model, ["request"], NUM_PARTITIONS, "Requests that use what online requests leave."
+        ),
+        "replies": _channel(
+            None,
+            None,
+            replies,
+            None,
+            f"Replies. Each request names its topic, {REPLY_TOPIC} or another one that the workers allow: by "
+            f"default those that match {REPLY_TOPIC_PATTERN}.",
+        ),
+        "deadLetters": _channel(
+            dead_letter_topic(topic), model, ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."
+        ),
+        "bulkDeadLetters": _channel(
+            dead_letter_topic(bulk_topic(topic)),
+            model,
+            ["deadLetter"],
+            DEAD_LETTER_PARTITIONS,
+            "Failed bulk requests.",
+        ),
+    }
+
+
+def _channel(
+    address: str | None, model: str | None, messages: list[str], partitions: int | None, description: str
+) -> dict[str, Any]:
+    channel: dict[str, Any] = {
+        "address": address,
+        "description": description,
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+    }
+    if address is not None and model is None:
+        channel["parameters"] = {"model": {"description": "Served name of the model."}}
+    if partitions is not None:
+        channel["bindings"] = {"kafka": {"partitions": partitions, "bindingVersion": _BINDING}}
+    return channel
+
+
+def _answers(channel: str, replies: list[str]) -> dict[str, Any]:
+    return {
+        "action": "receive",
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "messages": [{"$ref": f"#/channels/{channel}/messages/request"}],
+        "reply": {
+            "address": {"location": f"$message.header#/{headers.REPLY_TOPIC}"},
+            "channel": {"$ref": "#/channels/replies"},
+            "messages": [{"$ref": f"#/channels/replies/messages/{name}"} for name in replies],
+        },
+    }
+
+
+def _sends(channel: str) -> dict[str, Any]:
+    return {
+        "action": "send",
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "messages": [{"$ref": f"#/channels/{channel}/messages/deadLetter"}],
+    }
+
+
+def _messages(replies: dict[str, str]) -> dict[str, Any]:
+    """Name -> message."""
+    values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
+    request = _message(
+        "Sequences for one task. The key is the client's to choose; equal keys go to one worker.",
+        schemas.request_headers_schema(),
+        schemas.request_schema(),
+    )
+    letter = _message(
+        "A record that could not be processed, as it was, with the reason in its headers.",
+        schemas.dead_letter_headers_schema(),
+        {},
+    )
+    return {
+        "request": request | _CORRELATED,
+        "deadLetter": letter,
+        **{
+            name: _message(
+                "A refused or failed request." if kind == _ERROR else f"The answer to `{kind}`.",
+                schemas.reply_headers_schema(),
+                values[kind],
+            )
+            | _CORRELATED
+            for kind, name in replies.items()
+        },
+    }
+
+
+_CORRELATED = {"correlationId": {"location": f"$message.header#/{headers.CORRELATION_ID}"}}
+
+
+def _message(summary: str, header: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
+    key = {"type": "string", "format": "binary"}
+    return {
+        "summary": summary,
+        "contentType": _CONTENT_TYPE if payload else "application/octet-stream",
+        "headers": header,
+        **({"payload": payload} if payload else {}),
+        "bindings": {"kafka": {"key": key, "bindingVersion": _BINDING}},
+    }
+
+
+def _camel(task: str) -> str:
+    """`token_classify` -> `tokenClassify`."""
+    first, *rest = task.split("_")
+    return first + "".join(word.title() for word in rest)

@@ -1,0 +1,155 @@
+"""JSON schemas of the wire format's values and headers, made from the types and constants that the codec uses.
+
+MessagePack's `bin`, which JSON does not have, is a string of the format `binary`.
+"""
+
+from typing import Any, get_args, get_type_hints
+
+from penstock.ops.cli.development.wire_page import WireRow, wire_table
+from penstock.producer.errors import ERRORS_BY_CODE
+from penstock.producer.wire import headers
+from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES, VERSION
+from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options
+
+Schema = dict[str, Any]
+
+_STRING: Schema = {"type": "string"}
+_BINARY: Schema = {"type": "string", "format": "binary"}
+_INTEGER: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_MAP: Schema = {"type": "object"}
+_TYPES: dict[type, Schema] = {bool: {"type": "boolean"}, int: _INTEGER, str: _STRING}
+_CHOICES = {"pooling": POOLINGS, "dtype": DTYPES}
+_BINARY_HEADERS = {headers.CORRELATION_ID, headers.REPLY_PARTITION}
+
+
+def request_schema() -> Schema:
+    """The value of a request."""
+    described = _described(wire_table("Request", "key"))
+    pair = {"type": "array", "items": _STRING, "minItems": 2, "maxItems": 2}
+    texts = _list({"oneOf": [_STRING, pair]}, MAX_SEQUENCES)
+    properties = {
+        "v": _INTEGER | {"const": VERSION},
+        "model": _STRING | {"minLength": 1},
+        "task": _STRING | {"enum": list(TASKS)},
+        "text": {"oneOf": [_STRING, texts]},
+        "ids": _BINARY,
+        "lens": _BINARY,
+        "opts": options_schema(),
+    }
+    sequences = {"oneOf": [{"required": ["text"]}, {"required": ["ids", "lens"]}]}
+    return _object(properties, described, ["v", "model", "task"]) | sequences
+
+
+def options_schema() -> Schema:
+    """The options of a request."""
+    described = {name: row.cells[2] for row in wire_table("Request", "option") for name in row.names}
+    properties = {}
+    for name, hint in get_type_hints(Options).items():
+        (kind,) = [arg for arg in (get_args(hint) or (hint,)) if arg is not type(None)]
+        default = getattr(NO_OPTIONS, name)
+        choices = {"enum": list(_CHOICES[name])} if name in _CHOICES else {}
+        properties[name] = _TYPES[kind] | choices | ({} if default is None else {"default": default})
+    return _object(properties, described, [])
+
+
+def reply_schemas() -> dict[str, Schema]:
+    """The value of a reply to each task."""
+    rows = wire_table("Reply", "key")
+    matrix = {
+        "shape": {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2},
+        "dtype": _STRING | {"enum": list(DTYPES)},
+        "data": _BINARY,
+    }
+    scores = _list(_NUMBER, MAX_LABELS)
+    fields: dict[str, Schema] = {
+        "embed": matrix,
+        "classify": {"labels": _list(_list(_STRING, MAX_LABELS)), "scores": _list(scores)},
+        "rerank": {"scores": _list(_NUMBER)},
+        "token_classify": {"names": _list(_STRING, MAX_LABELS), "lens": _BINARY, "classes": _BINARY, **matrix},
+    }
+    optional: dict[str, Schema] = {"token_classify": {"spans": _BINARY}}
+    head = {
+        "v": _INTEGER | {"const": VERSION},
+        "ok": {"type": "boolean", "const": True},
+        "model": _STRING,
+        "revision": _STRING,
+        "n": _INTEGER | {"minimum": 1, "maximum": MAX_SEQUENCES},
+    }
+    notes = {"cached": _INTEGER, "timing": _MAP | {"additionalProperties": _NUMBER}, "batch": _MAP}
+    schemas = {}
+    for task, own in fields.items():
+        properties = {**head, **own, **optional.get(task, {}), **notes}
+        schemas[task] = _object(properties, _described(_of_task(rows, task)), [*head, *own])
+    schemas["embed"]["not"] = {"required": ["lens"]}  # that is a reply to token_classify
+    return schemas
+
+
+def error_schema() -> Schema:
+    """The value of an error reply."""
+    row = {"type": "array", "items": [_INTEGER, _STRING, _STRING], "minItems": 3, "maxItems": 3}
+    code = {"description": "Treat an unknown code as `backend`.", "examples": list(ERRORS_BY_CODE)}
+    detail = {
+        "code": _STRING | code,
+        "message": _STRING | {"description": "A sentence for a person."},
+        "retriable": {"type": "boolean", "description": "The same record may succeed later."},
+        "rows": _list(row, MAX_ROW_ERRORS) | {"description": "Index, code and message of the sequences at fault."},
+    }
+    properties = {
+        "v": _INTEGER | {"const": VERSION},
+        "ok": {"type": "boolean", "const": False},
+        "error": _object(detail, {}, ["code", "message", "retriable"]),
+    }
+    return _object(properties, {}, list(properties))
+
+
+def request_headers_schema() -> Schema:
+    """The headers of a request."""
+    return _headers(wire_table("Headers", "header of a request"), [headers.REPLY_TOPIC])
+
+
+def reply_headers_schema() -> Schema:
+    """The headers of a reply, which are those of its request."""
+    rows = wire_table("Headers", "header of a request")
+    return _headers([row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)], [])
+
+
+def dead_letter_headers_schema() -> Schema:
+    """The headers of a dead letter, beside those of its original."""
+    return _headers(wire_table("Topics", "header of a dead letter"), [headers.ERROR_CODE, headers.SOURCE])
+
+
+def _headers(rows: list[WireRow], required: list[str]) -> Schema:
+    properties = {
+        name: (_BINARY if name in _BINARY_HEADERS else _STRING) | {"description": row.cells[0]}
+        for row in rows
+        for name in row.names
+    }
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _of_task(rows: list[WireRow], task: str) -> list[WireRow]:
+    """Rows of the reply's table that concern a task: its own, and those of every task."""
+    kept = []
+    for row in rows:
+        concerned, colon, _ = row.cells[-1].partition(":")
+        tasks = concerned.split(" of ")[0].split(", ")
+        if not colon or not set(tasks) <= set(TASKS) or task in tasks:
+            kept.append(row)
+    return kept
+
+
+def _described(rows: list[WireRow]) -> dict[str, str]:
+    return {name: row.cells[-1] for row in rows for name in row.names}
+
+
+def _list(items: Schema, most: int = MAX_SEQUENCES) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": most}
+
+
+def _object(properties: dict[str, Schema], described: dict[str, str], required: list[str]) -> Schema:
+    shown = {
+        name: schema | ({"description": described[name]} if name in described and "const" not in schema else {})
+        for name, schema in properties.items()
+    }
+    return {"type": "object", "properties": shown, **({"required": required} if required else {})}

@@ -1,0 +1,42 @@
+"""`penstock broker`: Kafka for development, in the foreground."""
+
+import threading
+
+from pydantic import Field
+
+from penstock.ops.cli.options import takes
+from penstock.ops.cli.terminal import say
+from penstock.ops.kafka import BrokerKind, open_broker
+from penstock.producer.settings_sources import Settings
+
+MOCK_FETCH_MAX_WAIT_MS = 5  # the mock holds each fetch for this time, even if there are records
+ABOUT = {
+    "kafka": "A real Apache Kafka of one node. Its data is removed when it stops.",
+    "mock": "librdkafka's mock, for development only. It stores nothing on disk, drops the oldest records beyond 5 MB "
+    "per partition, and serves one worker at a time.",
+}
+
+
+class BrokerSettings(Settings):
+    """Settings of the local broker."""
+
+    kind: BrokerKind = Field(
+        "mock", description="mock: starts at once, needs no Java. kafka: Apache Kafka, needs Java 17 and Maven."
+    )
+
+
+@takes(BrokerSettings)
+def broker(settings: BrokerSettings) -> int:
+    """Run a Kafka broker for development on this machine until Ctrl-C."""
+    if settings.kind == "kafka":
+        say("Starting Kafka. The first start downloads its jars with Maven.")
+    with open_broker(settings.kind) as running:
+        say(f"Kafka is at {running.bootstrap_servers}", "bold")
+        say(ABOUT[settings.kind])
+        say("In other terminals:")
+        say(f"  export PENSTOCK_BOOTSTRAP_SERVERS={running.bootstrap_servers}")
+        if settings.kind == "mock":
+            say(f"  export PENSTOCK_FETCH_MAX_WAIT_MS={MOCK_FETCH_MAX_WAIT_MS} PENSTOCK_PROCESSES=1")
+        say("Ctrl-C stops it.")
+        threading.Event().wait()
+    raise RuntimeError("The wait for Ctrl-C ended. This is a bug.")

@@ -1,0 +1,1 @@
+"""Commands that compute texts: the rows of files, or one text."""

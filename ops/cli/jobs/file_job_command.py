@@ -1,0 +1,142 @@
+"""A job over files on the command line: what it prints, how it ends, and what remains when it does not finish."""
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import uvloop
+
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.jobs.job_summary import print_summary, summary_json
+from penstock.ops.cli.jobs.local_fleet import local_broker, local_worker
+from penstock.ops.cli.jobs.one_text import client_settings
+from penstock.ops.cli.jobs.progress import JobScreen
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail, say
+from penstock.producer.files import PartWriter, Reader, StreamWriter, TableError, count_rows, open_reader, open_writer
+from penstock.producer.files.durable import write_synced
+from penstock.producer.files.file_job import BulkResult, TooManyErrors, run_bulk
+from penstock.producer.files.input_paths import input_paths
+from penstock.producer.files.standard_streams import STANDARD
+from penstock.producer.files.table_reader import format_of
+from penstock.producer.wire.messages import Options
+
+_Writer = PartWriter | StreamWriter
+
+
+def run_file_job(
+    task: str,
+    settings: FileJobSettings,
+    options: Options,
+    columns: Sequence[str],
+    sources: Sequence[Path],
+    target: Path,
+) -> int:
+    """Read, send, write. Invalid files are found before any connection to Kafka. Returns the exit code."""
+    if settings.report is not None and not settings.report.absolute().parent.is_dir():
+        fail(f"--report {settings.report}: there is no directory {settings.report.absolute().parent}.")
+        return EXIT_USAGE
+    writer: _Writer | None = None
+    try:
+        paths = input_paths(sources, target)
+        with (
+            open_reader(paths, columns, standard_format=settings.standard_format) as reader,
+            _opened(task, settings, options, reader, target) as writer,
+        ):
+            total = count_rows(paths)
+            with local_broker(settings) as reaching:
+                begun, done = uvloop.run(_all_rows(task, reaching, options, reader, writer, total))
+    except TableError as error:
+        fail(str(error))
+        _say_what_is_kept(writer)
+        return EXIT_USAGE
+    except TooManyErrors as error:
+        fail(f"{error} More are allowed with a higher --max-errors.")
+        _say_what_is_kept(writer)
+        return EXIT_PROBLEM
+    except KeyboardInterrupt:
+        if not _say_what_is_kept(writer):
+            say(f"{_name(target)} was not written.")
+        raise
+    done = dataclasses.replace(done, seconds=time.monotonic() - begun)  # with the end of the output
+    print_summary(done, writer.report, writer.tally, _name(target))
+    if settings.report is not None:
+        write_synced(settings.report, summary_json(done, writer.report, writer.tally))
+    return EXIT_PROBLEM if done.failed else EXIT_OK
+
+
+def _opened(
+    task: str, settings: FileJobSettings, options: Options, reader: Reader, target: Path
+) -> AbstractContextManager[_Writer]:
+    if target != STANDARD:
+        return open_writer(
+            target,
+            reader,
+            task,
+            model=settings.served_name,
+            options=options,
+            overwrite=settings.overwrite,
+            restart=settings.restart,
+        )
+    extension = format_of(STANDARD, settings.standard_format)
+    return nullcontext(StreamWriter(sys.stdout.buffer, extension, reader, task, options))
+
+
+def _say_what_is_kept(writer: _Writer | None) -> bool:
+    if not isinstance(writer, PartWriter) or writer.kept_rows == 0 or not writer.is_resumable:
+        return False
+    say(f"{writer.kept_rows:,} finished rows are kept in {writer.path}.parts. The same command continues after them.")
+    return True
+
+
+def _name(target: Path) -> str:
+    return "standard output" if target == STANDARD else str(target)
+
+
+async def _all_rows(
+    task: str, settings: FileJobSettings, options: Options, reader: Reader, writer: _Writer, total: int | None
+) -> tuple[float, BulkResult]:
+    """Run the job. Returns when it began, without the start of a worker of its own, and what it did."""
+    from penstock.producer.client import Client
+
+    resumed = BulkResult(writer.report.rows, writer.report.failed, 0.0, writer.report.rows)
+    if resumed.rows:
+        say(f"Continuing after {resumed.rows:,} finished rows.")
+    async with local_worker(settings) as while_alive:
+        begun = time.monotonic()
+        async with Client(bulk=True, on_reply=writer.tally.add, **client_settings(settings)) as client:
+            with JobScreen(total, _stalled(settings)) as screen:
+                ticking = asyncio.create_task(_tick(screen))
+                job = run_bulk(
+                    client,
+                    task,
+                    reader,
+                    writer,
+                    options=options,
+                    timeout_s=settings.timeout_s,
+                    resumed=resumed,
+                    max_errors=settings.most_errors,
+                    on_progress=screen.show,
+                )
+                try:
+                    return begun, await while_alive(job)
+                finally:
+                    ticking.cancel()
+
+
+def _stalled(settings: FileJobSettings) -> str:
+    if settings.local:
+        return "No answer for a while. The rows may be long, or new to the worker. Still waiting; Ctrl-C ends."
+    return (
+        f"No answer for a while. Is a worker for {settings.served_name!r} running (penstock worker --model …)? "
+        f"Is Kafka at {settings.bootstrap_servers} up? Still waiting; Ctrl-C ends."
+    )
+
+
+async def _tick(screen: JobScreen) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        screen.tick()

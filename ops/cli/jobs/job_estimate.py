@@ -1,0 +1,77 @@
+"""`--dry-run` of a job over files: its rows, their lengths, and the time that the kept cost tables predict."""
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import uvloop
+
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.jobs.job_summary import print_lengths
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail, say
+from penstock.producer.errors import PenstockError
+from penstock.producer.files import TableError, open_reader
+from penstock.producer.files.input_paths import input_paths
+from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.row_blocks import Block
+from penstock.producer.wire.topics import served_name_of
+from penstock.worker.batching.startup_costs import MeasuredCosts
+
+_CHARS_PER_TOKEN = 4  # of English
+_SPECIAL_TOKENS = 2
+
+
+def estimate_job(settings: FileJobSettings, columns: Sequence[str], sources: Sequence[Path], target: Path) -> int:
+    """Read the whole input and print what the job would do. Returns the exit code."""
+    try:
+        with open_reader(input_paths(sources, target), columns, standard_format=settings.standard_format) as reader:
+            uvloop.run(_print_estimate(reader, settings.served_name))
+    except TableError as error:
+        fail(str(error))
+        return EXIT_USAGE
+    return EXIT_OK
+
+
+async def _print_estimate(blocks: Iterable[Block], model: str) -> None:
+    report = JobReport()
+    failed = 0
+    for block in blocks:
+        report.rows += len(block.texts)
+        report.add_lengths(block)
+        failed += sum(isinstance(text, PenstockError) for text in block.texts)
+    say(f"{report.rows:,} rows, {failed:,} without a text that can be sent")
+    print_lengths(report)
+    costs = await _kept_costs(model)
+    if not costs:
+        say(f"No time is estimated: this machine keeps no cost table of {model!r}. penstock calibrate measures one.")
+    for name, measured in costs.items():
+        time = datetime.timedelta(seconds=round(estimate_s(report.lengths, measured)))
+        say(f"About {time} on one worker like {name}, at {_CHARS_PER_TOKEN} characters a token")
+
+
+def estimate_s(lengths: Mapping[int, int], costs: MeasuredCosts) -> float:
+    """Seconds of the engine for texts of these lengths, in full batches of similar ones.
+
+    Args:
+        lengths: rows by the largest number of characters, a power of two; the mean is taken as three quarters of it.
+    """
+    seconds = 0.0
+    for most_chars, rows in lengths.items():
+        tokens = _SPECIAL_TOKENS + max(1, round(0.75 * most_chars / _CHARS_PER_TOKEN))
+        size = max(1, min(costs.max_sequences, costs.max_tokens // tokens))
+        seconds += rows / size * costs.table.seconds(size * tokens, size * tokens**2, tokens, size)
+    return seconds
+
+
+async def _kept_costs(model: str) -> dict[str, MeasuredCosts]:
+    from penstock.cache import CostTables
+    from penstock.worker.batching.startup_costs import kept_costs
+    from penstock.worker.resolved_settings import default_cost_path
+
+    tables = CostTables(default_cost_path())
+    costs = {}
+    for key in await tables.keys():
+        measured = await kept_costs(tables, key) if served_name_of(key.model) == model else None
+        if measured is not None:
+            costs[f"{key.device}, {key.dtype}"] = measured
+    return costs

@@ -1,0 +1,69 @@
+"""One text of `penstock embed` and `penstock classify`, answered on the terminal."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.ops.cli.jobs.job_settings import FileJobSettings
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail
+from penstock.producer.errors import PenstockError
+from penstock.producer.settings import ClientSettings
+from penstock.producer.wire.messages import Classification, Options, Vector
+from penstock.producer.wire.sequences import check
+
+_MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
+_SHOWN_NUMBERS = 6
+
+
+def client_settings(settings: ClientSettings) -> dict[str, Any]:
+    """The client's part of a command's settings."""
+    return {name: getattr(settings, name) for name in ClientSettings.model_fields}
+
+
+async def answer_one(task: str, settings: FileJobSettings, options: Options, text: str) -> int:
+    """Print the answer to one text. Returns the exit code."""
+    from penstock.ops.cli.jobs.local_fleet import local_worker
+    from penstock.producer.client import Client
+
+    _, (checked,) = check([text], None)
+    if isinstance(checked, PenstockError):  # before any connection to Kafka
+        fail(f"{checked.code}: {checked.message}")
+        return EXIT_USAGE
+    timeout_s = min(settings.timeout_s, _MAX_ONE_TEXT_S)
+    async with local_worker(settings) as while_alive, Client(**client_settings(settings)) as client:
+        (row,) = await while_alive(client.map(task, [text], options=options, timeout_s=timeout_s))
+    if isinstance(row, float | list):
+        raise RuntimeError(f"{task} was answered with a row of another task. This is a bug.")
+    if isinstance(row, PenstockError):
+        fail(f"{row.code}: {row.message}" + _advice(row, settings))
+        return EXIT_PROBLEM
+    if sys.stdout.isatty():
+        Console(highlight=False).print(_as_text(row))
+    else:
+        print(json.dumps(_as_json(row)))
+    return EXIT_OK
+
+
+def _advice(error: PenstockError, settings: FileJobSettings) -> str:
+    if error.code != "expired":
+        return ""
+    return f" Is a worker for {settings.served_name!r} running? Start one: penstock worker --model …"
+
+
+def _as_json(row: Vector | Classification) -> Any:
+    if isinstance(row, Classification):
+        return [{"label": label, "score": score} for label, score in zip(row.labels, row.scores, strict=True)]
+    return row.tolist()
+
+
+def _as_text(row: Vector | Classification) -> Table | str:
+    if isinstance(row, Classification):
+        table = Table("label", "score", box=None, header_style="bold")
+        for label, score in zip(row.labels, row.scores, strict=True):
+            table.add_row(label, f"{score:.4f}")
+        return table
+    head = ", ".join(f"{number:.4f}" for number in row[:_SHOWN_NUMBERS])
+    return f"[{head}{', …' if len(row) > _SHOWN_NUMBERS else ''}]  {len(row)} dimensions".replace("[", "\\[")

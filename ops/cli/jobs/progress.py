@@ -1,0 +1,88 @@
+"""Progress of a bulk job: a bar on a terminal, a line every ten seconds elsewhere, and one message when it stalls."""
+
+import datetime
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from penstock.ops.cli.terminal import say, stderr
+
+if TYPE_CHECKING:
+    from penstock.producer.files.file_job import BulkResult
+
+LINE_EVERY_S = 10.0
+STALLED_AFTER_S = 10.0
+
+
+class JobScreen:
+    """A context manager. The job calls `show` after each step, and `tick` once per second in any case."""
+
+    def __init__(self, total: int | None, stalled: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`total` rows, None if unknown. `stalled`: message for a job without answers for STALLED_AFTER_S."""
+        self._total = total
+        self._stalled = stalled
+        self._clock = clock
+        self._moved_at = self._line_at = clock()
+        self._is_stalled = False
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        console = stderr()
+        if console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                TextColumn("[red]{task.fields[failed]}"),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=self._total, rate="", failed="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, done: "BulkResult") -> None:
+        """Show the rows written so far."""
+        now = self._clock()
+        self._moved_at = now
+        self._is_stalled = False
+        if self._bar is not None:
+            failed = f"{done.failed:,} failed" if done.failed else ""
+            self._bar.update(self._task, completed=done.rows, rate=f"{rate(done)} rows/s", failed=failed)
+        elif now - self._line_at >= LINE_EVERY_S:
+            self._line_at = now
+            of = f" of {self._total:,}" if self._total is not None else ""
+            say(f"{done.rows:,}{of} rows, {done.failed:,} failed, {rate(done)} rows/s{_left(done, self._total)}")
+
+    def tick(self) -> None:
+        """Print the stall message once, if no row was written for STALLED_AFTER_S."""
+        if not self._is_stalled and self._clock() - self._moved_at >= STALLED_AFTER_S:
+            self._is_stalled = True
+            if self._bar is not None:
+                self._bar.console.print(self._stalled, style="yellow", markup=False)
+            else:
+                say(self._stalled, "yellow")
+
+
+def rate(done: "BulkResult") -> str:
+    """Rows per second of this run, formatted."""
+    return f"{done.rows_per_s:,.0f}" if done.rows_per_s >= 10 else f"{done.rows_per_s:.1f}"
+
+
+def _left(done: "BulkResult", total: int | None) -> str:
+    """Time that the remaining rows take, formatted for the end of a line; nothing if it is unknown."""
+    if total is None or done.rows_per_s == 0:
+        return ""
+    seconds = round(max(total - done.rows, 0) / done.rows_per_s)
+    return f", {datetime.timedelta(seconds=seconds)} left"

@@ -1,0 +1,160 @@
+"""Output for the terminal: messages on stderr, exit codes, and sentences in place of tracebacks."""
+
+import errno
+import logging
+import os
+import signal
+import termios
+import threading
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = (
+    0,
+    1,
+    2,
+    70,
+    129,
+    130,
+    143,
+)
+
+_READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
+
+
+class BadUsage(Exception):
+    """Options that are wrong or do not fit together. `exit_code_of` makes it exit code 2."""
+
+
+def stderr() -> Console:
+    """A console on the current stderr. Markup is off, because messages quote user input."""
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+
+
+def say(sentence: str, style: str = "") -> None:
+    """Print one line on stderr."""
+    stderr().print(Text(sentence, style=style))
+
+
+def fail(sentence: str) -> None:
+    """Print one red line on stderr: the fault, and the expected value."""
+    stderr().print(Text("Error: ", style="bold red") + Text(sentence, style="red"))
+
+
+def exit_code_of(body: Callable[[], int], failed: int = EXIT_PROBLEM) -> int:
+    """Run the body of a command. Penstock's errors become a sentence; any other exception keeps its traceback.
+
+    `failed`: the code after a sentence.
+
+    Ctrl-C becomes 130. SIGTERM, and SIGHUP of a terminal that is closed, interrupt the body as Ctrl-C does, so that
+    clean-up runs, and become 143 and 129. A body with its own handlers (worker, demo) keeps them, and nohup's choice is
+    kept. All also work in the background of a script, where a shell ignores SIGINT.
+    """
+    terminated, hung_up = threading.Event(), threading.Event()
+    try:
+        with _like_ctrl_c(signal.SIGTERM, terminated), _like_ctrl_c(signal.SIGHUP, hung_up):
+            return body()
+    except KeyboardInterrupt:
+        say("Stopped.")
+        return EXIT_TERMINATED if terminated.is_set() else EXIT_HUNG_UP if hung_up.is_set() else EXIT_INTERRUPTED
+    except BadUsage as error:
+        fail(str(error))
+        return EXIT_USAGE
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            traceback.print_exc()
+            fail("This is a bug. Please report it with the lines above.")
+            return EXIT_BUG
+        fail(sentence)
+        return failed
+
+
+@contextmanager
+def _like_ctrl_c(number: signal.Signals, seen: threading.Event) -> Iterator[None]:
+    """Make a signal do what Ctrl-C does, and set `seen`.
+
+    No effect outside the main thread, as in tests, and for SIGHUP that is ignored, as under nohup.
+    """
+    is_ignored = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+    if is_ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        seen.set()
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(number, interrupt)
+    ctrl_c_before = signal.getsignal(signal.SIGINT)
+    if ctrl_c_before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+        signal.signal(signal.SIGINT, ctrl_c_before)
+
+
+def _leave_closed_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is closed: each write would be an error, amid the clean-up."""
+    for place in (1, 2):
+        try:
+            termios.tcgetattr(place)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), place)
+
+
+def _sentence(error: Exception) -> str | None:
+    if type(error).__module__.startswith(_READABLE):
+        return str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None
+
+
+def narrate_logs(bootstrap_servers: str) -> None:
+    """Print client-side log events as sentences on stderr, without repeats. For interactive commands."""
+    import structlog
+
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # logs each retry; penstock's own events do not repeat
+    said = ""
+
+    def narrate(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        nonlocal said
+        sentence = _narrated(method, event, bootstrap_servers)
+        if sentence and sentence != said:
+            said = sentence
+            say(sentence, "yellow" if method != "info" else "")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[narrate],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _narrated(method: str, event: MutableMapping[str, Any], servers: str) -> str:
+    match event["event"]:
+        case "kafka_unreachable":
+            return f"Kafka at {servers} does not answer. Waiting for it; Ctrl-C ends."
+        case "kafka_back":
+            return f"Kafka at {servers} is back."
+        case "send_failed":
+            return f"Kafka at {servers} was lost. Waiting for it to come back; Ctrl-C ends."
+        case "topics_created" if event["topics"]:
+            return f"Created topics: {', '.join(event['topics'])}."
+        case name if method != "info":
+            details = ", ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+            return f"{name}: {details}" if details else str(name)
+    return ""

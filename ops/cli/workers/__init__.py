@@ -1,0 +1,1 @@
+"""Commands that run workers and show what they do."""

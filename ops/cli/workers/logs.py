@@ -1,0 +1,246 @@
+"""`penstock logs`: inspect the workers' JSON logs."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, exit_code_of, say
+from penstock.ops.cli.workers.reading_bar import reading_bar
+from penstock.ops.logs.digest import Digest
+from penstock.ops.logs.errors import BadFilter
+from penstock.ops.logs.event_line import event_line
+from penstock.ops.logs.facts import facts
+from penstock.ops.logs.filters import Filters, parse_filters, split_arguments
+from penstock.ops.logs.reader import LogReader
+from penstock.ops.logs.source import STDIN, find_sources
+from penstock.ops.logs.tables import make_console
+
+logs = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Inspect the workers' JSON logs: files, directories, gzip, zstd, journalctl -o json, or - for standard input.
+
+Arguments with =, > or < are filters, in any place: model=intents code=too_long p>50ms since=10m level=warning worker=2
+event=batch_*. p is the time of a request or a batch. Times are UTC, as in the logs.""",
+)
+
+_POLL_S = 0.25
+Input = Annotated[list[str] | None, typer.Argument(metavar="[FILE...] [FILTER...]", show_default=False)]
+Count = Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")]
+
+
+@logs.command()
+def summary(
+    given: Input = None, as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON.")] = False
+) -> None:
+    """Show everything on one screen: throughput, latency, stages, batches, errors, slow periods, workers.
+
+    $ penstock logs summary /var/log/penstock since=1h
+    """
+    from penstock.ops.logs.summary_screen import show_summary
+
+    def body() -> int:
+        digest = _digest(given)
+        if as_json:
+            print(json.dumps(_as_json(digest), indent=2))
+        else:
+            show_summary(make_console(), digest)
+        return EXIT_OK
+
+    _run(body)
+
+
+@logs.command()
+def request(
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Correlation id, TOPIC-PARTITION-OFFSET or P:OFFSET.")
+    ],
+    given: Input = None,
+) -> None:
+    """Show what the logs know of one request, from its producer to the reply.
+
+    $ penstock logs request penstock.requests.intents-3-1234 worker.log
+
+    Exit code 1: no line names it.
+    """
+    from penstock.ops.logs.request_screen import show_request
+    from penstock.ops.logs.request_story import RequestStory
+
+    def body() -> int:
+        files, filters = _arguments(given)
+        story, reader = RequestStory.of(request_id), _reader(files, filters)
+        for part in reader.parts():
+            story.add(part.events)
+        show_request(make_console(), story, reader.sources)
+        return EXIT_OK if story.found else EXIT_PROBLEM
+
+    _run(body)
+
+
+@logs.command()
+def slow(given: Input = None, count: Count = 20) -> None:
+    """Show the slowest requests, slow periods and the longest batches."""
+    from penstock.ops.logs.table_screens import show_slow
+
+    _run(lambda: _show(given, lambda digest: show_slow(make_console(), digest, count)))
+
+
+@logs.command()
+def errors(given: Input = None) -> None:
+    """Show rejected requests by code, and warnings and errors by event."""
+    from penstock.ops.logs.table_screens import show_errors
+
+    _run(lambda: _show(given, lambda digest: show_errors(make_console(), digest)))
+
+
+@logs.command()
+def batches(given: Input = None) -> None:
+    """Show triggers, partitions, sizes and padding of batches."""
+    from penstock.ops.logs.table_screens import show_batches
+
+    _run(lambda: _show(given, lambda digest: show_batches(make_console(), digest)))
+
+
+@logs.command()
+def costs(given: Input = None) -> None:
+    """Compare the predicted seconds of batches with the measured ones."""
+    from penstock.ops.logs.table_screens import show_costs
+
+    _run(lambda: _show(given, lambda digest: show_costs(make_console(), digest)))
+
+
+@logs.command()
+def tail(
+    given: Input = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many of the last lines.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with new lines, until Ctrl-C.")] = True,
+) -> None:
+    """Show the last lines that pass the filters, merged by time, and follow: through rotation and truncation too.
+
+    $ penstock logs tail /var/log/penstock level=warning
+    """
+    from penstock.ops.logs.tail import Tail
+
+    def body() -> int:
+        files, filters = _arguments(given)
+        console = make_console()
+        with closing(Tail(files, filters)) as end:
+            for event in end.last(count):
+                console.print(event_line(event, end.sources), soft_wrap=True)
+            for events in end.follow(lambda: time.sleep(_POLL_S)) if follow or files == [STDIN] else ():
+                for event in events:
+                    console.print(event_line(event, end.sources), soft_wrap=True)
+        return EXIT_OK
+
+    _run(body)
+
+
+@logs.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="Log or directory of one run.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Of the other.")],
+    given: Annotated[list[str] | None, typer.Argument(metavar="[FILTER...]", show_default=False)] = None,
+) -> None:
+    """Compare the figures of two runs, or of two versions.
+
+    $ penstock logs diff before.log after.log
+    """
+    from penstock.ops.logs.diff_screen import show_diff
+
+    def body() -> int:
+        files, texts = split_arguments(given or [])
+        if files:
+            raise BadUsage(f"diff compares two logs or directories. Given too: {', '.join(files)}")
+        filters = _filters(texts)
+        both = [Digest(_reader([name], filters)) for name in (first, second)]
+        show_diff(make_console(), both[0], both[1], (Path(first).name, Path(second).name))
+        return EXIT_OK
+
+    _run(body)
+
+
+@logs.command()
+def report(
+    out: Annotated[Path, typer.Argument(metavar="OUT.html|OUT.png", help="The page, or one picture of its plots.")],
+    given: Input = None,
+) -> None:
+    """Write one self-contained page with plots: throughput, latency, triggers, padding, cache, lag, errors.
+
+    $ penstock logs report last-night.html /var/log/penstock since=22:00
+    """
+    from penstock.ops.logs.report import write_report
+
+    def body() -> int:
+        write_report(out, lambda: _digest(given))
+        say(f"Written: {out}")
+        return EXIT_OK
+
+    _run(body)
+
+
+def _run(body: Callable[[], int]) -> None:
+    def with_filters() -> int:
+        try:
+            return body()
+        except BadFilter as error:
+            raise BadUsage(str(error)) from error
+
+    raise typer.Exit(exit_code_of(with_filters))
+
+
+def _show(given: list[str] | None, show: Callable[[Digest], None]) -> int:
+    from penstock.ops.logs.summary_screen import show_notes
+
+    digest = _digest(given)
+    show(digest)
+    show_notes(make_console(), digest)
+    return EXIT_OK
+
+
+def _digest(given: list[str] | None) -> Digest:
+    files, filters = _arguments(given)
+    with reading_bar(files) as progress:
+        digest = Digest(_reader(files, filters, progress))
+    if filters.is_any and not digest.num_kept:
+        say("No event passes the filters.", "yellow")
+    return digest
+
+
+def _arguments(given: list[str] | None) -> tuple[list[str], Filters]:
+    """Files and filters. Without a file it is standard input, unless that is a terminal."""
+    files, texts = split_arguments(given or [])
+    if not files:
+        if sys.stdin.isatty():
+            raise BadUsage("Name a log, a directory of logs, or - for standard input.")
+        files = [STDIN]
+    return files, _filters(texts)
+
+
+def _filters(texts: Sequence[str]) -> Filters:
+    return parse_filters(texts, time.time())
+
+
+def _reader(files: Sequence[str], filters: Filters, progress: Callable[[int], None] | None = None) -> LogReader:
+    sources, skipped = find_sources(files)
+    if skipped:
+        names = ", ".join(skipped[:3]) + (" …" if len(skipped) > 3 else "")
+        say(f"Left out, because no event is in it: {names}", "dim")
+    return LogReader(sources, filters, progress)
+
+
+def _as_json(digest: Digest) -> dict[str, dict[str, float | None]]:
+    """Figures by section; null where the logs do not tell."""
+    found: dict[str, dict[str, float | None]] = {}
+    for fact in facts(digest):
+        found.setdefault(fact.section, {})[fact.name] = None if math.isnan(fact.value) else round(fact.value, 9)
+    lines = digest.lines
+    found["lines"] = {name: getattr(lines, name) for name in ("lines", "events", "broken", "foreign", "timeless")}
+    return found

@@ -1,0 +1,70 @@
+"""Temporary folders that end with their process, or at the next start after it was killed."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_LOCK = ".owner"  # in each folder. The kernel releases its lock when the owner ends, however it ends
+
+
+class OwnedFolder:
+    """A temporary folder, until `remove`, or this process's end. As a context manager it removes itself.
+
+    Making one removes the folders of the same prefix whose owners have been killed.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """`prefix`: of the folder's name; distinct for each use."""
+        _remove_abandoned(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._finalizer = weakref.finalize(self, _remove, self.path, _locked(self.path))
+
+    def remove(self) -> None:
+        """Remove the folder and its contents. May be called twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that holds the folder's lock. The file is locked before it has its name, so no one finds it free."""
+    unnamed = folder / f"{_LOCK}.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unnamed.rename(folder / _LOCK)
+    return lock
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _remove_abandoned(prefix: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # OSError: the owner lives (BlockingIOError), or the folder has no lock yet, or another process removes it now.
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.getuid():  # of other users' folders nothing is followed
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Raises OSError where the folder has an owner."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)

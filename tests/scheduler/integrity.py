@@ -1,0 +1,28 @@
+"""Recounts of what the scheduler and its queues keep as sums. They assert, and take time for each queued job."""
+
+from itertools import accumulate
+
+import pytest
+
+from penstock.scheduler import Scheduler
+from penstock.scheduler.queueing.job_queue import Bounds, JobQueue
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    check_queue(scheduler._online)
+    check_queue(scheduler._bulk)
+
+
+def check_queue(queue: JobQueue) -> None:
+    """Order, sums, bounds, and the moment by which the lanes must begin."""
+    jobs = list(queue)
+    assert jobs == sorted(jobs)
+    assert queue._by_id == {job.id: job for job in jobs}
+    assert queue.tokens == sum(job.num_tokens for job in jobs)
+    assert queue.squares == sum(job.num_tokens**2 for job in jobs)
+    if jobs and queue._bounds is not None:
+        assert queue._bounds == Bounds().with_jobs(jobs)
+    ahead_s = list(accumulate([job.work_s for job in jobs], initial=0.0))
+    assert queue.work_s == pytest.approx(ahead_s[-1], rel=1e-6, abs=1e-9)
+    for before_s, job in zip(ahead_s, jobs, strict=False):
+        assert queue._safe_begin + before_s <= job.latest_begin + 1e-6
