@@ -13,7 +13,9 @@ from penstock.ops.bench.cellular.generation_probe import main
 def test_every_part_has_figures(tmp_path: Path) -> None:
     assert main(["--device", "cpu", "--output", str(tmp_path), "--seconds", "0.05"]) == 0
     record = json.loads((tmp_path / "generation_probe.json").read_text(encoding="utf-8"))
-    assert all(part["error"] is None for name, part in record.items() if name != "machine")
+    assert len(record.pop("ratios")) == 6
+    assert record.pop("machine")
+    assert all(part["error"] is None for part in record.values())
     for way in ("continuous", "static"):
         assert record[f"{way}_beams_4"]["result"]["2"]["requests_per_s"] > 0
         assert [one["left"] for one in record["arrivals_greedy"]["result"][way]] == [0] * 4

@@ -59,9 +59,17 @@ class Bed:
         """float32 where the device has no kernels."""
         return torch.float16 if self.device.type == "cuda" else torch.float32
 
-    def load(self, num_beams: int, quantum: int, *, joins_late: bool) -> Load:
+    def idle(self, num_beams: int, *, works_ahead: bool = False) -> tuple[Generator, GpuSeq2Seq]:
+        """The generator of so many beams, without requests of a part that failed."""
+        generator, device = self.generator(num_beams)
+        for id in (*generator.waiting, *generator.active):
+            generator.cancel(id)
+        device.search.works_ahead = works_ahead
+        return generator, device
+
+    def load(self, num_beams: int, quantum: int, joins_late: bool, works_ahead: bool = True) -> Load:
         """A load on the generator of so many beams."""
-        generator, _ = self.generator(num_beams)
+        generator, _ = self.idle(num_beams, works_ahead=works_ahead)
         return Load(
             generator,
             self.work(),
@@ -94,22 +102,22 @@ def parts_of(bed: Bed) -> dict[str, Part]:
     """Each part, the most important first."""
     parts: dict[str, Part] = {"model": (40, partial(_model, bed))}
     for beams in bed.sizes.requests:
-        name = _name(beams)
+        name = name_of(beams)
         parts |= {
             f"prepare_{name}": (40, partial(_prepare, bed, beams)),
             f"step_{name}": (15, partial(_step, bed, beams)),
-            f"ahead_{name}": (20, partial(_saturated, bed, beams, joins_late=True, works_ahead=True)),
             f"continuous_{name}": (20, partial(_saturated, bed, beams, joins_late=True)),
             f"static_{name}": (20, partial(_saturated, bed, beams, joins_late=False)),
+            f"synchronous_{name}": (20, partial(_saturated, bed, beams, joins_late=True, works_ahead=False)),
             f"transformers_{name}": (30, partial(_transformers, bed, beams)),
         }
     for beams in bed.sizes.requests:
-        parts[f"arrivals_{_name(beams)}"] = (25, partial(_arrivals, bed, beams))
+        parts[f"arrivals_{name_of(beams)}"] = (25, partial(_arrivals, bed, beams))
     parts["kernels"] = (20, partial(_kernels, bed))
     return parts
 
 
-def _name(beams: int) -> str:
+def name_of(beams: int) -> str:
     return "greedy" if beams == 1 else f"beams_{beams}"
 
 
@@ -134,7 +142,7 @@ def _step(bed: Bed, beams: int) -> dict[str, Any]:
     On the device, on an idle one until it is idle again; with the host's part, one quantum after another; and where the
     device works ahead.
     """
-    generator, device = bed.generator(beams)
+    generator, device = bed.idle(beams)
     shape, work = bed.sizes.shape, bed.work()[: bed.sizes.requests[beams]]
     sources = [len(one.source) for one in work]
     found: dict[str, Any] = {}
@@ -163,22 +171,17 @@ def _step(bed: Bed, beams: int) -> dict[str, Any]:
             "floor_flops": floor.flops,
             "positions": positions,
         }
-        _cancel_all(generator)
+        bed.idle(beams)
     return found
 
 
 def _fill(bed: Bed, beams: int) -> None:
     """Start as many requests as may run, all of the longest output, and encode them."""
-    generator, _ = bed.generator(beams)
+    generator, _ = bed.idle(beams)
     for id, one in enumerate(bed.work()[: bed.sizes.requests[beams]]):
         generator.start(id, one.source, options_of(bed.sizes.shape.longest, beams))
     while generator.encode():
         pass
-
-
-def _cancel_all(generator: Generator) -> None:
-    for id in generator.active:
-        generator.cancel(id)
 
 
 def _times(work: Callable[[], object], count: int) -> None:
@@ -195,15 +198,12 @@ def _seconds(bed: Bed, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _saturated(bed: Bed, beams: int, *, joins_late: bool, works_ahead: bool = False) -> dict[str, Any]:
-    seconds, (_, device) = bed.sizes.seconds, bed.generator(beams)
-    device.search.works_ahead = works_ahead
-    figures = {
-        str(quantum): bed.load(beams, quantum, joins_late=joins_late).saturate(seconds, seconds / 2)
+def _saturated(bed: Bed, beams: int, *, joins_late: bool, works_ahead: bool = True) -> dict[str, Any]:
+    seconds = bed.sizes.seconds
+    return {
+        str(quantum): bed.load(beams, quantum, joins_late, works_ahead).saturate(seconds, seconds / 2)
         for quantum in bed.sizes.quanta
     }
-    device.search.works_ahead = False
-    return figures
 
 
 def _transformers(bed: Bed, beams: int) -> dict[str, float]:
@@ -218,13 +218,13 @@ def _transformers(bed: Bed, beams: int) -> dict[str, float]:
 def _arrivals(bed: Bed, beams: int) -> dict[str, Any]:
     """Latencies by rate, the same rates both ways: shares of what late joins reach when they are saturated."""
     quantum, seconds = bed.sizes.quanta[0], bed.sizes.seconds / 2
-    most = bed.results[f"continuous_{_name(beams)}"]["result"][str(quantum)]["requests_per_s"]
-    loads = {
-        way: bed.load(beams, quantum, joins_late=joins_late)
-        for way, joins_late in (("continuous", True), ("static", False))
-    }
+    most = bed.results[f"continuous_{name_of(beams)}"]["result"][str(quantum)]["requests_per_s"]
     shares = (0.3, 0.5, 0.7, 0.9)
-    return {way: [load.poisson(share * most, seconds, SEED) for share in shares] for way, load in loads.items()}
+    found: dict[str, Any] = {}
+    for way, joins_late in (("continuous", True), ("static", False)):
+        load = bed.load(beams, quantum, joins_late)
+        found[way] = [load.poisson(share * most, seconds, SEED) for share in shares]
+    return found
 
 
 def _kernels(bed: Bed) -> dict[str, Any]:
@@ -242,6 +242,6 @@ def _kernels(bed: Bed) -> dict[str, Any]:
             generator.decode(quantum=1)
             torch.cuda.synchronize()
         events = sorted(profiled.key_averages(), key=lambda event: -event.device_time_total)
-        found[_name(beams)] = [(event.key[:80], event.count, event.device_time_total) for event in events[:25]]
-        _cancel_all(generator)
+        found[name_of(beams)] = [(event.key[:80], event.count, event.device_time_total) for event in events[:25]]
+        bed.idle(beams)
     return found

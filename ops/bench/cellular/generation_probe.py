@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from penstock.ops.bench.cellular.generation_parts import ON_CPU, ON_GPU, Bed, parts_of
+from penstock.ops.bench.cellular.generation_ratios import ratios
 from penstock.ops.bench.gpu.timing import deadline
 
 
@@ -44,8 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         most, work = parts[name]
         bed.results[name] = _run(name, min(most, ends - time.monotonic()), work)
-        output.write_text(json.dumps({"machine": machine, **bed.results}, indent=1), encoding="utf-8")
+        output.write_text(
+            json.dumps({"machine": machine, "ratios": ratios(bed.results), **bed.results}, indent=1), encoding="utf-8"
+        )
     failed = [name for name in names if bed.results[name]["error"]]
+    print(json.dumps(ratios(bed.results), indent=1))
     print(f"failed parts: {failed or 'none'}; written to {output}", flush=True)
     return 1 if failed else 0
 
