@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
@@ -34,6 +35,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cache-targets": cache.against_targets,
     "bulk": bulk.jobs,
     "bulk-targets": bulk.against_targets,
+    "capacity": capacity_check.kept_table,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,

@@ -54,8 +54,11 @@ class KafkaBroker:
         node_id: int = 1,  # distinct in a cluster
         cluster_id: str | None = None,  # None: a new one
     ) -> None:
-        self._own_data = OwnedFolder("penstock-kafka-") if data_dir is None else None
-        self._data_dir = (data_dir if self._own_data is None else self._own_data.path).resolve()
+        self._own_data: OwnedFolder | None = None
+        if data_dir is None:
+            self._own_data = OwnedFolder("penstock-kafka-")
+            data_dir = self._own_data.path
+        self._data_dir = data_dir.resolve()
         self._num_partitions = num_partitions
         self._config = dict(config)
         self._jvm_flags = tuple(jvm_flags)
