@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from penstock.ops.bench.common.runs import RESULTS
 from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
 

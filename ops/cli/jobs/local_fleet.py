@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
-from penstock.ops.cli.options import option_name
+from penstock.ops.cli.setting_options import option_name
 from penstock.ops.cli.terminal import BadUsage, narrate_logs, say, stderr
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker

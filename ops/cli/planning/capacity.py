@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.cli.options import takes
 from penstock.ops.cli.planning.capacity_plan import (
     PARTITIONS_PER_MEMBER,
     UTILISATION,
@@ -22,6 +21,7 @@ from penstock.ops.cli.planning.capacity_plan import (
     lengths_of,
     plan_capacity,
 )
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail
 from penstock.producer.settings_sources import Settings, env_name
 from penstock.producer.wire.topics import served_name_of
