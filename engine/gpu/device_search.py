@@ -12,16 +12,14 @@ from penstock.engine.generation.device import SearchRequest
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import pages_of
-from penstock.engine.generation.search import BeamSearch
 from penstock.engine.generation.selection import Choice
 from penstock.engine.gpu.bans import BanTable
 from penstock.engine.gpu.cached_attention import CacheLines
 from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES, likely_tokens
+from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
 from penstock.engine.gpu.search_state import (
-    FINISHED,
-    INVALID,
     MAX_EOS,
     RUNNING,
     SearchShape,
@@ -32,7 +30,6 @@ from penstock.engine.gpu.search_state import (
 from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams, take_greedy
 from penstock.engine.gpu.seq2seq_ops import TargetRows
 from penstock.engine.gpu.uploads import upload
-from penstock.engine.types import Int32Array
 
 Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the next call
 
@@ -100,7 +97,7 @@ class GpuSearch:
             and len(options.eos_token_ids) <= MAX_EOS
             and len(options.forced_eos_token_ids) <= 1
             and {options.forced_bos_token_id, *options.forced_eos_token_ids}.isdisjoint(options.suppress_tokens)
-            and _shape_of(options).candidates <= min(MAX_CANDIDATES, self._vocabulary)
+            and SearchShape.of(options).candidates <= min(MAX_CANDIDATES, self._vocabulary)
             and self._bans.row_of(options) is not None
         )
 
@@ -109,7 +106,7 @@ class GpuSearch:
         """See `DeviceSearch.open`."""
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
         for request in requests:
-            by_shape.setdefault(_shape_of(request.options), []).append(request)
+            by_shape.setdefault(SearchShape.of(request.options), []).append(request)
         pools = {shape: self._pool(shape) for shape in by_shape}  # allocates first, which is what may fail
         for shape, group in by_shape.items():
             pool = pools[shape]
@@ -144,13 +141,11 @@ class GpuSearch:
         """Capture the graphs of requests of a kind, up to so many at a time. Called at load."""
         if self._graphs is None:
             return
-        shape = _shape_of(options)
+        shape = SearchShape.of(options)
         pool = self._pool(shape)
         for quantum in quanta:
             most = min(max_requests, pool.seats.spare)
-            for requests in sorted(
-                {_requests_bucket(count, shape.beams) for count in range(1, most + 1)}, reverse=True
-            ):
+            for requests in sorted({shape.bucket(count) for count in range(1, most + 1)}, reverse=True):
                 pool.asked[:requests] = pool.seats.spare
                 key = SearchKey(shape, requests, quantum)
                 self._work(key)()  # loads the kernels: no module can be loaded during a capture
@@ -169,12 +164,12 @@ class GpuSearch:
             count = limits.max_rows // shape.beams
             columns = pages_of(limits.max_source_tokens, limits.page_size)
             seats = Seats(shape, count, limits.max_new_tokens, columns, self._device)
-            asked = torch.full((_requests_bucket(count, shape.beams),), count, device=self._device)
+            asked = torch.full((shape.bucket(count),), count, device=self._device)
             self._pools[shape] = _Pool(seats, list(range(count)), asked)
         return self._pools[shape]
 
     def _start(self, shape: SearchShape, ids: Sequence[int], quantum: int) -> "RunningSteps":
-        pool, key = self._pools[shape], SearchKey(shape, _requests_bucket(len(ids), shape.beams), quantum)
+        pool, key = self._pools[shape], SearchKey(shape, shape.bucket(len(ids)), quantum)
         requests = {id: self._open[id] for id in ids}
         asked = np.full(key.requests, pool.seats.spare)
         asked[: len(ids)] = [request.seat for request in requests.values()]
@@ -196,7 +191,7 @@ class GpuSearch:
             running.ended.synchronize()
         rows = zip(running.requests.items(), running.results.numpy(), strict=False)  # the rest is of spare seats
         return [
-            (id, _greedy_choice(row) if request.shape.beams == 1 else _choice_of_beams(row))
+            (id, greedy_choice(row) if request.shape.beams == 1 else choice_of_beams(row))
             for (id, request), row in rows
             if self._open.get(id) is request
         ]
@@ -248,27 +243,3 @@ class GpuSearch:
 def most_rows(max_rows: int) -> int:
     """Rows of the largest batch, spare ones included, where `max_rows` are those of requests."""
     return row_bucket(max_rows) + MAX_CANDIDATES
-
-
-def _requests_bucket(requests: int, beams: int) -> int:
-    """Seats of the graph for so many requests: its rows are as many as of a batch of cells, and whole requests."""
-    return -(-row_bucket(requests * beams) // beams)
-
-
-def _shape_of(options: GenerationOptions) -> SearchShape:
-    beams = options.num_beams
-    return SearchShape(beams, BeamSearch(options).num_candidates if beams > 1 else 1)
-
-
-def _greedy_choice(row: Int32Array) -> Choice:
-    """By a row of results: the status, then the tokens that were added; -1 for none."""
-    status, *added = row.tolist()
-    tokens = tuple(token for token in added if token >= 0)
-    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)
-
-
-def _choice_of_beams(row: Int32Array) -> Choice:
-    """By a row of results: the status, the length of the best that has ended, and its tokens."""
-    status, length = row[:2].tolist()
-    tokens = tuple(row[2 : 2 + length].tolist()) if status == FINISHED else ()
-    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)

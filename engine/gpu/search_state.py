@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from penstock.engine.generation.device import SearchRequest
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation.search import BeamSearch
+from penstock.engine.gpu.cell_batches import row_bucket
 from penstock.engine.gpu.uploads import upload
 
 RUNNING, FINISHED, INVALID = 0, 1, 2
@@ -22,6 +25,16 @@ class SearchShape(NamedTuple):
 
     beams: int
     candidates: int  # that compete in a step: `BeamSearch.num_candidates`; 1 without beams
+
+    @classmethod
+    def of(cls, options: GenerationOptions) -> "SearchShape":
+        """The shape of requests with these options."""
+        beams = options.num_beams
+        return cls(beams, BeamSearch(options).num_candidates if beams > 1 else 1)
+
+    def bucket(self, requests: int) -> int:
+        """Seats of the graph for so many requests: its rows are as many as of a batch of cells, in whole requests."""
+        return -(-row_bucket(requests * self.beams) // self.beams)
 
 
 @dataclass(frozen=True, slots=True)
