@@ -1,4 +1,4 @@
-"""Inference of encoder models on CPUs and GPUs: packed batches in, rows out."""
+"""Inference of encoder models on CPUs and GPUs: packed batches in, rows out. Generation by encoder-decoders."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +7,8 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
     from penstock.engine.device import processor_name
+    from penstock.engine.generation.loading import generates
+    from penstock.engine.generation.model import GenerationModel, load_generation_model
     from penstock.engine.lanes import EngineLanes
     from penstock.engine.loading import default_name, load_engine
     from penstock.engine.model.checkpoint import resolve_model
@@ -17,12 +19,15 @@ if TYPE_CHECKING:
 _LAZY = {
     "Calibration": "calibration",
     "EngineLanes": "lanes",
+    "GenerationModel": "generation.model",
     "NullEngine": "null",
     "PackedModel": "packed_model",
     "Timing": "calibration",
     "from_torch": "packed_model",
     "default_name": "loading",
+    "generates": "generation.loading",
     "load_engine": "loading",
+    "load_generation_model": "generation.model",
     "measure": "calibration",
     "processor_name": "device",
     "resolve_model": "model.checkpoint",
@@ -34,6 +39,7 @@ __all__ = [
     "Calibration",
     "Engine",
     "EngineLanes",
+    "GenerationModel",
     "ModelInfo",
     "NullEngine",
     "PackedBatch",
@@ -43,7 +49,9 @@ __all__ = [
     "Timing",
     "default_name",
     "from_torch",
+    "generates",
     "load_engine",
+    "load_generation_model",
     "measure",
     "processor_name",
     "resolve_model",

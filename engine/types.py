@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.errors import InvalidBatch
+from penstock.engine.generation.options import GenerationOptions
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -17,10 +18,12 @@ Float32Array = npt.NDArray[np.float32]
 class TaskOptions:
     """The task and options of one sequence. Equal options share one pass through the tail of the model."""
 
-    task: str  # "embed", "classify", "rerank" or "token_classify"; one of ModelInfo.tasks
+    task: str  # one of ModelInfo.tasks
     pooling: str | None = None  # embed only: "cls", "mean", "max", "last"; None: the checkpoint's own
     normalize: bool | None = None  # embed only: L2-normalise; None: the checkpoint's own
     dimensions: int | None = None  # embed only: leading values to keep, before normalising; None: the checkpoint's own
+    generation: GenerationOptions | None = None  # generate only
+    seed: int = 0  # generate only: of sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,14 @@ class ModelInfo:
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"
-    dim: int  # length of an embedding
+    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"; or "generate" alone
+    dim: int  # length of an embedding; of a model that generates the width of its encoder
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 
+@runtime_checkable
 class Engine(Protocol):
     """A model that runs packed batches."""
 

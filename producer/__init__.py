@@ -18,10 +18,12 @@ from penstock.producer.errors import (
 
 if TYPE_CHECKING:
     from penstock.producer.client import Client
-    from penstock.producer.wire.messages import Classification, Options, Ranked, TokenClass
+    from penstock.producer.wire.messages import Classification, Generation, Options, Ranked, TokenClass
 
 # Looked up on first use: the command line reads settings and errors without loading Kafka or numpy.
-_LAZY = {"Client": "client"} | dict.fromkeys(("Classification", "Options", "Ranked", "TokenClass"), "wire.messages")
+_LAZY = {"Client": "client"} | dict.fromkeys(
+    ("Classification", "Generation", "Options", "Ranked", "TokenClass"), "wire.messages"
+)
 
 __all__ = [
     "BackendError",
@@ -30,6 +32,7 @@ __all__ = [
     "Client",
     "EmptyInput",
     "Expired",
+    "Generation",
     "InvalidRequest",
     "Options",
     "Overloaded",

@@ -4,6 +4,7 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
     vectors = await client.embed(["a text", "another"])
 """
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -23,8 +24,10 @@ from penstock.producer.settings_file import SettingsFileError
 from penstock.producer.tokenization import Encoded, Tokenizer
 from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Attempts, Exchange
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
     Classification,
+    Generation,
     Options,
     Ranked,
     Reply,
@@ -195,6 +198,56 @@ class Client:
         """
         return await self._rows("token_classify", texts, ids, Options(top_k=top_k, truncate=truncate), timeout_s)
 
+    async def generate(
+        self,
+        texts: str | Sequence[str] | None = None,
+        *,
+        ids: Sequence[npt.ArrayLike] | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        **generation: Any,
+    ) -> list[Generation]:
+        """What an encoder-decoder model generates for each text or sequence of token ids; a single text gives one row.
+
+        `generation`: options by their names in transformers' generation_config.json, such as max_new_tokens, num_beams,
+        do_sample, temperature and seed. The others are the model's own. Sampling without a seed differs at each call.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map` to get the other results as well.
+        """
+        options = Options(truncate=truncate, generation=read_generation(generation))
+        return await self._rows("generate", texts, ids, options, timeout_s)
+
+    async def stream(
+        self,
+        text: str | None = None,
+        *,
+        ids: npt.ArrayLike | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        **generation: Any,
+    ) -> AsyncGenerator[Generation, None]:
+        """`generate` for one text, or one sequence of token ids: `async for so_far in client.stream(…)`.
+
+        Each item has all that was generated so far; its `finish` is "partial", and not so of the last one, which alone
+        is certain to come.
+        """
+        options = recheck_options(
+            Options(truncate=truncate, generation=read_generation(generation), stream=True), "generate", is_text=True
+        )
+        _, checked = check(None if text is None else [text], None if ids is None else [ids])
+        _raise_first(checked)
+        partials: asyncio.Queue[Sequence[Row] | None] = asyncio.Queue()
+        attempts = Attempts.within(self._timeout_s(timeout_s))
+        asking = asyncio.create_task(self._ask("generate", options, checked, attempts, partials.put_nowait))
+        asking.add_done_callback(lambda _: partials.put_nowait(None))
+        try:
+            while (rows := await partials.get()) is not None:
+                yield rows[0]  # type: ignore[misc]  # generate's rows are generations
+            yield (await asking)[0]  # type: ignore[misc]  # likewise
+        finally:
+            asking.cancel()
+
     async def map(
         self,
         task: str,
@@ -273,8 +326,18 @@ class Client:
         _raise_first(rows)
         return rows
 
-    async def _ask(self, task: str, options: Options, sequences: Sequence[Any], attempts: Attempts) -> Sequence[Row]:
-        """Send one record of these sequences, all of one kind; returns the rows of its reply."""
+    async def _ask(
+        self,
+        task: str,
+        options: Options,
+        sequences: Sequence[Any],
+        attempts: Attempts,
+        partial: Callable[[Sequence[Row]], object] | None = None,
+    ) -> Sequence[Row]:
+        """Send one record of these sequences, all of one kind; returns the rows of its reply.
+
+        `partial`: called with the rows of each partial reply.
+        """
         self._exchange.check_open()  # the tokenizer's thread ends with the exchange
         model: str = self._settings.model
         encoded: list[Encoded] = []
@@ -289,9 +352,16 @@ class Client:
             encoded = await self._tokenizer.encode_async(prompted.text or (), truncate=False, spans=spans)
             options = options._replace(prompt_name=None, prompt=None)  # it is in the ids
             request = Request(model, task, join_tokens([sequence.ids for sequence in encoded]), None, options)
-        reply = await self._exchange.ask(request, attempts)
+
+        def rows_of(reply: Reply) -> Sequence[Row]:
+            if encoded and self._tokenizer is not None and reply.generations is not None:
+                return _with_texts(reply.generations, self._tokenizer)
+            return _with_spans(reply, encoded).rows(task)
+
+        got_partial = None if partial is None else lambda reply: partial(rows_of(reply))
+        reply = await self._exchange.ask(request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
-        return _with_spans(reply, encoded).rows(task)
+        return rows_of(reply)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:
@@ -318,6 +388,11 @@ def _with_spans(reply: Reply, encoded: Sequence[Encoded]) -> Reply:
         raise BackendError("The worker answered with other tokens than were sent.")
     cut = [_cut(span, length) for span, length in zip(spans, lens, strict=True)]
     return dataclasses.replace(reply, tokens=dataclasses.replace(reply.tokens, spans=np.concatenate(cut)))
+
+
+def _with_texts(rows: Sequence[Generation], tokenizer: Tokenizer) -> list[Generation]:
+    texts = tokenizer.decode([row.tokens for row in rows])
+    return [dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)]
 
 
 def _cut(spans: Uint32Array, num_tokens: int) -> Uint32Array:

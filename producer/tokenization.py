@@ -103,6 +103,11 @@ class Tokenizer:
             found = encoder.find(texts, spans)
             return _filled(found, encoder.encode_new(_missing(texts, found), spans))
 
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence of token ids, without special tokens. Ids outside the vocabulary have none."""
+        decoded: list[str] = self._whole.plain.decode_batch(sequences, skip_special_tokens=True)
+        return decoded
+
     async def encode_async(
         self, texts: Sequence[Text], *, truncate: bool, max_tokens: int | None = None, spans: bool = False
     ) -> list[Encoded]:

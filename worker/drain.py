@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.stage import SequenceDispatcher
 from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.ledger import RecordLedger
@@ -25,7 +25,7 @@ class Drain:
         self,
         fetched: FetchBuffer,
         long_slices: LongSlices,
-        dispatcher: Dispatcher,
+        dispatcher: SequenceDispatcher,
         ledger: RecordLedger,
         stop: StopSignal,
         *,

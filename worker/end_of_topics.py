@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.stage import SequenceDispatcher
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.consumer import Consumer
 
@@ -16,7 +16,7 @@ log = structlog.get_logger("penstock.worker")
 class EndOfTopics:
     """Asked once a turn of the worker, from its event loop."""
 
-    def __init__(self, consumer: Consumer, dispatcher: Dispatcher, backpressure: Backpressure) -> None:
+    def __init__(self, consumer: Consumer, dispatcher: SequenceDispatcher, backpressure: Backpressure) -> None:
         self._consumer = consumer
         self._dispatcher = dispatcher
         self._backpressure = backpressure

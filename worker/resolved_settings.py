@@ -11,6 +11,7 @@ from penstock.producer.wire.topics import request_topic
 from penstock.scheduler import SchedulerSettings
 from penstock.worker.settings import ModelSettings, WorkerSettings
 
+CPU_CAPS = 256, 1024  # of a batch: sequences, and tokens
 _CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
 
 
@@ -73,7 +74,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
             "dtype": info.dtype,
         },
         f"default for {device}": {
-            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" else 1,
+            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and "generate" not in info.tasks else 1,
             "max_wait_ms": 2.0 if device == "cpu" else 0.0,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,
@@ -90,7 +91,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
 
 def batch_caps(settings: ModelSettings, info: ModelInfo) -> tuple[int, int]:
     """Most sequences and most tokens in a batch. A GPU needs larger batches than a CPU to be busy."""
-    max_sequences, max_tokens = (256, 1024) if _device(info) == "cpu" else (1024, 16_384)
+    max_sequences, max_tokens = CPU_CAPS if _device(info) == "cpu" else (1024, 16_384)
     return settings.max_batch_sequences or max_sequences, settings.max_batch_tokens or max_tokens
 
 

@@ -8,16 +8,14 @@ import structlog
 from aiokafka import TopicPartition
 
 from penstock.cache import ResponseCache
-from penstock.engine import EngineLanes
-from penstock.engine.types import Engine
+from penstock.engine.types import Float32Array
 from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic
-from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.dispatcher import Dispatcher
+from penstock.worker.batching.stage import ServedModel, StageCallbacks
 from penstock.worker.delivery_stages import delivery_stages
 from penstock.worker.drain import Drain
 from penstock.worker.end_of_topics import EndOfTopics
@@ -28,8 +26,9 @@ from penstock.worker.kafka.fetch_buffer import FetchBuffer
 from penstock.worker.kafka.offsets import OffsetTracker
 from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.reply import encode_replies
+from penstock.worker.replies.reply import encode_partial, encode_replies
 from penstock.worker.replies.write_behind import WriteBehindCache
+from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -37,9 +36,9 @@ from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
-from penstock.worker.requests.request import Rejection, Results
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
 from penstock.worker.requests.validation import RequestValidator
-from penstock.worker.resolved_settings import ResolvedSettings, scheduler_settings
+from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.load_monitor import LoadMonitor
 from penstock.worker.telemetry.metrics import Metrics
@@ -58,19 +57,17 @@ class Worker:
     def __init__(
         self,
         settings: ResolvedSettings,
-        engine: Engine,
-        lanes: EngineLanes,
-        cost: LearnedCost,
+        served: ServedModel,
         *,
         tokenizer: Tokenizer | None,
         cache: ResponseCache | None,
         traces: Traces = NO_TRACES,
         number: int = 0,
     ) -> None:
-        """`number` is that on this machine. The caller closes `lanes`, `tokenizer` and `cache`, after `run`."""
-        info = self._info = engine.info
+        """`number` is that on this machine. The caller closes `served`, `tokenizer` and `cache`, after `run`."""
+        info = self._info = served.info
         self._settings = settings
-        self._cost = cost
+        self._tokenizer = tokenizer
         self._traces = traces
         self._topics = (settings.topic, bulk_topic(settings.topic))
         self._stop = self.stop_signal = StopSignal()  # public for the process: errors of its event loop, readiness
@@ -91,6 +88,7 @@ class Worker:
             revoked=self._on_revoked,
         )
         bounds = ReplyBounds(info, settings.max_reply_bytes)
+        generation = None if served.read_options is None else GenerationRequests(info, served.read_options)
         self._validator = RequestValidator(
             info,
             bounds,
@@ -98,21 +96,19 @@ class Worker:
             reply_topics=settings.reply_topics,
             slo_s=None if settings.slo_ms is None else settings.slo_ms / 1e3,
             max_sequences=settings.max_sequences,
+            generation=generation,
         )
-        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=cache is not None)
-        scheduler = Scheduler(scheduler_settings(settings), cost)
-        driver = LaneDriver(scheduler, lanes.num_lanes)
-        self._dispatcher = Dispatcher(
-            lanes, driver, cost, batch_done=self._on_batch_done, rejected=self._reject, unhealthy=self._stop.fail
-        )
+        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=bool(cache), generation=generation)
+        callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, self._on_partial)
+        self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)
         self._outbox, self._committer = delivery_stages(settings, self._cluster, self.consumer, offsets, Outbox)
-        done, replied = traces.ending(self._ledger.acknowledge), scheduler.replied
+        done = traces.ending(self._ledger.acknowledge)
         self._delivery = Delivery(self._outbox, self._backpressure, done, replied, settings.group_id, number)
         self._quarantine = Quarantine(self._committer, self._ledger, self._stop, self.consumer.assigned.is_set)
-        self.metrics = Metrics(info, scheduler, self._backpressure, self._dispatcher.token_budget, self._ledger)
+        self.metrics = Metrics(info, load, self._backpressure, self._ledger)
         lag, dead_letters = (lambda: offsets.lag(self.consumer.last_ends())), self._delivery.dead_letters
-        self._monitor = LoadMonitor(driver, cost, self.metrics, lag=lag, dead_letters=dead_letters)
+        self._monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=dead_letters)
         self._process = LongSlices(self._process_slice, self._reject_late)
         in_order = settings.delivery == "exactly_once"
         self._drain = Drain(self._fetched, self._process, self._dispatcher, self._ledger, self._stop, in_order=in_order)
@@ -199,14 +195,18 @@ class Worker:
         self._reject(rejections)
         return bool(rejections)
 
-    def _on_batch_done(self, stats: BatchStats, results: Results) -> None:
-        sums = stats.sums
-        self._cost.observe(sums.tokens, sums.squares, sums.longest, sums.count, stats.device_s)
+    def _on_ran(self, stats: BatchStats) -> None:
         self._monitor.batch_done(stats)
+
+    def _on_results(self, results: Results, stats: BatchStats) -> None:
         if self._cache is not None:
-            self._cache.put({sequence.key: result.tobytes() for sequence, result in results})
+            self._cache.put({sequence.key: result.tobytes() for sequence, result in results if sequence.is_stored})
         self._traces.batch_done(stats, results)
         self._settle(results, stats)
+
+    def _on_partial(self, sequences: Sequence[PendingSequence], result: Float32Array) -> None:
+        for one in sequences if self._settings.delivery == "at_least_once" else ():
+            self._delivery.reply_partially(one, encode_partial(one, result, self._info, self._tokenizer))
 
     def _settle(self, results: Results, stats: BatchStats | None) -> None:
         """Store results of a batch, or without `stats` of the cache, and reply to the requests that they complete."""
@@ -214,7 +214,7 @@ class Worker:
         completed = [sequence.request for sequence, result in results if sequence.settle(result)]
         self._ledger.answer([request.record for request in completed])
         self._monitor.answered(completed, stats, now)
-        self._delivery.reply(completed, encode_replies(completed, self._info, stats, now))
+        self._delivery.reply(completed, encode_replies(completed, self._info, stats, now, self._tokenizer))
         self._num_answered += len(completed)
 
     def _reject(self, rejections: Sequence[Rejection]) -> None:

@@ -147,21 +147,20 @@ class Generator:
                     finishes[request.id] = _finish(request, choice)
                     self._leave(request, has_ended=not choice.is_invalid)
 
-        searched = [request for request in chosen if request.is_searched]
-        if searched and self._search is not None:
-            found = self._search.run([request.id for request in searched], quantum)
-            take([self._active[id] for id, _ in found], [choice for _, choice in found])
+        hosted = [request for request in chosen if not request.is_searched]
         for index in range(quantum):
-            running = [request for request in chosen if not request.is_searched and request.id not in finishes]
+            running = [request for request in hosted if request.id not in finishes]
             if not running:
                 break
             try:
                 choices = self._step(running)
             except Exception:
-                if index == 0 and not searched:
+                if index == 0:
                     raise
                 break
             take(running, choices)
+        found = self._run_search([request.id for request in chosen if request.is_searched], quantum, bool(hosted))
+        take([self._active[id] for id, _ in found], [choice for _, choice in found])
         progress = (Progress(id, new, finishes.get(id)) for id, new in tokens.items())
         return [one for one in progress if one.tokens or one.finish]
 
@@ -189,6 +188,17 @@ class Generator:
             lengths = {len(row) - 1 for row in request.hypotheses.rows}
             if lengths != set(self._targets.lengths[request.rows].tolist()):
                 raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
+
+    def _run_search(self, ids: Sequence[int], quantum: int, has_others: bool) -> list[tuple[int, Choice]]:
+        """Steps of requests whose tokens the device chooses. An error waits where others have steps to return."""
+        if self._search is None or not ids:
+            return []
+        try:
+            return self._search.run(ids, quantum)
+        except Exception:
+            if has_others:
+                return []
+            raise
 
     def _step(self, requests: Sequence[_Request]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""

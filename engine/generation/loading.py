@@ -17,6 +17,7 @@ SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
     "mt5": t5.seq2seq,
     "t5": t5.seq2seq,
 }
+_HEADS = ("ForConditionalGeneration", "MarianMTModel")
 _CONFIG = "generation_config.json"
 # Options that an old config.json, without a generation_config.json, has among the model's.
 _MODEL_OPTIONS = (
@@ -46,6 +47,19 @@ class Seq2SeqCheckpoint:
     def options(self, **changes: Any) -> GenerationOptions:
         """The model's own options with some changed, by their names in generation_config.json. Raises InvalidOption."""
         return GenerationOptions.of({**self.generation_config, **changes})
+
+
+def generates(model: str) -> bool:
+    """Whether a model directory or Hugging Face id is an encoder-decoder with a head that generates.
+
+    Raises CheckpointError where there is no model.
+    """
+    directory = resolve_model(model)
+    if (directory / "modules.json").exists():  # an embedding model of sentence-transformers
+        return False
+    config = read_json(directory / "config.json")
+    architectures = map(str, config.get("architectures") or ())
+    return str(config.get("model_type")) in SEQ2SEQ_FAMILIES and any(name.endswith(_HEADS) for name in architectures)
 
 
 def load_seq2seq(model: str) -> Seq2SeqCheckpoint:

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.ops.chaos.faulty_engine import EchoEngine, FaultyEngine
 from penstock.worker import process
 from penstock.worker.batching import watchdog
+from penstock.worker.model_loading import require_encoder
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.settings import NULL_MODEL, ModelSettings
 from penstock.worker.supervision import member
@@ -26,7 +27,7 @@ def _install(control: Path, seed: int) -> None:
 
     def load_faulty(settings: ModelSettings) -> FaultyEngine:
         is_null = settings.model == NULL_MODEL
-        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else load(settings)
+        engine = EchoEngine(settings.served_name or NULL_MODEL) if is_null else require_encoder(load(settings))
         return FaultyEngine(engine, control, seed + os.getpid())
 
     def measure_then_fail(engine: FaultyEngine, settings: ResolvedSettings) -> object:

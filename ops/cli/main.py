@@ -22,6 +22,7 @@ COMMANDS = {
     "worker": "Answer the requests of a model's topic until stopped.",
     "embed": "Compute vectors for a text, or for every row of a file.",
     "classify": "Compute labels for a text, or for every row of a file.",
+    "generate": "Generate a text for a text, or for every row of a file.",
     "rerank": "Compute the score of a query and a document for every row of a file.",
     "top": "Watch members in a terminal: rates, latency, queues, lag, cache, errors, restarts.",
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
@@ -36,7 +37,7 @@ FOLDERS = {
     "checks": ("check", "config", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
-    "jobs": ("embed", "classify", "rerank"),
+    "jobs": ("embed", "classify", "generate", "rerank"),
     "dead_letters": ("dlq", "replay"),
     "development": ("demo", "broker", "asyncapi"),
 }

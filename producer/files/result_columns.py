@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import PenstockError
-from penstock.producer.wire.messages import Classification, Options
+from penstock.producer.wire.messages import Classification, Generation, Options
 
 Columns = dict[str, list[Any]]  # result name -> one value a row, or None
 
@@ -52,6 +52,11 @@ def _embedded(results: Sequence[Result]) -> Columns:
     }
 
 
+def _generated(results: Sequence[Result]) -> Columns:
+    rows = [row if isinstance(row, Generation) else None for row in results]
+    return {"generated": [row and row.text for row in rows], "finish": [row and row.finish for row in rows]}
+
+
 def _reranked(results: Sequence[Result]) -> Columns:
     return {"score": [None if isinstance(row, PenstockError) else row for row in results]}
 
@@ -59,5 +64,6 @@ def _reranked(results: Sequence[Result]) -> Columns:
 _VALUES: dict[str, Callable[[Sequence[Result]], Columns]] = {
     "classify": _classified,
     "embed": _embedded,
+    "generate": _generated,
     "rerank": _reranked,
 }

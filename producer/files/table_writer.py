@@ -1,5 +1,6 @@
 """Writers of tables: the input's rows with their results. See `penstock.producer.files`."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +38,7 @@ def open_writer(
     """Create the output of a job that reads from `reader`, or continue it: `reader` then leaves out finished rows.
 
     Args:
-        task: "embed", "classify" or "rerank", which decides the result columns.
+        task: "embed", "classify", "generate" or "rerank", which decides the result columns.
         model: name of the model. A job of another model, task, input or options is not continued.
         restart: discard the finished rows of an earlier run.
 
@@ -50,11 +51,12 @@ def open_writer(
     _check_columns(path, reader, path.suffix.lower())
     columns = ResultColumns(task, options)
     defaults = NO_OPTIONS._asdict()
+    given = {name: value for name, value in options._asdict().items() if value != defaults[name]}
     job = describe_job(
         inputs=reader.paths,
         texts=reader.texts,
         task=task,
-        options={name: value for name, value in options._asdict().items() if value != defaults[name]},
+        options=json.loads(json.dumps(given)),  # as the manifest is read again
         model=model,
         extension=path.suffix.lower(),
     )

@@ -19,7 +19,7 @@ from penstock.producer.settings import ClientSettings
 from penstock.producer.tracing.switch import calling_span, open_send_spans
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import ensure_topics
-from penstock.producer.transport.inbox import Answer, Inbox
+from penstock.producer.transport.inbox import Answer, Inbox, Partial
 from penstock.producer.transport.outbox import REFUSED, Outbox, OutRecord
 from penstock.producer.transport.partitioner import StickyPartitioner
 from penstock.producer.transport.permits import Permit, Permits
@@ -146,8 +146,8 @@ class Exchange:
         if not self._open:
             raise _closed()
 
-    async def ask(self, request: Request, attempts: Attempts) -> Reply:
-        """Send one record and await its answer, which may take several attempts.
+    async def ask(self, request: Request, attempts: Attempts, partial: Partial | None = None) -> Reply:
+        """Send one record and await its answer, which may take several attempts. `partial` gets partial replies.
 
         The record keeps its permit in the pauses between them, so that overload does not raise the number of records in
         flight. Nothing is sent after the deadline.
@@ -163,7 +163,7 @@ class Exchange:
             while True:
                 correlation_id = next(self._ids)
                 try:
-                    reply = await self._post(correlation_id, key, value, attempts, permit)
+                    reply = await self._post(correlation_id, key, value, attempts, permit, partial)
                 finally:
                     self._inbox.forget(correlation_id)
                 if not isinstance(reply, ErrorReply):
@@ -190,14 +190,22 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
-    def _post(self, correlation_id: bytes, key: bytes, value: bytes, attempts: Attempts, permit: Permit) -> Answer:
+    def _post(
+        self,
+        correlation_id: bytes,
+        key: bytes,
+        value: bytes,
+        attempts: Attempts,
+        permit: Permit,
+        partial: Partial | None,
+    ) -> Answer:
         """Queue the record for sending; returns the future of its answer."""
         self.check_open()
         now = monotonic()
         if now >= attempts.deadline:
             raise Expired("The deadline passed before the record was sent.")
         inbox = self._inbox
-        answer = inbox.expect(correlation_id, attempts.deadline)
+        answer = inbox.expect(correlation_id, attempts.deadline, partial)
         permit.retain()
         partition = self._partitioner.partition(key, len(value), now)
         deadline_ms = int(attempts.unix_deadline * 1000)

@@ -5,6 +5,7 @@ and is dropped.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.producer.transport.bounded_fetch import BoundedConsumer
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.connection import BACKOFF_MS, METADATA_MAX_AGE_MS, connect, disconnect, watch
 from penstock.producer.wire.codec import decode_reply
-from penstock.producer.wire.headers import CORRELATION_ID
+from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL
 from penstock.producer.wire.messages import ErrorReply, Reply
 
 _RETRY_S = 0.5
@@ -32,6 +33,7 @@ _NOT_EXPECTED: "tuple[Answer | None, float]" = (None, 0.0)
 log = structlog.get_logger("penstock.inbox")
 
 Answer = asyncio.Future[Reply | ErrorReply]
+Partial = Callable[[Reply], object]  # called with each partial reply, on the event loop
 
 
 class Inbox:
@@ -52,6 +54,7 @@ class Inbox:
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._isolation_level = isolation_level
         self._expected: dict[bytes, tuple[Answer, float]] = {}  # deadlines in monotonic seconds
+        self._partials: dict[bytes, Partial] = {}  # of expected replies that have partial ones
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.partition = 0  # to which replies must be sent; valid after start
@@ -78,8 +81,10 @@ class Inbox:
             consumer, self._consumer = self._consumer, None
             await disconnect(consumer, _STOP_S)
 
-    def expect(self, correlation_id: bytes, deadline: float) -> Answer:
-        """Make the future of a reply. Called before its request is sent."""
+    def expect(self, correlation_id: bytes, deadline: float, partial: Partial | None = None) -> Answer:
+        """Make the future of a reply. Called before its request is sent. `partial`: called until `forget`."""
+        if partial is not None:
+            self._partials[correlation_id] = partial
         answer: Answer = asyncio.get_running_loop().create_future()
         self._expected[correlation_id] = (answer, deadline)
         return answer
@@ -87,6 +92,7 @@ class Inbox:
     def forget(self, correlation_id: bytes) -> None:
         """Drop a reply that is no longer awaited."""
         self._expected.pop(correlation_id, None)
+        self._partials.pop(correlation_id, None)
 
     def fail(self, correlation_id: bytes, error: PenstockError) -> None:
         """Fail one reply, if it is still expected."""
@@ -159,6 +165,9 @@ class Inbox:
                     return
 
     def _receive(self, record: Any) -> None:
+        if any(name == PARTIAL for name, _ in record.headers):
+            self._receive_partial(record)
+            return
         answer, _ = self._expected.pop(_correlation_id(record), _NOT_EXPECTED)
         if answer is None or answer.done():
             return
@@ -170,6 +179,15 @@ class Inbox:
         except Exception as error:
             log.exception("reply_unreadable", offset=record.offset, detail="This is a bug.")
             answer.set_exception(BackendError(f"The worker's answer could not be read: {error!r}. This is a bug."))
+
+    def _receive_partial(self, record: Any) -> None:
+        """Partial replies may be lost: what cannot be read is dropped."""
+        partial = self._partials.get(_correlation_id(record))
+        if partial is not None:
+            with contextlib.suppress(InvalidRequest):
+                reply = decode_reply(record.value)
+                if isinstance(reply, Reply):
+                    partial(reply)
 
 
 def _correlation_id(record: Any) -> bytes:

@@ -58,6 +58,8 @@ def encode_request(request: Request) -> bytes:
     if request.options != NO_OPTIONS:
         given = zip(Options._fields, request.options, NO_OPTIONS, strict=True)
         body["opts"] = {name: value for name, value, default in given if value != default}
+        if request.options.generation:
+            body["opts"]["generation"] = dict(request.options.generation)
     try:
         return bytes(msgpack.packb(body))
     except UnicodeEncodeError as error:
@@ -261,8 +263,8 @@ def _decode_one_text(item: object, index: int) -> Text:
 
 
 def _check_pairs(task: str, text: Sequence[Text] | None) -> None:
-    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and `token_classify` single texts."""
-    if task not in ("rerank", "token_classify"):
+    """Check that `rerank` has pairs, whose halves only the tokenizer can mark, and tasks of tokens single texts."""
+    if task not in ("rerank", "token_classify", "generate"):
         return
     if task == "rerank" and text is None:
         raise InvalidRequest("`rerank` needs `text`: `ids` cannot say where the second text of a pair begins.")

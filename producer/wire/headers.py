@@ -15,6 +15,7 @@ REPLY_PARTITION = "kafka_replyPartition"
 DEADLINE_MS = "penstock-deadline-ms"
 CLASS = "penstock-class"
 TRACEPARENT = "traceparent"
+PARTIAL = "penstock-partial"
 REPLAY_OF = "penstock-replay-of"
 REPLAYS = "penstock-replays"
 

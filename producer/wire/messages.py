@@ -11,11 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
+from penstock.producer.wire.generation import GenerationOptions
 
-_ROWS_OF = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_classify": "tokens"}  # in a reply
+# Task -> the field of `Reply` that has its rows.
+_ROWS_OF = {
+    "embed": "vectors",
+    "classify": "classes",
+    "rerank": "scores",
+    "token_classify": "tokens",
+    "generate": "generations",
+}
 TASKS = tuple(_ROWS_OF)
 POOLINGS = ("cls", "mean", "max", "last")
 DTYPES = ("float32", "float16")
+FINISHES = ("stop", "length", "partial")  # of a generation: an end token; max_new_tokens; a partial reply, no end yet
 
 Text = str | tuple[str, str]
 Uint16Array = npt.NDArray[np.uint16]
@@ -33,6 +42,8 @@ class Options(NamedTuple):
     prompt_name: str | None = None  # embed of text: a prompt of the checkpoint; None: the checkpoint's default
     prompt: str | None = None  # embed of text: the prompt itself, in place of a name
     dimensions: int | None = None  # embed: leading values of each vector to keep; None: as the checkpoint says
+    generation: GenerationOptions = ()  # generate: by `read_generation`; others are the model's own
+    stream: bool = False  # generate: partial replies before the reply
 
 
 NO_OPTIONS = Options()
@@ -90,6 +101,15 @@ class TokenClass(Classification):
     end: int | None = None  # exclusive
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Tokens that were generated for one sequence."""
+
+    tokens: tuple[int, ...]  # without the start token, with the end token where there is one
+    finish: str  # one of FINISHES
+    text: str | None = None  # without special tokens; None: the request held token ids
+
+
 class Ranked(NamedTuple):
     """A document's index in the given list, and its score."""
 
@@ -98,7 +118,7 @@ class Ranked(NamedTuple):
 
 
 Vector = npt.NDArray[np.floating[Any]]
-Row = Vector | Classification | float | list[TokenClass]  # the answer to one sequence, by task
+Row = Vector | Classification | float | list[TokenClass] | Generation  # the answer to one sequence, by task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +147,7 @@ class TokenTable:
 
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Reply:
-    """One reply, with one of the four fields after `revision`; rows in the order of the request's sequences."""
+    """One reply, with one of the five fields after `revision`; rows in the order of the request's sequences."""
 
     model: str
     revision: str
@@ -135,6 +155,7 @@ class Reply:
     classes: tuple[Classification, ...] | None = None  # classify: n of them
     scores: tuple[float, ...] | None = None  # rerank: n of them
     tokens: TokenTable | None = None  # token_classify: n sequences
+    generations: tuple[Generation, ...] | None = None  # generate: n of them
     cached: int = 0  # rows that came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
     batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of its last batch

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
+from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options, utf8_fault
 from penstock.producer.wire.reply_rows import is_int
 
@@ -23,6 +24,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtype": (lambda v: isinstance(v, str) and v in DTYPES, f"one of {', '.join(DTYPES)}"),
     "prompt_name": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
     "prompt": (lambda v: v is None or _is_short_text(v), f"a string of at most {_PROMPT_CHARS} characters"),
+    "stream": (lambda v: isinstance(v, bool), "true or false"),
     "dimensions": (lambda v: v is None or (is_int(v) and 1 <= v <= 1_000_000), "a count, at least 1"),
 }
 
@@ -37,7 +39,10 @@ def check_options(given: Mapping[str, object], prefix: str = "") -> Options:
     """
     asked: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in _CHECKS or value is getattr(NO_OPTIONS, name):  # most calls have the defaults
+        if name not in Options._fields or value is getattr(NO_OPTIONS, name):  # most calls have the defaults
+            continue
+        if name == "generation":
+            asked[name] = read_generation(value, prefix)
             continue
         is_valid, expected = _CHECKS[name]
         plain = value.item() if isinstance(value, np.generic) else value
@@ -51,8 +56,11 @@ def check_applicable(options: Options, task: str, *, is_text: bool) -> None:
     """Check that the options fit the request that they come with.
 
     Raises:
-        InvalidRequest: an option of `embed` with another task, a prompt for token ids, or two prompts.
+        InvalidRequest: an option of `embed` or of `generate` with another task, a prompt for token ids, or two prompts.
     """
+    if (options.generation or options.stream) and task != "generate":
+        name = "generation" if options.generation else "stream"
+        raise InvalidRequest(f"`{name}` is an option of `generate`, not of `{task}`.")
     prompts = [name for name in ("prompt_name", "prompt") if getattr(options, name) is not None]
     if not prompts and options.dimensions is None:
         return
@@ -78,6 +86,8 @@ def recheck_options(options: Options | None, task: str, *, is_text: bool) -> Opt
         return NO_OPTIONS
     if not isinstance(options, Options):
         raise InvalidRequest(f"`options` must be Options. Given: {show(options)}")
+    if options.generation:  # the types inside are no part of its hash
+        return _checked.__wrapped__(task, is_text, *options)
     try:
         return _checked(task, is_text, *options)
     except TypeError:  # of a value that has no hash; the check names it

@@ -1,15 +1,16 @@
 """Encoding of a reply's rows, one kind for each task. Part of the wire format; see WIRE.md."""
 
+import itertools
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.producer.errors import InvalidRequest
-from penstock.producer.wire.messages import DTYPES, Classification, Reply, TokenTable, Vector
+from penstock.producer.wire.messages import DTYPES, FINISHES, Classification, Generation, Reply, TokenTable, Vector
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -26,7 +27,9 @@ def row_items(reply: Reply) -> dict[str, Any]:
         return {"n": len(reply.scores), "scores": reply.scores}
     if reply.tokens is not None:
         return {"n": len(reply.tokens.lens), **_token_items(reply.tokens)}
-    raise TypeError("A reply needs vectors, classes, scores or tokens. This is a bug.")
+    if reply.generations is not None:
+        return {"n": len(reply.generations), **_generation_items(reply.generations)}
+    raise TypeError("A reply needs vectors, classes, scores, tokens or generations. This is a bug.")
 
 
 def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
@@ -44,6 +47,8 @@ def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
 
     Raises InvalidRequest. Nothing is allocated before the sizes agree.
     """
+    if "ids" in body:
+        return {"generations": _decode_generations(body, n)}
     if "lens" in body:
         return {"tokens": _decode_token_table(body, n)}
     if "data" in body:
@@ -72,6 +77,38 @@ def _token_items(tokens: TokenTable) -> dict[str, Any]:
     if tokens.spans is not None:
         items["spans"] = tokens.spans.astype(_UINT32, copy=False).tobytes()
     return items
+
+
+def _generation_items(rows: Sequence[Generation]) -> dict[str, Any]:
+    tokens = [token for row in rows for token in row.tokens]
+    items: dict[str, Any] = {
+        "lens": struct.pack(f"<{len(rows)}I", *[len(row.tokens) for row in rows]),
+        "ids": struct.pack(f"<{len(tokens)}I", *tokens),
+        "finish": [row.finish for row in rows],
+    }
+    if rows[0].text is not None:
+        items["text"] = [row.text for row in rows]
+    return items
+
+
+def _decode_generations(body: Mapping[str, Any], n: int) -> tuple[Generation, ...]:
+    ids, lens, finish, text = body.get("ids"), body.get("lens"), body.get("finish"), body.get("text")
+    if not isinstance(lens, bytes) or len(lens) != 4 * n:
+        raise InvalidRequest("`lens` must be bytes of n little-endian uint32.")
+    lengths = struct.unpack(f"<{n}I", lens)
+    if not isinstance(ids, bytes) or len(ids) != 4 * sum(lengths):
+        raise InvalidRequest("`ids` must be bytes of as many little-endian uint32 as `lens` add up to.")
+    if not isinstance(finish, list) or len(finish) != n or not all(_is_finish(one) for one in finish):
+        raise InvalidRequest(f"`finish` must be a list of n of {', '.join(FINISHES)}.")
+    if text is not None and not (isinstance(text, list) and len(text) == n and all(isinstance(t, str) for t in text)):
+        raise InvalidRequest("`text` must be a list of n strings.")
+    remaining = iter(np.frombuffer(ids, dtype=_UINT32).tolist())
+    rows = zip(lengths, finish, [None] * n if text is None else text, strict=True)
+    return tuple([Generation(tuple(itertools.islice(remaining, num)), why, said) for num, why, said in rows])
+
+
+def _is_finish(value: object) -> bool:
+    return isinstance(value, str) and value in FINISHES
 
 
 def _decode_matrix(body: Mapping[str, Any], num_rows: int) -> npt.NDArray[np.floating[Any]]:

@@ -20,6 +20,7 @@ spaces = st.builds(
     pooling=st.none() | strings,
     normalize=st.none() | st.booleans(),
     dimensions=st.none() | st.integers(1, 4),
+    generation=st.none() | strings,
 )
 buffers = st.binary(max_size=12)
 inputs = st.tuples(spaces, buffers, st.none() | buffers)
@@ -50,6 +51,7 @@ def test_moving_the_border_between_ids_and_types_moves_the_key(data: bytes, cut:
         replace(SPACE, normalize=True),
         replace(SPACE, normalize=False),
         replace(SPACE, dimensions=8),
+        replace(SPACE, generation=""),
         replace(SPACE, revision="r1float32", dtype=""),
     ],
 )

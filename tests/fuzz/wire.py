@@ -24,7 +24,7 @@ from penstock.producer.transport.decompression import BombError, CorruptError, d
 from penstock.producer.transport.record_batches import Bounds, unpack
 from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
-from penstock.producer.wire.messages import Classification, Options, Reply, Request, join_tokens
+from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
 from penstock.worker.kafka import commit_metadata, committed_progress, fetch_messages
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.lenient_batches import LenientRecords
@@ -37,6 +37,7 @@ from tests.fuzz.mutations import mutated_bytes, mutated_msgpack
 _HEADER_NAMES = ("kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "penstock-deadline-ms")
 _BATCH_BOUNDS = Bounds(batch_bytes=1 << 20, batch_items=1 << 16, total_bytes=1 << 20, total_items=1 << 16)
 _CODECS = (0, 1, 2, 3, 4)
+_GENERATION = (("bad_words_ids", ((1, 2), (3,))), ("do_sample", True), ("eos_token_id", (1,)), ("top_p", 0.5))
 _AGAIN = ReplayOptions(60.0, "penstock.replies.elsewhere", 1, 3, False)
 _INFO = NullEngine(name="m").info
 _VALIDATOR = RequestValidator(
@@ -158,6 +159,7 @@ def _requests() -> list[bytes]:
         codec.encode_request(Request("m", "classify", None, texts, Options(top_k=3, truncate=True))),
         codec.encode_request(Request("m", "rerank", None, (("query", "document"),))),
         codec.encode_request(Request("m", "token_classify", None, ("one",))),
+        codec.encode_request(Request("m", "generate", ids, None, Options(generation=_GENERATION))),
     ]
 
 
@@ -166,6 +168,8 @@ def _replies() -> list[bytes]:
     classes = (Classification(("a", "b"), (0.75, 0.25)),)
     replies = [Reply("m", "r", vectors=vectors), Reply("m", "r", vectors=vectors.astype(np.float16))]
     replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
+    generations = (Generation((5, 1), "stop", "text"), Generation((), "length", ""))
+    replies.append(Reply("m", "r", generations=generations))
     errors = [BackendError("broken"), InvalidRequest("wrong", {0: InvalidRequest("this one")})]
     return [*map(codec.encode_reply, replies), *map(codec.encode_error, errors)]
 

@@ -77,6 +77,9 @@ EXPECTED = {
     "reply-scores": "rerankReply",
     "reply-tokens": "tokenClassifyReply",
     "reply-tokens-of-ids": "tokenClassifyReply",
+    "reply-generations": "generateReply",
+    "reply-partial": "generateReply",
+    "reply-generations-of-text": "generateReply",
 }
 
 
@@ -102,7 +105,7 @@ def test_a_golden_record_without_a_required_field_is_no_message(name: str) -> No
     "wrong",
     [
         {"v": 2},
-        {"task": "generate"},
+        {"task": "translate"},
         {"text": []},
         {"text": [["a", "b", "c"]]},
         {"text": None},

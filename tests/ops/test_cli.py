@@ -24,6 +24,7 @@ from penstock.ops.cli.development.broker import BrokerSettings
 from penstock.ops.cli.jobs import embed as embed_module
 from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.embed import EmbedSettings
+from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import COMMANDS, app
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
@@ -33,6 +34,7 @@ from penstock.producer.transport import connection as kafka
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.messages import Options
 from penstock.worker.settings import WorkerSettings
+from tests.engine.generation.helpers import save_seq2seq
 from tests.engine.helpers import save_encoder
 
 SETTINGS: Mapping[str, type[BaseSettings]] = {
@@ -40,6 +42,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "check": CheckSettings,
     "embed": EmbedSettings,
     "classify": ClassifySettings,
+    "generate": GenerateSettings,
     "broker": BrokerSettings,
 }
 NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
@@ -407,6 +410,14 @@ class TestCheck:
         assert code == 1
         assert re.search(r"100000 members need 100000 x \d.\d GiB, \d+.\d GiB are free: \d+ fit", text)
         assert "Give so many --processes" in text
+
+    def test_a_model_that_generates(self, tmp_path: Path) -> None:
+        save_seq2seq(tmp_path / "t5", "t5")
+        _, text = penstock("check", "--bootstrap-servers", "127.0.0.1:1", "--model", str(tmp_path / "t5"))
+        assert "OK Model t5: generate; up to 1024 tokens, float32 on cpu" in text
+        code, text = penstock("calibrate", "--model", str(tmp_path / "t5"))
+        assert code == 1
+        assert "'t5' generates, and only an encoder can be used here." in text
 
     def test_a_topic_with_fewer_partitions_than_members(self) -> None:
         with MockBroker() as broker:  # its topics have four partitions

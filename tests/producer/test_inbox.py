@@ -19,8 +19,8 @@ from penstock.producer.transport import inbox as module
 from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.transport.inbox import Inbox
 from penstock.producer.wire.codec import decode_reply, encode_reply
-from penstock.producer.wire.headers import CORRELATION_ID
-from penstock.producer.wire.messages import ErrorReply, Reply
+from penstock.producer.wire.headers import CORRELATION_ID, PARTIAL
+from penstock.producer.wire.messages import ErrorReply, Generation, Reply
 
 
 @dataclass
@@ -73,6 +73,25 @@ def inbox_over(consumer: StandIn) -> Inbox:
 
 def number(answer: Any) -> float:
     return float(answer.vectors[0, 0])
+
+
+def partial_to(correlation_id: bytes, *tokens: int) -> Record:
+    value = encode_reply(Reply("m", "r", generations=(Generation(tokens, "partial"),)))
+    return Record([(CORRELATION_ID, correlation_id), (PARTIAL, b"0")], value)
+
+
+async def test_partial_replies_end_no_call_and_reach_those_that_ask() -> None:
+    broken = Record([(CORRELATION_ID, b"a"), (PARTIAL, b"0")], b"\xc1")
+    polls = [partial_to(b"a", 1), broken, partial_to(b"b", 9), partial_to(b"a", 1, 2), reply_to(b"a", 1.0)]
+    inbox = inbox_over(StandIn(polls, [partial_to(b"a", 1, 2, 3), reply_to(b"b", 2.0)]))
+    partials: list[Any] = []
+    a, b = inbox.expect(b"a", 1e12, lambda reply: partials.extend(reply.rows("generate"))), inbox.expect(b"b", 1e12)
+    await inbox.start(1)
+    assert number(await a) == 1.0
+    inbox.forget(b"a")
+    assert number(await b) == 2.0
+    assert partials == [Generation((1,), "partial"), Generation((1, 2), "partial")]
+    await inbox.stop(ShuttingDown("over"))
 
 
 async def test_replies_reach_their_calls_in_any_order() -> None:

@@ -37,6 +37,7 @@ from penstock.producer.wire.messages import (
     TASKS,
     Classification,
     ErrorReply,
+    Generation,
     Options,
     Reply,
     Request,
@@ -59,6 +60,16 @@ REQUESTS = {
     "request-prompt-name": Request("m", "embed", text=("hello",), options=Options(prompt_name="query")),
     "request-prompt": Request("m", "embed", text=("hello",), options=Options(prompt="query: ")),
     "request-dimensions": Request("m", "embed", tokens=join_tokens([[101, 102]]), options=Options(dimensions=256)),
+    "request-stream": Request("m", "generate", text=("hello",), options=Options(stream=True)),
+    "request-generate": Request(
+        "m",
+        "generate",
+        text=("hello",),
+        options=Options(
+            truncate=True,
+            generation=(("do_sample", True), ("max_new_tokens", 5), ("seed", 7), ("suppress_tokens", (3, 4))),
+        ),
+    ),
 }
 REPLIES = {
     "reply-float32": Reply(
@@ -85,6 +96,9 @@ REPLIES = {
     "reply-tokens-of-ids": Reply(
         "m", "main", tokens=TokenTable(("O",), (1,), np.zeros((1, 1), np.uint16), np.ones((1, 1), np.float32), None)
     ),
+    "reply-generations": Reply("m", "main", generations=(Generation((5, 6, 1), "stop"), Generation((7,), "length"))),
+    "reply-partial": Reply("m", "main", generations=(Generation((5,), "partial", "h"),)),
+    "reply-generations-of-text": Reply("m", "main", generations=(Generation((5, 1), "stop", "hé"),)),
     "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
 }
 ERRORS = {
@@ -106,7 +120,9 @@ def assert_same_request(left: Request, right: Request) -> None:
 
 
 def assert_same_reply(left: Reply, right: Reply) -> None:
-    meta = [(r.model, r.revision, r.classes, r.scores, r.cached, r.timing, r.batch) for r in (left, right)]
+    meta = [
+        (r.model, r.revision, r.classes, r.scores, r.generations, r.cached, r.timing, r.batch) for r in (left, right)
+    ]
     assert meta[0] == meta[1]
     assert_same_array(left.vectors, right.vectors)
     assert (left.tokens is None) == (right.tokens is None)
@@ -294,7 +310,7 @@ class TestRefusals:
 
     def test_unknown_task(self) -> None:
         says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
-        assert "one of embed, classify, rerank, token_classify. Given: 'summarize'" in says
+        assert "one of embed, classify, rerank, token_classify, generate. Given: 'summarize'" in says
 
     def test_rerank_takes_pairs_only(self) -> None:
         with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:
@@ -421,7 +437,13 @@ def reply_or_refusal(value: bytes) -> None:
                 reply.rows(other)
 
 
-FIELDS = {"embed": "vectors", "classify": "classes", "rerank": "scores", "token_classify": "tokens"}
+FIELDS = {
+    "embed": "vectors",
+    "classify": "classes",
+    "rerank": "scores",
+    "token_classify": "tokens",
+    "generate": "generations",
+}
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 
 

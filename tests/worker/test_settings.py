@@ -131,6 +131,12 @@ def test_the_longest_wait_follows_the_device_unless_given() -> None:
     assert resolve(make(model="m", max_wait_ms=1), GPU).max_wait_ms == 1.0
 
 
+def test_a_model_that_generates_has_one_lane_of_all_cores() -> None:
+    generating = replace(CPU, tasks=frozenset({"generate"}))
+    assert resolve(make(model="m"), generating).lanes == 1
+    assert resolve(make(model="m"), CPU).lanes >= 1
+
+
 def test_names_follow_the_model_unless_given() -> None:
     settings = resolve(make(model="m"), CPU)
     assert settings.served_name == "tiny"

@@ -15,7 +15,7 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.cache import ResponseCache
-from penstock.engine import EngineLanes, NullEngine
+from penstock.engine import NullEngine
 from penstock.engine.types import BatchOutput, PackedBatch
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
@@ -24,6 +24,7 @@ from penstock.producer.wire.messages import Request, join_tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings, drain, process
 from penstock.worker import worker as worker_module
+from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.kafka import consumer
 from penstock.worker.requests.preparation import RequestPreparer
 from penstock.worker.resolved_settings import resolve
@@ -160,9 +161,9 @@ async def make_worker(
     settings = resolve(WorkerSettings(model="null", lanes=1, **given), engine.info)
     cost = LearnedCost(fit_cost_table([((8,), 1e-3)], padded=False))
     async with contextlib.AsyncExitStack() as stack:
-        lanes = EngineLanes(engine, 1)
-        stack.push_async_callback(lanes.close)
-        worker = Worker(settings, engine, lanes, cost, tokenizer=tokenizer, cache=cache)
+        served = EncoderModel(engine, 1, cost)
+        stack.push_async_callback(served.close, 5.0)
+        worker = Worker(settings, served, tokenizer=tokenizer, cache=cache)
         kafka.at_end = worker.stop
         yield worker
 

@@ -29,6 +29,7 @@ class BatchStats:
     sums: Sums
     predicted_s: float
     device_s: float
+    num_ended: int | None = None  # sequences that have their results with it; None: all of `sums`
 
     @property
     def padding_avoided(self) -> float:

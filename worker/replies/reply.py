@@ -1,22 +1,30 @@
 """Replies to complete requests: vectors and scores of pairs as they are, other scores as labels."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.types import Float32Array, ModelInfo
+from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_notes, encode_reply, encode_vectors
-from penstock.producer.wire.messages import Classification, Reply, TokenTable
+from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.requests.request import PendingRequest
+from penstock.worker.requests.request import PendingRequest, PendingSequence
+from penstock.worker.stepping.generation_row import read_generation_row
 
 
 def encode_replies(
-    requests: Sequence[PendingRequest], info: ModelInfo, stats: BatchStats | None, now: float
+    requests: Sequence[PendingRequest],
+    info: ModelInfo,
+    stats: BatchStats | None,
+    now: float,
+    tokenizer: Tokenizer | None = None,
 ) -> list[bytes]:
     """The values of the replies to requests that one batch completed, or the cache: `stats` is None.
 
+    `tokenizer`: the model's, which makes text of generated tokens.
     What requests of one slice of records have in common is encoded once.
     """
     encoded: dict[tuple[int, int, int], bytes] = {}
@@ -28,8 +36,16 @@ def encode_replies(
         notes = encoded.get(notes_key)
         if notes is None:
             notes = encoded[notes_key] = _notes(request, stats, now)
-        values.append(_encode(request, info, notes))
+        values.append(_encode(request, info, notes, tokenizer))
     return values
+
+
+def encode_partial(
+    sequence: PendingSequence, result: Float32Array, info: ModelInfo, tokenizer: Tokenizer | None
+) -> bytes:
+    """The value of a partial reply: one row, what is generated so far for a sequence."""
+    rows = _generations(sequence.request, [result], tokenizer)
+    return encode_reply(Reply(info.name, info.revision, generations=rows))
 
 
 def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> bytes:
@@ -47,7 +63,7 @@ def _notes(request: PendingRequest, stats: BatchStats | None, now: float) -> byt
     return encode_notes(request.num_cached, timing_ms, batch)
 
 
-def _encode(request: PendingRequest, info: ModelInfo, notes: bytes) -> bytes:
+def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:
     results: list[Float32Array] = request.results  # type: ignore[assignment]  # none is missing
     options = request.message.options
     match request.message.task:
@@ -59,9 +75,21 @@ def _encode(request: PendingRequest, info: ModelInfo, notes: bytes) -> bytes:
             reply = Reply(info.name, info.revision, scores=tuple([float(result[0]) for result in results]))
         case "token_classify":
             reply = Reply(info.name, info.revision, tokens=_token_table(request, results, info.labels))
+        case "generate":
+            reply = Reply(info.name, info.revision, generations=_generations(request, results, tokenizer))
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
     return encode_reply(reply, notes)
+
+
+def _generations(
+    request: PendingRequest, results: list[Float32Array], tokenizer: Tokenizer | None
+) -> tuple[Generation, ...]:
+    rows = [read_generation_row(result) for result in results]
+    if request.message.text is None or tokenizer is None:
+        return tuple(rows)
+    texts = tokenizer.decode([row.tokens for row in rows])
+    return tuple([dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)])
 
 
 def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tuple[Classification, ...]:

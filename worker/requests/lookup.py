@@ -10,7 +10,7 @@ async def look_up(
     cache: WriteBehindCache | None, sequences: list[PendingSequence]
 ) -> tuple[Results, list[PendingSequence]]:
     """Ask the cache for all sequences in one query. Returns the hits with their results, and the misses."""
-    found = {} if cache is None else await cache.get_many([sequence.key for sequence in sequences])
+    found = {} if cache is None else await cache.get_many([one.key for one in sequences if one.is_stored])
     if not found:
         return [], sequences
     hits = [(one, np.frombuffer(found[one.key], np.float32)) for one in sequences if one.key in found]

@@ -20,6 +20,7 @@ from penstock.producer.errors import (
 )
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
+from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
 from penstock.worker.requests.validation import first_error
@@ -35,12 +36,24 @@ _Found = tuple[PendingRequest, list[_Ids] | PenstockError]
 class RequestPreparer:
     """Splits, tokenizes, bounds and keys the sequences of requests."""
 
-    def __init__(self, info: ModelInfo, bounds: ReplyBounds, tokenizer: Tokenizer | None, *, has_cache: bool) -> None:
-        """Without a `tokenizer`, requests with text are rejected. Without a cache, keys are for single flight alone."""
+    def __init__(
+        self,
+        info: ModelInfo,
+        bounds: ReplyBounds,
+        tokenizer: Tokenizer | None,
+        *,
+        has_cache: bool,
+        generation: GenerationRequests | None = None,
+    ) -> None:
+        """Without a `tokenizer`, requests with text are rejected. Without a cache, keys are for single flight alone.
+
+        `generation`: of a model that generates.
+        """
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
         self._has_cache = has_cache
+        self._generation = generation
         self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
@@ -122,6 +135,8 @@ class RequestPreparer:
         return found if longest <= info.max_tokens else [_cut(sequence, info.max_tokens) for sequence in found]
 
     def _keyed(self, request: PendingRequest, sequences: list[_Ids]) -> list[PendingSequence]:
+        if self._generation is not None:
+            return self._generation.sequences(request, [ids for ids, _ in sequences])
         options, make_key = self._shared(request.message)
         return [
             PendingSequence(

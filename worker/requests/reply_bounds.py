@@ -11,6 +11,9 @@ _LENGTH_BYTES = 4  # of a sequence of token_classify
 _SPAN_BYTES = 8
 _FLOAT_BYTES = 9  # msgpack
 _STRING_HEAD_BYTES = 5  # msgpack
+_TOKEN_BYTES = 4  # of a generated one
+_TOKEN_TEXT_BYTES = 8  # of its text: twice the mean of European languages
+_GENERATION_BYTES = 20  # of a generated sequence, beside its tokens and their text
 
 
 class ReplyBounds:
@@ -24,7 +27,14 @@ class ReplyBounds:
 
     def check_sequences(self, request: Request) -> None:
         """Called at validation. Raises InvalidRequest with the number of sequences that fits."""
-        bytes_each = self._sequence_bytes(request)
+        self._check(request, self._sequence_bytes(request))
+
+    def check_generation(self, request: Request, max_new_tokens: int) -> None:
+        """As `check_sequences`, for sequences that are answered with so many tokens each at most."""
+        token_bytes = _TOKEN_BYTES + (_TOKEN_TEXT_BYTES if request.text is not None else 0)
+        self._check(request, _GENERATION_BYTES + max_new_tokens * token_bytes)
+
+    def _check(self, request: Request, bytes_each: int) -> None:
         if bytes_each * request.num_sequences > self._max_reply_bytes:
             raise InvalidRequest(
                 f"The reply would exceed {self._max_reply_bytes:,} bytes; "

@@ -43,7 +43,7 @@ class PendingRequest:
     num_cached: int = 0  # results that came from the cache
     is_failed: bool = False  # ended with an error; results that come later are ignored
     spans: Sequence[Uint32Array] = ()  # token_classify of texts: [n, 2] a sequence
-    job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it
+    job_ids: list[int] = field(default_factory=list)  # every job that the scheduler got for it, or that it shares
     results: list[Float32Array | None] = field(init=False)  # by sequence, in the request's order
     num_missing: int = field(init=False)  # results still to come
 
@@ -67,6 +67,7 @@ class PendingSequence:
     token_type_ids: Int32Array | None
     options: TaskOptions
     key: bytes  # for the cache and single flight: equal keys mean equal results
+    is_stored: bool = True  # whether the cache keeps its result; false: sampling without a seed, which has its own key
     job_id: int = -1  # the last job that the scheduler got for it
     num_failures: int = 0  # engine runs that failed with it, or with the others of its flight
 

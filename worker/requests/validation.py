@@ -16,6 +16,7 @@ from penstock.producer.wire.messages import Request, Text
 from penstock.scheduler import Cause
 from penstock.worker.batching.deadline_errors import deadline_error
 from penstock.worker.kafka.lenient_batches import UNREADABLE
+from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, Rejection, SliceTimes
@@ -37,8 +38,12 @@ class RequestValidator:
         reply_topics: str,
         slo_s: float | None,
         max_sequences: int,
+        generation: GenerationRequests | None = None,
     ) -> None:
-        """`reply_topics` is the allow-list, a regular expression. `slo_s` gives online requests a default deadline."""
+        """`reply_topics` is the allow-list, a regular expression. `slo_s` gives online requests a default deadline.
+
+        `generation`: of a model that generates.
+        """
         self._info = info
         self._bounds = bounds
         self._prompts = prompts
@@ -46,6 +51,7 @@ class RequestValidator:
         pattern = re.compile(reply_topics)
         self._is_allowed = functools.lru_cache(maxsize=1024)(lambda topic: pattern.fullmatch(topic) is not None)
         self._max_sequences = max_sequences
+        self._generation = generation
 
     def validate(
         self, records: Iterable[PendingRecord], now: float, unix_now: float
@@ -128,7 +134,10 @@ class RequestValidator:
         if dimensions is not None and dimensions not in info.dimensions:
             lengths = ", ".join(map(str, info.dimensions)) or "left out, as this model is not trained to be cut"
             raise InvalidRequest(f"`opts.dimensions` must be {lengths}. Given: {dimensions}")
-        self._bounds.check_sequences(request)
+        if self._generation is None:
+            self._bounds.check_sequences(request)
+        else:
+            self._bounds.check_generation(request, self._generation.options(request).max_new_tokens)
 
     def _bound_texts(self, request: Request) -> Request:
         """Cut or reject texts that take too long to tokenize, as sequences with too many tokens are."""

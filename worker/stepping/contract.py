@@ -32,10 +32,11 @@ class StepStats(NamedTuple):
 class StepEvents(NamedTuple):
     """Changes since the last call. Each job ends once: finished, failed, expired, or cancelled by the caller."""
 
+    started: Sequence[int] = ()  # jobs that have left the queue: their first step ran, or was about to
     finished: Sequence[tuple[int, Float32Array]] = ()  # flat; of integer emissions the bits, so that bytes are kept
     failed: Mapping[int, EngineError] = {}
     expired: Sequence[RejectedJob] = ()
-    emitted: Sequence[tuple[int, Float32Array]] = ()  # new parts of jobs that stream
+    emitted: Sequence[tuple[int, Float32Array]] = ()  # of jobs that stream: their results so far
     stats: StepStats | None = None
 
 
@@ -48,7 +49,7 @@ class StepRunner(Protocol):
         ...
 
     def add(self, jobs: Sequence[StepJob]) -> None:
-        """Queue jobs. They join when there is room for their state."""
+        """Queue jobs. They join when there is room for their state. What is wrong with one, `advance` returns."""
         ...
 
     def cancel(self, ids: Sequence[int]) -> None:

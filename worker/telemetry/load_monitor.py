@@ -10,9 +10,10 @@ from typing import Any
 import structlog
 
 from penstock.producer.errors import PenstockError
-from penstock.scheduler import Cause, LaneDriver, LearnedCost
+from penstock.scheduler import Cause
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.deadline_errors import cause_of
+from penstock.worker.batching.stage import StageLoad
 from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.request import PendingRequest
 from penstock.worker.telemetry.metrics import Metrics
@@ -32,16 +33,14 @@ class LoadMonitor:
 
     def __init__(
         self,
-        driver: LaneDriver,
-        cost: LearnedCost,
+        load: StageLoad,
         metrics: Metrics,
         *,
         lag: Callable[[], Mapping[Source, int]],
         dead_letters: Mapping[str, int],
     ) -> None:
         """`lag`: records that are not finished, by partition. `dead_letters`: how many so far, by outcome."""
-        self._driver = driver
-        self._cost = cost
+        self._load = load
         self._metrics = metrics
         self._answered_ok = metrics.requests.labels("ok")
         self._since_logged: Counter[str] = Counter()
@@ -107,12 +106,9 @@ class LoadMonitor:
         """Show the load, and log it if there was work and the last log is old enough."""
         self._batches_to_log = _BATCHES_A_TICK
         self._samples.log(now)
-        scheduler = self._driver.scheduler
-        backlog_s = self._driver.busy_s(now) + scheduler.backlog_s
-        p50, p95 = self._cost.errors()
-        self._metrics.show_load(backlog_s, p50, p95)
+        self._metrics.show_load(self._load.backlog_s(now), *self._load.errors())
         self._lag = {(topic, str(partition)): lag for (topic, partition), lag in self._read_lag().items()}
-        is_working = scheduler.num_queued or self._since_logged
+        is_working = self._load.num_queued or self._since_logged
         if is_working and now - self._logged_at >= _LOG_EVERY_S:
             self._log_load(now)
 
@@ -123,13 +119,13 @@ class LoadMonitor:
             self._log_load(now)
 
     def _log_load(self, now: float) -> None:
-        scheduler, (p50, p95) = self._driver.scheduler, self._cost.errors()
+        load, (p50, p95) = self._load, self._load.errors()
         since, self._since_logged, self._logged_at = self._since_logged, Counter(), now
         log.info(
             "worker_load",
-            queued_sequences=scheduler.num_queued,
-            queued_tokens=scheduler.queued_tokens,
-            backlog_s=round(self._driver.busy_s(now) + scheduler.backlog_s, 4),
+            queued_sequences=load.num_queued,
+            queued_tokens=load.queued_tokens,
+            backlog_s=round(load.backlog_s(now), 4),
             prediction_error_p50=_rounded(p50),
             prediction_error_p95=_rounded(p95),
             batches=since["batches"],

@@ -12,9 +12,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from penstock.engine import ModelInfo
-from penstock.scheduler import Scheduler
 from penstock.worker.batching.batch import BatchStats
-from penstock.worker.batching.token_budget import TokenBudget
+from penstock.worker.batching.stage import StageLoad
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.telemetry.metric_definitions import METRICS, MetricDefinition
@@ -77,12 +76,11 @@ class Metrics:
     def __init__(
         self,
         info: ModelInfo,
-        scheduler: Scheduler,
+        load: StageLoad,
         backpressure: Backpressure,
-        token_budget: TokenBudget,
         ledger: RecordLedger,
     ) -> None:
-        """The last four arguments are read at each scrape, from another thread."""
+        """The last three arguments are read at each scrape, from another thread."""
         self.registry = CollectorRegistry()
         self._show_build(info)
         self.requests = self._counter("penstock_requests_total")
@@ -103,10 +101,10 @@ class Metrics:
         self._prediction_error = self._gauge("penstock_prediction_error_ratio")
         self.show("penstock_skipped_records_total", lambda: {(): ledger.num_skipped})
         for name, read in (
-            ("penstock_queued_sequences", lambda: scheduler.num_queued),
-            ("penstock_queued_tokens", lambda: scheduler.queued_tokens),
+            ("penstock_queued_sequences", lambda: load.num_queued),
+            ("penstock_queued_tokens", lambda: load.queued_tokens),
             ("penstock_unfinished_records", lambda: backpressure.num_records),
-            ("penstock_token_budget", lambda: token_budget.tokens),
+            ("penstock_token_budget", lambda: load.token_budget),
         ):
             self._gauge(name).set_function(read)
 
@@ -122,7 +120,7 @@ class Metrics:
         self._device_seconds.inc(stats.device_s)
         self._tokens.inc(sums.tokens)
         self._padded_tokens.inc(sums.count * sums.longest)
-        self._from_engine.inc(sums.count)
+        self._from_engine.inc(sums.count if stats.num_ended is None else stats.num_ended)
 
     def show_load(self, backlog_s: float, error_p50: float, error_p95: float) -> None:
         """Set the gauges of load and of the cost model's error. Called once a second."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cache import ResponseCache
-from penstock.engine import EngineLanes, NullEngine
+from penstock.engine import NullEngine
 from penstock.ops.bench.common.processes import calm_garbage_collection
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import decode_reply, encode_request
@@ -27,6 +27,7 @@ from penstock.producer.wire.messages import Reply, Request, Tokens
 from penstock.scheduler import LearnedCost, fit_cost_table
 from penstock.worker import WorkerSettings
 from penstock.worker import worker as worker_module
+from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.resolved_settings import resolve
 from penstock.worker.worker import Worker
 
@@ -144,11 +145,11 @@ async def in_process_worker(cache: ResponseCache | None, **settings: Any) -> Asy
     given = WorkerSettings.model_validate({"model": MODEL, "lanes": 1, **settings})
     outbox = NullOutbox()
     async with AsyncExitStack() as stack:
-        lanes = EngineLanes(engine, 1)
-        stack.push_async_callback(lanes.close)
         cost = LearnedCost(fit_cost_table([((NUM_IDS,), 1e-4)], padded=False))
+        served = EncoderModel(engine, 1, cost)
+        stack.push_async_callback(served.close, 5.0)
         with mock.patch.object(worker_module, "Outbox", return_value=outbox):
-            worker = Worker(resolve(given, engine.info), engine, lanes, cost, tokenizer=None, cache=cache)
+            worker = Worker(resolve(given, engine.info), served, tokenizer=None, cache=cache)
         yield InProcessWorker(worker, outbox)
 
 

@@ -9,6 +9,7 @@ from penstock.engine.types import Engine
 from penstock.ops.bench.delivery.stand_in import PoisonableEngine, SleepingEngine, poison_token
 from penstock.ops.cli.main import main
 from penstock.worker import process
+from penstock.worker.model_loading import require_encoder
 from penstock.worker.settings import NULL_MODEL, ModelSettings
 from penstock.worker.supervision import member_process
 
@@ -22,7 +23,7 @@ def install() -> None:
     def load_stand_in(settings: ModelSettings) -> Engine:
         if settings.model == NULL_MODEL:
             return SleepingEngine(name=settings.served_name or NULL_MODEL)
-        return PoisonableEngine(load(settings), poison_token(settings.model))
+        return PoisonableEngine(require_encoder(load(settings)), poison_token(settings.model))
 
     process.load = load_stand_in
 

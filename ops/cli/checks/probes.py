@@ -32,11 +32,12 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     info = engine.info
     memory.measure(info.device)
-    labels = f", {len(info.labels)} labels" if info.labels else ""
+    dimensions = "" if "generate" in info.tasks else f"{info.dim} dimensions, "
+    labels = f"{len(info.labels)} labels, " if info.labels else ""
     return Finding(
         "Model",
         "OK",
-        f"{info.name}: {', '.join(sorted(info.tasks))}; {info.dim} dimensions{labels}, up to {info.max_tokens} tokens, "
+        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} tokens, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
 

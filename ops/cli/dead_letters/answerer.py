@@ -11,7 +11,8 @@ from penstock.producer.prompts import Prompts
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.worker.batching.batch import pack
-from penstock.worker.process import load, load_tokenizer
+from penstock.worker.model_loading import load_tokenizer
+from penstock.worker.process import load_encoder
 from penstock.worker.replies.dead_letters import reply_key
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.preparation import RequestPreparer
@@ -89,7 +90,7 @@ class Answerer:
 @asynccontextmanager
 async def open_answerer(model: ModelSettings, requests: RequestSettings) -> AsyncIterator[Answerer]:
     """Load the model, which blocks, and start its lane. Raises EngineError."""
-    engine, tokenizer = load(model), load_tokenizer(model)
+    engine, tokenizer = load_encoder(model), load_tokenizer(model)
     lanes = EngineLanes(engine, 1)
     try:
         with nullcontext() if tokenizer is None else closing(tokenizer):

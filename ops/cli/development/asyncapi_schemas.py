@@ -9,7 +9,8 @@ from penstock.ops.cli.development.wire_page import WireRow, wire_table
 from penstock.producer.errors import ERRORS_BY_CODE
 from penstock.producer.wire import headers
 from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES, VERSION
-from penstock.producer.wire.messages import DTYPES, NO_OPTIONS, POOLINGS, TASKS, Options
+from penstock.producer.wire.generation import GENERATION_OPTIONS
+from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, Options
 
 Schema = dict[str, Any]
 
@@ -46,11 +47,20 @@ def options_schema() -> Schema:
     described = {name: row.cells[2] for row in wire_table("Request", "option") for name in row.names}
     properties = {}
     for name, hint in get_type_hints(Options).items():
+        if name == "generation":
+            properties[name] = generation_schema()
+            continue
         (kind,) = [arg for arg in (get_args(hint) or (hint,)) if arg is not type(None)]
         default = getattr(NO_OPTIONS, name)
         choices = {"enum": list(_CHOICES[name])} if name in _CHOICES else {}
         properties[name] = _TYPES[kind] | choices | ({} if default is None else {"default": default})
     return _object(properties, described, [])
+
+
+def generation_schema() -> Schema:
+    """The options of `generate`."""
+    described = {name: row.cells[1] for row in wire_table("Request", "name in `generation`") for name in row.names}
+    return _object({name: {} for name in GENERATION_OPTIONS}, described, [])
 
 
 def reply_schemas() -> dict[str, Schema]:
@@ -67,8 +77,9 @@ def reply_schemas() -> dict[str, Schema]:
         "classify": {"labels": _list(_list(_STRING, MAX_LABELS)), "scores": _list(scores)},
         "rerank": {"scores": _list(_NUMBER)},
         "token_classify": {"names": _list(_STRING, MAX_LABELS), "lens": _BINARY, "classes": _BINARY, **matrix},
+        "generate": {"ids": _BINARY, "lens": _BINARY, "finish": _list(_STRING | {"enum": list(FINISHES)})},
     }
-    optional: dict[str, Schema] = {"token_classify": {"spans": _BINARY}}
+    optional: dict[str, Schema] = {"token_classify": {"spans": _BINARY}, "generate": {"text": _list(_STRING)}}
     head = {
         "v": _INTEGER | {"const": VERSION},
         "ok": {"type": "boolean", "const": True},
@@ -109,9 +120,10 @@ def request_headers_schema() -> Schema:
 
 
 def reply_headers_schema() -> Schema:
-    """The headers of a reply, which are those of its request."""
+    """The headers of a reply: those of its request, and its own."""
     rows = wire_table("Headers", "header of a request")
-    return _headers([row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)], [])
+    of_request = [row for row in rows if row.names[0] in (headers.CORRELATION_ID, headers.TRACEPARENT)]
+    return _headers([*of_request, *wire_table("Headers", "header of a reply")], [])
 
 
 def dead_letter_headers_schema() -> Schema:

@@ -1,4 +1,4 @@
-"""Settings and arguments of `penstock embed`, `classify` and `rerank`."""
+"""Settings and arguments of `penstock embed`, `classify`, `generate` and `rerank`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ def _check_model(model: str) -> str:
 
 
 class FileJobSettings(ClientSettings):
-    """Settings of the three commands: the client's, and those of a job over files."""
+    """Settings of the four commands: the client's, and those of a job over files."""
 
     model: Annotated[str, AfterValidator(_check_model)] = Field(
         description="The model's served name, or its checkpoint, whose last part is the name. With --local: the "

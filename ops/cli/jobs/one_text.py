@@ -1,17 +1,18 @@
-"""One text of `penstock embed` and `penstock classify`, answered on the terminal."""
+"""One text of `penstock embed`, `classify` and `generate`, answered on the terminal."""
 
 import json
 import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, fail
 from penstock.producer.errors import PenstockError
 from penstock.producer.settings import ClientSettings
-from penstock.producer.wire.messages import Classification, Options, Vector
+from penstock.producer.wire.messages import Classification, Generation, Options, Vector
 from penstock.producer.wire.sequences import check
 
 _MAX_ONE_TEXT_S = 30.0  # longest wait for the answer to one text
@@ -53,13 +54,17 @@ def _advice(error: PenstockError, settings: FileJobSettings) -> str:
     return f" Is a worker for {settings.served_name!r} running? Start one: penstock worker --model …"
 
 
-def _as_json(row: Vector | Classification) -> Any:
+def _as_json(row: Vector | Classification | Generation) -> Any:
+    if isinstance(row, Generation):
+        return {"text": row.text, "finish": row.finish, "tokens": row.tokens}
     if isinstance(row, Classification):
         return [{"label": label, "score": score} for label, score in zip(row.labels, row.scores, strict=True)]
     return row.tolist()
 
 
-def _as_text(row: Vector | Classification) -> Table | str:
+def _as_text(row: Vector | Classification | Generation) -> Table | str:
+    if isinstance(row, Generation):
+        return escape(row.text or "")
     if isinstance(row, Classification):
         table = Table("label", "score", box=None, header_style="bold")
         for label, score in zip(row.labels, row.scores, strict=True):

@@ -1,4 +1,4 @@
-"""Jobs of `penstock embed`, `classify` and `rerank`: files of texts, or one text."""
+"""Jobs of `penstock embed`, `classify`, `generate` and `rerank`: files of texts, or one text."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -47,12 +47,12 @@ async def _calibrate(settings: ModelSettings, show: bool, plot: Path | None) -> 
     from penstock.cache import CostTables
     from penstock.ops.cli.planning.calibrate_screen import show_costs
     from penstock.worker.batching.startup_costs import cost_key, kept_costs, measure_costs, why_none
-    from penstock.worker.process import load
+    from penstock.worker.process import load_encoder
     from penstock.worker.resolved_settings import batch_caps, default_cost_path
 
     narrate_logs(bootstrap_servers="")
     with stderr().status(f"Loading {settings.model}"):
-        engine = load(settings)
+        engine = load_encoder(settings)
     path = settings.cost_path or default_cost_path()
     tables, key = CostTables(path), cost_key(engine.info, settings.model)
     if show:

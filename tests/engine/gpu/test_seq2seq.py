@@ -171,6 +171,30 @@ def test_a_request_whose_options_leave_no_token_ends() -> None:
     assert generator.step() == [Progress(0, (), "invalid")]
 
 
+def test_a_step_of_the_host_that_raises_is_raised_though_the_device_searches_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or else the request at fault would never be found. The steps of the others are not lost."""
+    checkpoint, model = model_of("marian")
+    device = device_of(checkpoint.weights)
+    generator, (source,) = Generator(checkpoint.weights, SMALL, device=device), sources([9])
+    generator.start(0, source, options_of(max_new_tokens=6))
+    generator.start(1, source, options_of(max_new_tokens=6, no_repeat_ngram_size=2))
+
+    def fail(rows: DecoderRows) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "step", fail)
+        generator.encode()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            generator.decode(quantum=2)
+        first = [token for one in generator.decode([0]) for token in one.tokens]
+    tokens = drain(generator)
+    assert first + tokens[0] == expected(model, source, max_new_tokens=6)
+    assert tokens[1] == expected(model, source, max_new_tokens=6, no_repeat_ngram_size=2)
+
+
 def rows_of(lengths: np.ndarray, source_lengths: np.ndarray, seed: int) -> DecoderRows:
     """Rows in the middle of a generation: two of each source, each with pages of its own after those of the sources."""
     rng, count = np.random.default_rng(seed), len(lengths)

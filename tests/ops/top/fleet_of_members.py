@@ -8,8 +8,9 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from penstock.engine.types import ModelInfo
-from penstock.scheduler import CostTable, LearnedCost, PackedCost, Scheduler, SchedulerSettings
+from penstock.scheduler import CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
 from penstock.worker.batching.batch import BatchStats, Sums
+from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -48,7 +49,8 @@ class Member:
         held = Backpressure(8)
         ledger = RecordLedger(held, OffsetTracker(), "bulk")
         scheduler = Scheduler(SchedulerSettings(1.0, 8, 1000, None), cost)
-        self.metrics = Metrics(info, scheduler, held, TokenBudget(1000, lambda: 0.0), ledger)
+        load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
+        self.metrics = Metrics(info, load, held, ledger)
         self.lag: dict[tuple[str, ...], float] = {}
         self.dead_letters: dict[tuple[str, ...], float] = {("kept",): 0}
         self.metrics.show("penstock_consumer_lag_records", lambda: self.lag)

@@ -21,6 +21,7 @@ from penstock.scheduler import (
 )
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.batching.deadline_errors import deadline_error
+from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker
@@ -42,8 +43,9 @@ class Bench:
         self.driver = LaneDriver(self.scheduler, 1)
         held = Backpressure(8)
         self.ledger = RecordLedger(held, OffsetTracker(), "bulk")
-        self.metrics = Metrics(info, self.scheduler, held, TokenBudget(1000, lambda: 0.0), self.ledger)
-        self.monitor = LoadMonitor(self.driver, self.cost, self.metrics, lag=dict, dead_letters={})
+        load = EncoderLoad(self.driver, self.cost, TokenBudget(1000, lambda: 0.0))
+        self.metrics = Metrics(info, load, held, self.ledger)
+        self.monitor = LoadMonitor(load, self.metrics, lag=dict, dead_letters={})
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from penstock.engine.types import ModelInfo
 from penstock.scheduler import CostTable, LaneDriver, LearnedCost, PackedCost, Scheduler, SchedulerSettings
+from penstock.worker.batching.encoder_model import EncoderLoad
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.kafka.offsets import OffsetTracker, Progress, Source
@@ -38,10 +39,10 @@ class Bench:
         self.ends: dict[Source, int] = {}
         self.dead_letters = {"kept": 0, "lost": 0}
         ledger = RecordLedger(held, self.offsets, "bulk")
-        self.metrics = Metrics(info, scheduler, held, TokenBudget(1000, lambda: 0.0), ledger)
-        driver, dead_letters = LaneDriver(scheduler, 1), self.dead_letters
+        load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
+        self.metrics = Metrics(info, load, held, ledger)
         lag = lambda: self.offsets.lag(self.ends)  # noqa: E731
-        self.monitor = LoadMonitor(driver, cost, self.metrics, lag=lag, dead_letters=dead_letters)
+        self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=self.dead_letters)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)

@@ -1,0 +1,145 @@
+"""Generation through a real broker and a worker: the tokens are those of transformers, and each request ends alone."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import BackendError, Client, Generation, InvalidRequest, Options, UnsupportedTask
+from penstock.producer.wire.codec import encode_request
+from penstock.producer.wire.headers import CORRELATION_ID, REPLY_PARTITION, request_headers
+from penstock.producer.wire.messages import Request, join_tokens
+from penstock.producer.wire.topics import request_topic
+from tests.engine.generation.helpers import VOCAB, expected, save_seq2seq, sources
+
+Unique = Callable[[str], str]
+StartWorker = Callable[..., Any]
+CountRecords = Callable[[KafkaBroker, str], Any]
+
+POISON = VOCAB - 1  # the token that the encoder cannot read
+
+
+def add_tokenizer(directory: Path) -> None:
+    """A tokenizer of the words w0, w1, …, whose ids they name."""
+    tokenizer = Tokenizer(models.WordLevel({"</s>": 2} | {f"w{i}": i for i in range(VOCAB) if i != 2}, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A random T5 and its directory. Its encoder's vector of one token is not a number."""
+    directory = tmp_path_factory.mktemp("t5")
+    model = save_seq2seq(directory, "t5-gated")
+    words = model.shared.weight.detach().clone()
+    words[POISON] = torch.nan
+    tensors = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file({**tensors, "encoder.embed_tokens.weight": words}, directory / "model.safetensors")
+    add_tokenizer(directory)
+    return directory, model
+
+
+@pytest.mark.timeout(120)
+async def test_generated_tokens_are_those_of_transformers(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, checkpoint: tuple[Path, Any], tmp_path: Path
+) -> None:
+    directory, reference = checkpoint
+    model, cache = unique("t5"), tmp_path / "cache.sqlite"
+    worker = start_worker(kafka, model=directory, served_name=model, cache_path=cache)
+    batch = sources([3, 9, 17, 5], seed=3)
+    texts = ["w20 w31 w42", "w55 w56 w57 w58"]
+    ways: list[dict[str, Any]] = [{"max_new_tokens": 12}, {"max_new_tokens": 9, "num_beams": 4, "length_penalty": 0.5}]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        for options in ways:
+            rows, of_texts = await asyncio.gather(
+                client.generate(ids=batch, **options), client.generate(texts, **options)
+            )
+            for source, row in zip(batch, rows, strict=True):
+                assert list(row.tokens) == expected(reference, source, **options)
+                assert row.text is None
+            for text, row in zip(texts, of_texts, strict=True):
+                ids = np.array([*(int(word[1:]) for word in text.split()), 2], np.int32)
+                assert list(row.tokens) == expected(reference, ids, **options)
+                assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
+            assert await client.generate(ids=batch, **options) == rows  # from the cache
+        source = batch[2]
+        streamed: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
+        *partial, last = [row async for row in client.stream(ids=source, **streamed)]
+        assert list(last.tokens) == expected(reference, source, **streamed)
+        assert last.finish == "length"
+        assert partial
+        assert all(row.finish == "partial" and row.tokens == last.tokens[: len(row.tokens)] for row in partial)
+        *_, last = [row async for row in client.stream(texts[0], **ways[0])]
+        assert [last] == await client.generate(texts[0], **ways[0])
+        seeded: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, "seed": 11}
+        assert await client.generate(ids=batch, **seeded) == await client.generate(ids=batch, **seeded)
+        unseeded = [await client.generate(ids=batch[:1], max_new_tokens=20, do_sample=True) for _ in range(4)]
+        assert len({row.tokens for (row,) in unseeded}) > 1
+
+
+@pytest.mark.timeout(120)
+async def test_a_request_that_is_late_poisoned_or_wrong_ends_alone(
+    kafka: KafkaBroker,
+    unique: Unique,
+    start_worker: StartWorker,
+    checkpoint: tuple[Path, Any],
+    count_records: CountRecords,
+) -> None:
+    directory, reference = checkpoint
+    model = unique("t5")
+    worker = start_worker(kafka, model=directory, served_name=model)
+    (source,) = sources([6], seed=4)
+    long = {"max_new_tokens": 1000, "min_new_tokens": 1000}
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        good = asyncio.create_task(client.generate(ids=[source], max_new_tokens=300, min_new_tokens=300))
+        late = asyncio.create_task(answer(kafka, unique, model, source, long, within_s=0.3))
+        poisoned = await client.map("generate", ids=[source, [POISON, 20]], options=Options(generation=(("top_k", 1),)))
+        assert isinstance(poisoned[0], Generation)
+        assert isinstance(poisoned[1], BackendError)
+        (row,) = await good
+        assert list(row.tokens) == expected(reference, source, max_new_tokens=300, min_new_tokens=300)
+        assert (await late)["error"]["code"] == "expired"
+        wrongs: list[dict[str, Any]] = [{"num_beams": 10_000}, {"max_new_tokens": 0}, {"temperature": -1.0}]
+        for wrong in wrongs:
+            with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+                await client.generate(ids=[source], **wrong)
+        with pytest.raises(UnsupportedTask):
+            await client.embed(ids=[source])
+    expired = [event for event in worker.events("request_refused") if event["code"] == "expired"]
+    assert len(expired) == 1
+    assert await count_records(kafka, f"{request_topic(model)}.dead-letter") == 1 + len(wrongs) + 1
+    worker.process.terminate()
+    assert await worker.exit_code() == 0
+
+
+async def answer(
+    kafka: KafkaBroker, unique: Unique, model: str, source: Any, options: dict[str, int], within_s: float
+) -> Any:
+    """The worker's own answer to a request with this deadline: a client stops waiting when it passes."""
+    replies, servers = unique("penstock.replies."), kafka.bootstrap_servers
+    generation = Options(generation=tuple(sorted(options.items())))
+    value = encode_request(Request(model, "generate", join_tokens([source]), options=generation))
+    async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+        await producer.partitions_for(request_topic(model))
+        headers = request_headers(b"late", replies, 0, int((time.time() + within_s) * 1e3))
+        headers = [(name, content) for name, content in headers if name != REPLY_PARTITION]
+        await producer.send_and_wait(request_topic(model), value, headers=headers)
+    consumer = AIOKafkaConsumer(replies, bootstrap_servers=servers, auto_offset_reset="earliest")
+    async with consumer, asyncio.timeout(60):
+        record = await consumer.getone()
+    assert dict(record.headers)[CORRELATION_ID] == b"late"
+    return msgpack.unpackb(record.value)

@@ -1,0 +1,226 @@
+"""The runner of generation: the tokens of the generator alone, whatever joins, leaves, fails or expires beside them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engine.errors import DeviceFailed, InvalidOption
+from penstock.engine.generation.generator import Generator, Progress
+from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.types import Int32Array
+from penstock.producer.wire.messages import Generation
+from penstock.scheduler.types import Cause
+from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.generation_row import read_generation_row
+from penstock.worker.stepping.generation_runner import GenerationRunner, GenerationWork
+from tests.engine.generation.helpers import SMALL, generate, model_of, sources
+
+POISON = 77  # the token on which `Poisoned` fails
+
+
+class Poisoned(Generator):
+    """Raises for a batch that holds a source which begins with POISON, or always once it is `broken`."""
+
+    broken: Exception | None = None
+    bad: frozenset[int] = frozenset()
+    fails_to_encode = False
+
+    def start(self, id: int, input_ids: Int32Array, options: GenerationOptions, seed: int = 0) -> None:
+        super().start(id, input_ids, options, seed)
+        if input_ids[0] == POISON:
+            self.bad |= {id}
+
+    def encode(self, ids: Any = None) -> list[int]:
+        if self.broken is not None or (self.fails_to_encode and self.bad & set(ids)):
+            raise self.broken or ValueError("cannot encode this")
+        return super().encode(ids)
+
+    def decode(self, ids: Any = None, quantum: int = 1) -> list[Progress]:
+        if self.broken is not None or self.bad & set(ids):
+            raise self.broken or ValueError("cannot decode this")
+        return super().decode(ids, quantum)
+
+
+class Bench:
+    """A runner, and what it has told."""
+
+    def __init__(self, limits: GeneratorLimits = SMALL) -> None:
+        self.checkpoint = model_of("marian")[0]
+        self.generator = Poisoned(self.checkpoint.weights, limits)
+        probe = GenerationWork(np.zeros(1, np.int32), self.checkpoint.options(max_new_tokens=1), 0)
+        self.runner = GenerationRunner(self.generator, limits, probe)
+        self.now = 10.0
+        self.events: list[StepEvents] = []
+        self.finished: dict[int, Generation] = {}
+        self.failed: dict[int, Exception] = {}
+
+    def add(
+        self, id: int, source: Int32Array, deadline: float | None = None, bulk: bool = False, **options: Any
+    ) -> None:
+        work = GenerationWork(source, self.checkpoint.options(**options), 0)
+        self.runner.add([StepJob(id, work, self.now, deadline, bulk)])
+
+    def turn(self) -> StepEvents:
+        self.now += 1.0
+        events = self.runner.advance(self.now)
+        self.events.append(events)
+        self.finished |= {id: read_generation_row(row) for id, row in events.finished}
+        self.failed |= events.failed
+        return events
+
+    def drain(self) -> None:
+        for _ in range(1000):
+            if self.runner.is_idle:
+                return
+            self.turn()
+        pytest.fail("The runner does not come to an end.")
+
+    def tokens(self) -> dict[int, list[int]]:
+        return {id: list(row.tokens) for id, row in self.finished.items()}
+
+    def assert_empty(self) -> None:
+        assert self.runner.is_idle
+        assert (self.generator.waiting, self.generator.active) == ((), ())
+        assert self.generator.num_free_pages == self.generator._limits.num_pages
+
+
+WAYS: Sequence[dict[str, Any]] = (
+    {"max_new_tokens": 20},
+    {"max_new_tokens": 9, "num_beams": 3},
+    {"max_new_tokens": 13, "do_sample": True, "temperature": 1.3, "top_k": 20},
+)
+
+
+def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins() -> None:
+    bench = Bench(replace(SMALL, max_rows=8, num_pages=60))
+    rng = np.random.default_rng(5)
+    batch = sources(rng.integers(1, 30, 24).tolist(), seed=5)
+    asked = [WAYS[number % len(WAYS)] for number in range(len(batch))]
+    for id, (source, options) in enumerate(zip(batch, asked, strict=True)):
+        bench.add(id, source, bulk=id % 5 == 0, **options)
+        for _ in range(int(rng.integers(3))):
+            bench.turn()
+    bench.drain()
+    alone = [generate(bench.checkpoint, [source], **options)[0] for source, options in zip(batch, asked, strict=True)]
+    assert bench.tokens() == dict(enumerate(alone))
+    started = [id for events in bench.events for id in events.started]
+    assert sorted(started) == list(range(len(batch)))
+    longest = {id: options["max_new_tokens"] for id, options in enumerate(asked)}
+    for id, row in bench.finished.items():
+        assert (row.finish == "length") <= (len(row.tokens) == longest[id])
+    bench.assert_empty()
+
+
+def test_a_task_tells_its_rows_and_steps_and_its_prediction() -> None:
+    bench = Bench()
+    for id, source in enumerate(sources([5, 9])):
+        bench.add(id, source, max_new_tokens=4, min_new_tokens=4)
+    bench.drain()
+    stats = [events.stats for events in bench.events if events.stats is not None]
+    assert [(one.cell, one.rows) for one in stats] == [("encode", 2), *[("decode", 2)] * (len(stats) - 1)]
+    assert stats[0].steps == 14
+    assert sum(one.steps for one in stats[1:]) == 8
+    assert all(one.device_s > 0 for one in stats)
+    assert stats[-1].predicted_s > 0
+
+
+@pytest.mark.parametrize("fails_to_encode", [True, False])
+def test_a_poisoned_sequence_fails_alone(fails_to_encode: bool) -> None:
+    bench = Bench()
+    bench.generator.fails_to_encode = fails_to_encode
+    batch = sources([4, 6, 3, 8, 5])
+    batch[2][0] = POISON
+    for id, source in enumerate(batch):
+        bench.add(id, source, max_new_tokens=7)
+    bench.drain()
+    assert list(bench.failed) == [2]
+    assert "code this" in str(bench.failed[2])
+    assert bench.tokens() == {id: generate(bench.checkpoint, [batch[id]], max_new_tokens=7)[0] for id in (0, 1, 3, 4)}
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), DeviceFailed("gone")], ids=repr)
+def test_a_generator_that_fails_on_clean_work_is_at_fault_itself(error: Exception) -> None:
+    bench = Bench()
+    bench.add(0, sources([4])[0])
+    bench.generator.broken = error
+    with pytest.raises(type(error)):
+        bench.drain()
+    assert not bench.failed
+
+
+def test_what_the_limits_do_not_allow_is_the_fault_of_the_request() -> None:
+    bench = Bench(replace(SMALL, num_pages=20))
+    small, large = sources([4, 4])
+    bench.add(0, small, max_new_tokens=5)
+    bench.add(1, large, max_new_tokens=60, num_beams=8)
+    bench.drain()
+    assert list(bench.finished) == [0]
+    assert isinstance(bench.failed[1], InvalidOption)
+    bench.assert_empty()
+
+
+def test_a_sequence_that_streams_tells_its_tokens_so_far_and_others_do_not() -> None:
+    bench = Bench()
+    for id, source in enumerate(sources([4, 5, 6])):
+        options = bench.checkpoint.options(max_new_tokens=8, min_new_tokens=8, num_beams=2 if id == 2 else 1)
+        work = GenerationWork(source, options, 0, stream=id != 1)
+        bench.runner.add([StepJob(id, work, bench.now, None, False)])
+    bench.drain()
+    emitted = [(id, read_generation_row(row)) for events in bench.events for id, row in events.emitted]
+    assert {id for id, _ in emitted} == {0}  # beams are certain of no token before the end
+    lengths = [len(row.tokens) for _, row in emitted]
+    assert lengths == sorted(set(lengths))
+    for _, row in emitted:
+        assert row.finish == "partial"
+        assert row.tokens == bench.finished[0].tokens[: len(row.tokens)]
+    assert 0 < len(row.tokens) < 8
+    bench.assert_empty()
+
+
+def test_a_cancelled_sequence_leaves_at_the_next_step_wherever_it_is() -> None:
+    bench = Bench(replace(SMALL, max_rows=1))
+    first, second = sources([4, 5])
+    bench.add(0, first, max_new_tokens=30, min_new_tokens=30)
+    bench.add(1, second, max_new_tokens=3)
+    for _ in range(3):
+        bench.turn()
+    bench.runner.cancel([0, 99])
+    bench.drain()
+    assert list(bench.finished) == [1]
+    bench.add(2, first, max_new_tokens=3)
+    bench.runner.cancel([2])
+    bench.assert_empty()
+
+
+def test_a_deadline_ends_a_sequence_that_waits_and_one_that_runs() -> None:
+    bench = Bench(replace(SMALL, max_rows=1))
+    first, second, third = sources([4, 5, 6])
+    bench.add(0, first, deadline=15.5, max_new_tokens=60, min_new_tokens=60)
+    bench.add(1, second, deadline=13.5, max_new_tokens=3)
+    bench.add(2, third, deadline=9.0, max_new_tokens=3)
+    bench.drain()
+    expired = [rejected for events in bench.events for rejected in events.expired]
+    assert [(one.id, one.cause) for one in expired] == [
+        (2, Cause.ARRIVED_LATE),
+        (1, Cause.QUEUED),
+        (0, Cause.QUEUED),
+    ]
+    assert [events.started for events in bench.events if events.started] == [[0]]
+    bench.assert_empty()
+
+
+def test_an_online_sequence_goes_before_bulk_ones() -> None:
+    bench = Bench(replace(SMALL, max_rows=4))
+    batch = sources([4] * 8)
+    for id, source in enumerate(batch[:7]):
+        bench.add(id, source, bulk=True, max_new_tokens=6, min_new_tokens=6)
+    bench.turn()
+    bench.add(7, batch[7], max_new_tokens=6, min_new_tokens=6)
+    bench.drain()
+    order = list(bench.finished)
+    assert order.index(7) < 4

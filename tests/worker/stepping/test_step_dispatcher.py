@@ -1,0 +1,259 @@
+"""Sequences join and leave a runner between its turns; each ends once, whatever fails, expires or is taken back."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.engine.errors import EngineError, InvalidOption
+from penstock.engine.types import Float32Array
+from penstock.producer.errors import BackendError, Expired, InvalidRequest
+from penstock.producer.wire.messages import Options
+from penstock.worker.batching.batch import BatchStats
+from penstock.worker.batching.stage import StageCallbacks
+from penstock.worker.batching.watchdog import HANG_S, EngineHung
+from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.stepping.contract import StepEvents
+from penstock.worker.stepping.step_dispatcher import StepDispatcher
+from penstock.worker.stepping.step_watchdog import StepWatchdog
+from tests.worker.stepping.manual import CountingRunner, ManualThread
+
+MakeSequences = Callable[..., list[PendingSequence]]
+
+
+class Bench:
+    """A dispatcher over a runner that counts steps, and what came out of it."""
+
+    def __init__(self, max_rows: int = 2) -> None:
+        self.now = 100.0
+        self.runner = CountingRunner(max_rows)
+        self.thread = ManualThread(self.runner)
+        self.results: list[tuple[PendingSequence, Float32Array]] = []
+        self.stats: list[BatchStats] = []  # of the results
+        self.ran: list[BatchStats] = []
+        self.rejections: list[Rejection] = []
+        self.unhealthy: list[BaseException] = []
+        self.partials: list[tuple[Sequence[PendingSequence], Float32Array]] = []
+        callbacks = StageCallbacks(
+            self.ran.append,
+            self._on_results,
+            self._on_rejected,
+            self.unhealthy.append,
+            lambda sequences, result: self.partials.append((sequences, result)),
+        )
+        self.dispatcher = StepDispatcher(
+            self.thread,
+            lambda sequence: sequence.token_ids.tolist(),
+            callbacks,
+            token_budget=10,
+            clock=lambda: self.now,
+        )
+
+    def turn(self, num_turns: int = 1) -> None:
+        for _ in range(num_turns):
+            self.now += 1.0
+            self.dispatcher.on_events(self.thread.turn(self.now))
+
+    def answered(self) -> list[list[int]]:
+        """The ids of the sequences that have results, each of which is checked."""
+        for sequence, row in self.results:
+            assert row.tolist() == [sum(sequence.token_ids.tolist())]
+        return [sequence.token_ids.tolist() for sequence, _ in self.results]
+
+    def errors(self) -> list[type[Exception]]:
+        return [type(rejection.error) for rejection in self.rejections]
+
+    def _on_results(self, results: Results, stats: BatchStats) -> None:
+        self.results += results
+        self.stats.append(stats)
+
+    def _on_rejected(self, rejections: Sequence[Rejection]) -> None:
+        self.rejections += rejections
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_short_sequence_leaves_before_a_long_one_and_another_joins(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    bench.dispatcher.add(make_sequences([4, 1]) + make_sequences([1, 2]) + make_sequences([2, 3]))
+    assert (bench.dispatcher.num_queued, bench.dispatcher.queued_tokens) == (3, 6)
+    bench.turn()
+    assert bench.answered() == [[1, 2]]
+    assert bench.dispatcher.num_queued == 1
+    bench.turn(2)
+    assert bench.answered() == [[1, 2], [2, 3]]
+    bench.turn()
+    assert bench.answered() == [[1, 2], [2, 3], [4, 1]]
+    assert bench.runner.batches == [[0, 1], [0, 2], [0, 2], [0]]
+    assert bench.runner.is_idle
+    assert not bench.rejections
+
+
+def test_a_result_tells_how_long_its_sequence_waited_and_ran(bench: Bench, make_sequences: MakeSequences) -> None:
+    bench.dispatcher.add(make_sequences([3, 1]))
+    bench.turn(3)
+    ((sequence, _),) = bench.results
+    assert sequence.request.times.queued == 100.0
+    assert [stats.device_s for stats in bench.stats] == [2.0]  # from the first step to the last
+    assert [(one.trigger, one.partition, one.sums.tokens, one.num_ended) for one in bench.ran] == [
+        ("step", "count", 1, ended) for ended in (0, 0, 1)
+    ]
+    assert bench.dispatcher.errors() == (0.5, 0.5)
+    assert bench.dispatcher.backlog_s(bench.now) == 0.0
+
+
+def test_equal_sequences_of_one_class_run_once(bench: Bench, make_sequences: MakeSequences) -> None:
+    bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1]))
+    bench.turn()
+    bench.dispatcher.add(make_sequences([3, 1]) + make_sequences([3, 1], bulk=True))
+    bench.turn(2)
+    assert bench.answered() == [[3, 1]] * 3
+    bench.turn()
+    assert bench.answered() == [[3, 1]] * 4
+    assert sorted({job for batch in bench.runner.batches for job in batch}) == [0, 1]
+
+
+def test_one_that_fails_fails_alone(bench: Bench, make_sequences: MakeSequences) -> None:
+    good, bad = make_sequences([2, 1]), make_sequences([0, 7])
+    bench.dispatcher.add(good + bad)
+    with capture_logs() as logs:
+        bench.turn(2)
+    assert bench.answered() == [[2, 1]]
+    (rejection,) = bench.rejections
+    assert rejection.record is bad[0].request.record
+    assert isinstance(rejection.error, BackendError)
+    assert list(rejection.error.rows) == [0]
+    assert "cannot compute this" in rejection.error.message
+    assert isinstance(rejection.error.__cause__, EngineError)
+    assert [event["event"] for event in logs] == ["sequence_failed"]
+    assert not bench.unhealthy
+
+
+def test_what_the_model_does_not_allow_is_an_invalid_request(bench: Bench, make_sequences: MakeSequences) -> None:
+    bench.dispatcher.add(make_sequences([2, 1]))
+    bench.dispatcher.on_events(StepEvents(failed={0: InvalidOption("num_beams must be less")}))
+    assert bench.errors() == [InvalidRequest]
+    assert "num_beams must be less" in bench.rejections[0].error.message
+
+
+def test_the_other_sequences_of_a_failed_request_leave_at_the_next_step(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    alone, shared = [9, 1], [9, 2]
+    bench.dispatcher.add(make_sequences(alone, [0, 7], shared) + make_sequences(shared))
+    bench.turn()
+    assert bench.errors() == [BackendError]
+    assert bench.runner.cancelled == [0]
+    bench.turn(9)
+    assert bench.answered() == [shared]  # another request waits for it
+
+
+def test_a_request_whose_deadline_passes_leaves_and_the_others_go_on(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    bench.dispatcher.add(make_sequences([5, 1], deadline=102.5) + make_sequences([4, 2]))
+    bench.turn(2)
+    assert not bench.rejections
+    bench.turn()
+    (error,) = bench.errors()
+    assert issubclass(error, Expired)
+    bench.turn()
+    assert bench.answered() == [[4, 2]]
+    assert bench.runner.is_idle
+
+
+def test_equal_sequences_with_time_left_run_anew(bench: Bench, make_sequences: MakeSequences) -> None:
+    late, patient = make_sequences([3, 1], deadline=101.5), make_sequences([3, 1])
+    bench.dispatcher.add(late + patient)
+    bench.turn(2)
+    assert [rejection.record for rejection in bench.rejections] == [late[0].request.record]
+    bench.turn(3)
+    assert [sequence for sequence, _ in bench.results] == patient
+
+
+def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
+    bench: Bench, make_sequences: MakeSequences
+) -> None:
+    streaming = make_sequences([9, 1], options=Options(stream=True), task="generate")
+    bench.dispatcher.add(streaming + make_sequences([9, 1], task="generate"))
+    rows = [np.array([number], np.float32) for number in range(4)]
+    for row in rows[:2]:  # the second comes too soon
+        bench.dispatcher.on_events(StepEvents(emitted=[(0, row), (7, row)]))
+    bench.now += 1.0
+    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[2])]))
+    assert bench.partials == [(streaming, rows[0]), (streaming, rows[2])]
+    assert bench.dispatcher.num_queued == 2  # whoever does not stream has a job of its own
+    bench.dispatcher.take_back({streaming[0].request.record.source}, bulk_only=False, begun=True)
+    bench.now += 1.0
+    bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[3])]))
+    assert len(bench.partials) == 2
+
+
+def test_a_rebalance_takes_back_what_has_not_begun_then_the_rest(bench: Bench, make_sequences: MakeSequences) -> None:
+    requests = [make_sequences([5, number]) for number in range(3)]
+    for sequences in requests:
+        bench.dispatcher.add(sequences)
+    bench.turn()
+    sources = {requests[0][0].request.record.source}
+    assert bench.dispatcher.take_back(set(), bulk_only=False, begun=True) == []
+    assert bench.dispatcher.take_back(sources, bulk_only=True, begun=True) == []
+    waiting = bench.dispatcher.take_back(sources, bulk_only=False, begun=False)
+    assert waiting == [requests[2][0].request.record]
+    assert bench.runner.cancelled == [2]
+    begun = bench.dispatcher.take_back(sources, bulk_only=False, begun=True)
+    assert {id(record) for record in begun} == {id(one[0].request.record) for one in requests[:2]}
+    bench.turn()
+    assert bench.runner.is_idle
+    assert not bench.results
+    assert not bench.rejections
+
+
+def test_events_of_jobs_that_have_left_are_ignored(bench: Bench, make_sequences: MakeSequences) -> None:
+    sequences = make_sequences([5, 1])
+    bench.dispatcher.add(sequences)
+    bench.dispatcher.take_back({sequences[0].request.record.source}, bulk_only=False, begun=True)
+    row = np.zeros(1, np.float32)
+    bench.dispatcher.on_events(StepEvents(started=[0], finished=[(0, row)], failed={0: EngineError("late")}))
+    assert not bench.results
+    assert not bench.rejections
+
+
+def test_draining_changes_nothing_since_no_step_waits(bench: Bench, make_sequences: MakeSequences) -> None:
+    bench.dispatcher.drain()
+    bench.dispatcher.add(make_sequences([1, 2]))
+    bench.turn()
+    bench.dispatcher.resume()
+    assert bench.answered() == [[1, 2]]
+
+
+def test_a_runner_that_raises_makes_the_worker_unhealthy_once(bench: Bench, make_sequences: MakeSequences) -> None:
+    bench.dispatcher.add(make_sequences([1, 2]))
+    error = ValueError("a bug of the runner")
+    bench.dispatcher.give_up(error)
+    bench.dispatcher.give_up(error)
+    bench.turn()
+    bench.dispatcher.add(make_sequences([1, 2]))
+    assert bench.unhealthy == [error]
+    assert not bench.results
+    assert bench.runner.is_idle
+
+
+def test_a_turn_that_does_not_end_is_noticed_and_a_slow_loop_is_not_blamed() -> None:
+    thread, now, hung = ManualThread(CountingRunner()), 0.0, list[EngineHung]()
+    watching = StepWatchdog(thread, lambda: now, hung.append)
+    for turn in range(200):  # turns that end
+        now, thread.is_running, thread.num_turns = now + 1.0, True, turn
+        assert not watching.look()
+    now += 1000.0  # the whole process stood still
+    assert not watching.look()
+    for _ in range(int(HANG_S) - 2):
+        now += 1.0
+        assert not watching.look()
+    now += 1.0
+    assert watching.look()
+    assert len(hung) == 1

@@ -1,0 +1,127 @@
+"""The thread of a runner: jobs in, events out, errors told, and an end that does not wait for the jobs."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.engine.types import ModelInfo
+from penstock.worker.batching.stage import StageCallbacks
+from penstock.worker.requests.request import PendingSequence
+from penstock.worker.resolved_settings import resolve
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.stepping import step_model
+from penstock.worker.stepping.contract import StepEvents, StepJob
+from penstock.worker.stepping.step_model import StepModel
+from penstock.worker.stepping.step_thread import StepThread
+from tests.worker.stepping.manual import CountingRunner
+
+MakeSequences = Callable[..., list[PendingSequence]]
+
+
+class Gate(CountingRunner):
+    """Takes a turn when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.may_run = threading.Event(), threading.Event()
+        self.may_run.set()
+
+    def advance(self, now: float) -> StepEvents:
+        self.began.set()
+        assert self.may_run.wait(10)
+        return super().advance(now)
+
+
+def job(number: int, steps: int) -> StepJob:
+    return StepJob(number, [steps, number], 0.0, None, False)
+
+
+async def test_jobs_join_and_leave_while_others_run() -> None:
+    events: asyncio.Queue[StepEvents] = asyncio.Queue()
+    runner = Gate()
+    thread = StepThread(runner)
+    thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
+    runner.may_run.clear()
+    thread.add([job(0, 3)])
+    assert await asyncio.to_thread(runner.began.wait, 10)
+    thread.add([job(1, 1), job(2, 10**9)])  # the event loop does not wait for the turn under way
+    runner.may_run.set()
+    seen: list[int] = []
+    async with asyncio.timeout(10):
+        while len(seen) < 2:
+            seen += [number for number, _ in (await events.get()).finished]
+        thread.cancel([2])
+        thread.add([job(3, 1)])
+        while len(seen) < 3:
+            seen += [number for number, _ in (await events.get()).finished]
+    assert sorted(seen) == [0, 1, 3]
+    assert runner.is_idle
+    assert await thread.close(10.0)
+
+
+async def test_an_error_of_the_runner_ends_the_thread_and_is_told() -> None:
+    errors: asyncio.Queue[BaseException] = asyncio.Queue()
+    runner = CountingRunner()
+    runner.broken = True
+    thread = StepThread(runner)
+    thread.start(lambda events: None, errors.put_nowait)
+    thread.add([job(0, 3)])
+    async with asyncio.timeout(10):
+        assert repr(await errors.get()) == repr(ValueError("a bug of the runner"))
+    assert await thread.close(10.0)
+    assert not thread.is_running
+
+
+async def test_the_end_waits_for_the_turn_under_way_and_no_longer_than_told() -> None:
+    runner = Gate()
+    thread = StepThread(runner)
+    thread.start(lambda events: None, lambda error: None)
+    runner.may_run.clear()
+    thread.add([job(0, 1000)])
+    assert await asyncio.to_thread(runner.began.wait, 10)
+    assert not await thread.close(0.01)
+    runner.may_run.set()
+    assert await thread.close(10.0)
+    assert not runner.is_idle
+
+
+async def test_a_thread_that_was_not_started_ends_at_once() -> None:
+    assert await StepThread(CountingRunner()).close(1.0)
+
+
+@pytest.fixture
+async def served(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> tuple[StepModel, Gate, list[Any]]:
+    """A model on a thread, its runner, and the results that it reports."""
+    monkeypatch.setattr(step_model, "IDLE_S", 0.0)
+    runner, results = Gate(), list[Any]()
+    model = StepModel(info, runner, lambda sequence: sequence.token_ids.tolist(), [1, 7])
+    callbacks = StageCallbacks(
+        lambda stats: None, lambda got, stats: results.extend(got), lambda _: None, results.append
+    )
+    model.stage(resolve(WorkerSettings.model_validate({"model": "null"}), info), callbacks)
+    return model, runner, results
+
+
+async def test_a_probe_runs_on_an_idle_runner_and_is_no_result(served: tuple[StepModel, Gate, list[Any]]) -> None:
+    model, runner, results = served
+    assert await asyncio.to_thread(model.fault) == ""
+    assert (runner.batches, results) == ([[-1]], [])
+    assert await model.close(10.0)
+    assert await asyncio.to_thread(model.fault) == ""
+
+
+async def test_a_probe_tells_a_runner_that_fails_and_one_that_hangs(
+    served: tuple[StepModel, Gate, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, runner, _ = served
+    model._probe = [0]
+    assert "the idle engine fails on one step" in await asyncio.to_thread(model.fault)
+    model._probe = [1]
+    monkeypatch.setattr(step_model, "PROBE_S", 0.05)
+    runner.may_run.clear()
+    assert await asyncio.to_thread(model.fault) == "the idle engine has not run one step for 0.05 s"
+    runner.may_run.set()
+    assert await model.close(10.0)

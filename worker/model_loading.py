@@ -1,0 +1,60 @@
+"""Loads what the settings name: an encoder or a model that generates, and its tokenizer."""
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+import penstock.engine  # its functions that need torch are looked up when they are called
+from penstock.engine import Engine
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.producer.tokenization import Tokenizer, TokenizerError
+from penstock.worker.resolved_settings import CPU_CAPS
+from penstock.worker.settings import NULL_MODEL, ModelSettings
+
+if TYPE_CHECKING:
+    from penstock.engine import GenerationModel
+
+log = structlog.get_logger("penstock.serve")
+
+
+def load_model(settings: ModelSettings) -> "Engine | GenerationModel":
+    """Load a checkpoint. One that has a generating head generates, unless the settings want it as an encoder.
+
+    Raises EngineError.
+    """
+    if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
+        max_rows, max_tokens = CPU_CAPS
+        return penstock.engine.load_generation_model(
+            settings.model,
+            name=settings.served_name,
+            dtype=settings.dtype,
+            device=settings.device,
+            max_rows=settings.max_batch_sequences or max_rows,
+            max_encode_tokens=settings.max_batch_tokens or max_tokens,
+        )
+    return penstock.engine.load_engine(
+        settings.model,
+        name=settings.served_name,
+        head=str(settings.head) if settings.head is not None else None,
+        dtype=settings.dtype,
+        device=settings.device,
+        engine=settings.engine,
+    )
+
+
+def require_encoder(loaded: "Engine | GenerationModel") -> Engine:
+    """The loaded model, if it is an encoder. Raises UnsupportedCheckpoint."""
+    if not isinstance(loaded, Engine):
+        raise UnsupportedCheckpoint(f"{loaded.info.name!r} generates, and only an encoder can be used here.")
+    return loaded
+
+
+def load_tokenizer(settings: ModelSettings) -> Tokenizer | None:
+    """Load the tokenizer of the model; None, with a warning, if it has none. The caller closes it."""
+    if settings.model == NULL_MODEL:
+        return None
+    try:
+        return Tokenizer.from_directory(penstock.engine.resolve_model(settings.model))
+    except TokenizerError as error:
+        log.warning("no_tokenizer", reason=str(error), consequence="requests with text are rejected")
+        return None

@@ -1,0 +1,53 @@
+"""Requests of the task `generate`: their options, checked by the model, and the keys of their sequences."""
+
+import functools
+import secrets
+from collections.abc import Sequence
+
+from penstock.cache import KeySpace
+from penstock.engine.errors import InvalidOption
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.types import Int32Array, ModelInfo, TaskOptions
+from penstock.producer.errors import InvalidRequest
+from penstock.producer.wire.generation import GenerationOptions as WireOptions
+from penstock.producer.wire.messages import Request, Uint32Array
+from penstock.worker.batching.stage import ReadOptions
+from penstock.worker.requests.request import PendingRequest, PendingSequence
+
+_SEED_BITS = 62
+
+
+class GenerationRequests:
+    """Called by the stages `validate` and `prepare`, on the event loop."""
+
+    def __init__(self, info: ModelInfo, read: ReadOptions) -> None:
+        self._info = info
+        self._read = functools.lru_cache(maxsize=256)(lambda options: read(dict(options)))
+
+    def options(self, request: Request) -> GenerationOptions:
+        """The options of a request, the model's own included. Raises InvalidRequest, which names the option."""
+        try:
+            return self._read(_without_seed(request.options.generation))
+        except InvalidOption as error:
+            raise InvalidRequest(f"`opts.generation`: {error}") from error
+
+    def sequences(
+        self, request: PendingRequest, token_ids: Sequence[Int32Array | Uint32Array]
+    ) -> list[PendingSequence]:
+        """The sequences of a valid request. Sampling without a seed gets a random one for each, and is not stored."""
+        options = self.options(request.message)
+        given = dict(request.message.options.generation).get("seed")
+        is_stored = given is not None or not options.do_sample
+        sequences = []
+        for index, ids in enumerate(token_ids):
+            seed = 0 if not options.do_sample else secrets.randbits(_SEED_BITS) if given is None else int(given)
+            # Every field of the options is in their text, the model's own too.
+            space = KeySpace(self._info.revision, self._info.dtype, "generate", None, None, None, f"{options} {seed}")
+            task = TaskOptions("generate", generation=options, seed=seed)
+            key = space.key(ids.tobytes())
+            sequences.append(PendingSequence(request, index, ids, None, task, key, is_stored))
+        return sequences
+
+
+def _without_seed(options: WireOptions) -> WireOptions:
+    return tuple([pair for pair in options if pair[0] != "seed"])

@@ -1,0 +1,233 @@
+"""Runs requests of an encoder-decoder as cells: one step of the encoder, then a chain of decoder steps."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from penstock.engine.errors import DeviceFailed, EngineError
+from penstock.engine.generation.generator import Generator, Progress
+from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.types import Float32Array, Int32Array
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
+from penstock.scheduler.types import RejectedJob, Wait
+from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
+from penstock.worker.stepping.generation_row import generation_row
+
+ENCODE, DECODE = 0, 1  # cells
+_MAX_ENCODE_ROWS = 32  # sources of one task: sequences that are being decoded wait for it
+_PROBE = -2  # an id that no job has
+_MAX_QUANTUM = 4  # decoder steps of one task under load. On a CPU a decision is short beside a step
+
+log = structlog.get_logger("penstock.generation")
+
+
+class GenerationWork(NamedTuple):
+    """One sequence to generate for."""
+
+    token_ids: Int32Array  # within the vocabulary and the model's maximum
+    options: GenerationOptions  # that the model allows
+    seed: int  # of sampling
+    stream: bool = False  # whether results so far are wanted
+
+
+class GenerationRunner:
+    """Implements `StepRunner` with a generator, and the cellular scheduler for deadlines, classes and quanta.
+
+    A sequence holds state slots from its first step to its last: as many as its pages, or as the pages that its share
+    of the rows stands for. So a sequence that joins finds pages and rows free, and the others wait.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        limits: GeneratorLimits,
+        probe: GenerationWork,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks."""
+        rules = (
+            CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows)),
+            CellRule("decode", limits.max_rows, max_steps=_MAX_QUANTUM, priority=1),
+        )
+        self._generator = generator
+        self._limits = limits
+        self._probe = probe
+        self._clock = clock
+        self._rules = rules
+        self._scheduler = CellScheduler(rules, CellSettings(max_tasks=1, max_slots=limits.num_pages))
+        self._waiting: dict[int, GenerationWork] = {}  # by job id: not encoded
+        self._active: dict[int, list[int]] = {}  # by job id: encoded, with its tokens so far
+        self._streaming: set[int] = set()  # jobs of which results so far are wanted
+        self._failed: dict[int, EngineError] = {}  # this and the next: to be returned
+        self._expired: deque[RejectedJob] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """See `StepRunner`."""
+        return not (self._waiting or self._active or self._failed or self._expired)
+
+    def add(self, jobs: Sequence[StepJob]) -> None:
+        """See `StepRunner`. The work of each job is a `GenerationWork`."""
+        cells = []
+        for job in jobs:
+            work = job.work
+            if not isinstance(work, GenerationWork):
+                raise TypeError(f"Job {job.id} has the work of another runner: {type(work)}. This is a bug.")
+            graph = CellGraph.of_stages((ENCODE, 1), (DECODE, work.options.max_new_tokens))
+            cells.append(CellJob(job.id, graph, job.arrival, job.deadline, job.bulk, self._slots(work)))
+            self._waiting[job.id] = work
+            if work.stream:
+                self._streaming.add(job.id)
+        self._expire(self._scheduler.add(cells, max([job.arrival for job in jobs], default=0.0)))
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """See `StepRunner`."""
+        self._scheduler.cancel(ids)
+        for job_id in ids:
+            self._leave(job_id)
+            self._failed.pop(job_id, None)
+
+    def advance(self, now: float) -> StepEvents:
+        """See `StepRunner`. One task runs: sources are encoded, or sequences decoded for a quantum.
+
+        Raises what the generator raises on clean work.
+        """
+        planned = self._scheduler.poll(now)
+        self._expire(planned.rejected)
+        if isinstance(planned, Wait):
+            return self._events(StepEvents())
+        return self._events(self._encode(planned) if planned.cell == ENCODE else self._decode(planned))
+
+    def _slots(self, work: GenerationWork) -> int:
+        limits = self._limits
+        pages_per_row = -(-limits.num_pages // limits.max_rows)
+        needed = limits.pages_of(len(work.token_ids), work.options)
+        return min(limits.num_pages, max(needed, work.options.num_beams * pages_per_row))
+
+    def _encode(self, task: CellTask) -> StepEvents:
+        began = self._clock()
+        works = {job_id: self._waiting.pop(job_id) for job_id in task.jobs.tolist()}
+        starting = []
+        for job_id, work in works.items():
+            try:
+                self._generator.start(job_id, work.token_ids, work.options, work.seed)
+            except EngineError as error:
+                self._fail(job_id, error)
+            else:
+                starting.append(job_id)
+        self._run_isolated(self._encode_some, starting)
+        num_tokens = sum([len(work.token_ids) for work in works.values()])
+        stats = self._finish(task, np.ones(len(works), np.int32), np.ones(len(works), np.bool_), num_tokens, began)
+        return StepEvents(started=list(works), stats=stats)
+
+    def _encode_some(self, ids: Sequence[int]) -> None:
+        """The generator takes so many at once as its limit of tokens allows."""
+        remaining = [job_id for job_id in ids if job_id not in self._active]
+        while remaining:
+            joined = self._generator.encode(remaining)
+            if not joined:
+                raise RuntimeError("A sequence found no free pages. This is a bug.")
+            self._active.update((job_id, []) for job_id in joined)
+            remaining = remaining[len(joined) :]
+
+    def _decode(self, task: CellTask) -> StepEvents:
+        began = self._clock()
+        ids = task.jobs.tolist()
+        ran = np.zeros(len(ids), np.int32)
+        finished: list[tuple[int, Float32Array]] = []
+
+        def step(some: Sequence[int]) -> None:
+            for progress in self._generator.decode(some):
+                self._note(progress, finished)
+
+        for _ in range(task.quantum):
+            is_running = np.array([job_id in self._active for job_id in ids])
+            running = [job_id for job_id in ids if job_id in self._active]
+            if not running:
+                break
+            ran += is_running
+            self._run_isolated(step, running)
+        is_stopped = np.array([job_id not in self._active for job_id in ids])
+        stats = self._finish(task, ran, is_stopped, int(ran.sum()), began)
+        streaming = [
+            (job_id, tokens) for job_id in ids if job_id in self._streaming and (tokens := self._active.get(job_id))
+        ]
+        emitted = [(job_id, generation_row(tokens, "partial")) for job_id, tokens in streaming]
+        return StepEvents(finished=finished, emitted=emitted, stats=stats)
+
+    def _note(self, progress: Progress, finished: list[tuple[int, Float32Array]]) -> None:
+        tokens = self._active[progress.id]
+        tokens += progress.tokens
+        if progress.finish is not None:
+            del self._active[progress.id]
+            self._streaming.discard(progress.id)
+        if progress.finish == "invalid":
+            self._fail(progress.id, EngineError("The model's scores are not numbers, or its options left no token."))
+        elif progress.finish is not None:
+            finished.append((progress.id, generation_row(tokens, progress.finish)))
+
+    def _run_isolated(self, run: Callable[[Sequence[int]], None], ids: Sequence[int]) -> None:
+        """Run jobs together. Where that raises, halves run, until the culprits are alone, and fail.
+
+        `run` does not change the jobs of a batch that it raises for.
+        """
+        if not ids:
+            return
+        try:
+            run(ids)
+        except DeviceFailed:
+            raise
+        except Exception as error:
+            if len(ids) == 1:
+                self._leave(ids[0])
+                self._run_probe()
+                failure = EngineError(f"{error!r}")
+                failure.__cause__ = error
+                self._fail(ids[0], failure)
+                return
+            log.warning("batch_failed", sequences=len(ids), error=repr(error))
+            half = len(ids) // 2
+            self._run_isolated(run, ids[:half])
+            self._run_isolated(run, ids[half:])
+
+    def _run_probe(self) -> None:
+        """A sequence failed alone: find out whether it or the generator is at fault."""
+        probe = self._probe
+        self._generator.start(_PROBE, probe.token_ids, probe.options, probe.seed)
+        try:
+            self._generator.encode([_PROBE])
+            self._generator.decode([_PROBE])
+        finally:
+            self._generator.cancel(_PROBE)
+
+    def _finish(self, task: CellTask, ran: Int32Array, is_stopped: object, steps: int, began: float) -> StepStats:
+        device_s = self._clock() - began
+        self._scheduler.finished(task.id, 0.0, ran, np.asarray(is_stopped, np.bool_), device_s)
+        name = self._rules[task.cell].name
+        return StepStats(name, len(task.jobs), steps, task.quantum, task.predicted_s, device_s)
+
+    def _fail(self, job_id: int, error: EngineError) -> None:
+        self._scheduler.cancel([job_id])
+        self._failed[job_id] = error
+
+    def _leave(self, job_id: int) -> None:
+        self._waiting.pop(job_id, None)
+        self._active.pop(job_id, None)
+        self._streaming.discard(job_id)
+        self._generator.cancel(job_id)
+
+    def _expire(self, rejected: Iterable[RejectedJob]) -> None:
+        for job in rejected:
+            self._leave(job.id)
+            self._expired.append(job)
+
+    def _events(self, events: StepEvents) -> StepEvents:
+        failed, self._failed = self._failed, {}
+        expired = tuple(self._expired)
+        self._expired.clear()
+        return events._replace(failed=failed, expired=expired)

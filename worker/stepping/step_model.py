@@ -1,0 +1,83 @@
+"""A model that is served step by step: its runner on a thread, and the dispatcher of its requests."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from penstock.engine.types import ModelInfo
+from penstock.worker.batching.stage import ReadOptions, Stage, StageCallbacks
+from penstock.worker.engine_probe import IDLE_S, PROBE_S
+from penstock.worker.requests.request import PendingSequence
+from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
+from penstock.worker.stepping.step_dispatcher import StepDispatcher
+from penstock.worker.stepping.step_thread import StepThread
+
+_PROBE = -1  # job id; those of the dispatcher begin at 0
+
+
+class StepModel:
+    """Implements `ServedModel` with a step runner."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        runner: StepRunner,
+        work_of: Callable[[PendingSequence], object],
+        probe: object,
+        read_options: ReadOptions | None = None,
+    ) -> None:
+        """Called on the event loop. `work_of`: the runner's input for a sequence. `probe`: its smallest input."""
+        self.info = info
+        self.read_options = read_options
+        self._work_of = work_of
+        self._probe = probe
+        self._thread = StepThread(runner)
+        self._loop = asyncio.get_running_loop()
+        self._probing: asyncio.Future[str] | None = None
+        self._closed = False
+
+    def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
+        """See `ServedModel`."""
+        budget = settings.max_batch_tokens
+        dispatcher = StepDispatcher(self._thread, self._work_of, callbacks, token_budget=budget)
+
+        def on_events(events: StepEvents) -> None:
+            self._end_probe(events)
+            dispatcher.on_events(events)
+
+        self._thread.start(on_events, dispatcher.give_up)
+        return Stage(dispatcher, dispatcher, lambda seconds: None)
+
+    def fault(self) -> str:
+        """See `ServedModel`. An idle runner runs one small job."""
+        asking = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        try:
+            return asking.result(PROBE_S + 1.0)
+        except TimeoutError:
+            asking.cancel()
+            return "the event loop stands still"
+
+    async def close(self, timeout_s: float) -> bool:
+        """See `ServedModel`."""
+        self._closed = True
+        return await self._thread.close(timeout_s)
+
+    async def _ask(self) -> str:
+        if self._closed or not self._thread.is_alive or time.monotonic() - self._thread.idle_since < IDLE_S:
+            return ""
+        if self._probing is None or self._probing.done():
+            self._probing = self._loop.create_future()
+            now = time.monotonic()
+            self._thread.add([StepJob(_PROBE, self._probe, now, None, False)])
+        ended, _ = await asyncio.wait((self._probing,), timeout=PROBE_S)
+        return self._probing.result() if ended else f"the idle engine has not run one step for {PROBE_S:g} s"
+
+    def _end_probe(self, events: StepEvents) -> None:
+        probing = self._probing
+        if probing is None or probing.done():
+            return
+        if _PROBE in events.failed:
+            probing.set_result(f"the idle engine fails on one step: {events.failed[_PROBE]!r}")
+        elif any(job_id == _PROBE for job_id, _ in events.finished):
+            probing.set_result("")

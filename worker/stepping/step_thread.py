@@ -1,0 +1,105 @@
+"""The thread that owns a step runner: jobs in between two quanta, events out through the event loop."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
+
+
+class _Cancel(NamedTuple):
+    ids: Sequence[int]
+
+
+class _Add(NamedTuple):
+    jobs: Sequence[StepJob]
+
+
+_Order = _Add | _Cancel | None  # None: stop
+
+
+class StepThread:
+    """Advances a runner while it has jobs. Methods are called on the event loop and never block.
+
+    Callbacks are set by `start`, once. Until then no job is added.
+    """
+
+    def __init__(self, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._orders: SimpleQueue[_Order] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+        self.num_turns = 0  # that have ended; these two are read by the watchdog
+        self.is_running = False  # whether a turn is under way
+        self.idle_since = clock()
+
+    def start(self, events: Callable[[StepEvents], None], failed: Callable[[BaseException], None]) -> None:
+        """Begin. Both callbacks run on the event loop of the caller.
+
+        Args:
+            events: after each turn.
+            failed: the runner has raised. The thread has ended.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._events, self._failed = events, failed
+        self._thread.start()
+
+    def add(self, jobs: Sequence[StepJob]) -> None:
+        """Hand jobs to the runner before its next turn."""
+        self._orders.put(_Add(jobs))
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """Let jobs leave before the next turn."""
+        self._orders.put(_Cancel(ids))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._thread.is_alive()
+
+    async def close(self, timeout_s: float) -> bool:
+        """End after the turn that is under way. False if it still runs after `timeout_s`. Idempotent."""
+        self._stopped = True
+        self._orders.put(None)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._take_orders() and not self._stopped:
+                self.is_running = True
+                events = self._runner.advance(self._clock())
+                self.num_turns += 1
+                self.is_running = False
+                self.idle_since = self._clock()
+                self._tell(self._events, events)
+        except BaseException as error:
+            self.is_running = False
+            self._tell(self._failed, error)
+
+    def _take_orders(self) -> bool:
+        """Hand over what has come. Waits while the runner has no job. Returns false at the end."""
+        while True:
+            try:
+                order = self._orders.get(block=self._runner.is_idle)
+            except Empty:
+                return True
+            match order:
+                case None:
+                    return False
+                case _Add(jobs):
+                    self._runner.add(jobs)
+                case _Cancel(ids):
+                    self._runner.cancel(ids)
+
+    def _tell(self, callback: Callable[[Any], None], what: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for it
+                self._loop.call_soon_threadsafe(callback, what)
