@@ -1,7 +1,6 @@
 """The encoder and the decoder's steps on a CPU, in float32."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CpuOps, RowOps, normalise
+from penstock.engine.generation.device import DecoderRows, DeviceSearch
 from penstock.engine.generation.forward import decode, encode
 from penstock.engine.generation.paged_attention import KeyGroup, attend_pages, group_keys
 from penstock.engine.generation.pages import Int64Array
@@ -19,21 +19,10 @@ from penstock.engine.model.weights import Attention, DistanceAttention, Norm, Pl
 from penstock.engine.types import Int32Array
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderRows:
-    """One step's rows. Rows of one source follow each other. R rows are of N sources."""
-
-    tokens: Int64Array  # [R]
-    slots: Int64Array  # [R] where each row's key and value go: page * page size + offset
-    pages: Int64Array  # [R, ...] of each row's hypothesis
-    lengths: Int64Array  # [R] its positions, this step's included
-    source_pages: Int64Array  # [N, ...]
-    source_lengths: Int64Array  # [N]
-    rows_per_source: Int64Array  # [N]
-
-
 class CpuSeq2Seq:
-    """A model and its pages of keys and values. Called by one thread."""
+    """Implements `Seq2SeqDevice`. Results of a row do not depend on the other rows."""
+
+    search: DeviceSearch | None = None  # tokens are chosen by `selection.choose`
 
     def __init__(self, weights: Seq2SeqWeights, num_pages: int, page_size: int, threads: int) -> None:
         self._model: Seq2Seq[Linear] = weights.prepared(lambda dense: make_linear(dense, torch.float32), lambda t: t)
@@ -122,6 +111,9 @@ class _TargetOps(RowOps):
 
     def attend_cross(self, query: Tensor, layer: int) -> Tensor:
         return attend_pages(query, self._key_values[layer], self._sources, self._num_heads, None)
+
+    def predict(self, x: Tensor, head: Linear) -> Tensor:
+        return head(x)
 
 
 def _look_up(embeddings: TokenEmbeddings, tokens: Tensor, positions: Tensor) -> Tensor:

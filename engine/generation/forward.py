@@ -62,6 +62,10 @@ class TargetOps(StackOps[X, D_contra], Protocol):
         """Attend from each row of query [R, W] to the keys and values that `remember` has kept of its source."""
         ...
 
+    def predict(self, x: X, head: D_contra) -> X:
+        """Logits [R, V]."""
+        ...
+
 
 def encode(model: Seq2Seq[D], ops: SourceOps[X, D]) -> None:
     """Run the encoder, and keep what the decoder's layers read of it."""
@@ -84,7 +88,7 @@ def decode(model: Seq2Seq[D], ops: TargetOps[X, D]) -> X:
         context = ops.attend_cross(ops.project(hidden, cross.query), index)
         hidden, residual = _add(model, ops, context, cross.output, residual, cross.norm)
         hidden, residual = _mlp(model, ops, layer, hidden, residual)
-    return ops.project(hidden, model.decoder.head)
+    return ops.predict(hidden, model.decoder.head)
 
 
 def _embedded(model: Seq2Seq[D], stack: EncoderStack[D] | DecoderStack[D], ops: StackOps[X, D]) -> tuple[X, X]:

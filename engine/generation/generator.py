@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from penstock.engine.errors import GeneratorFull
-from penstock.engine.generation.cpu import CpuSeq2Seq, DecoderRows
+from penstock.engine.generation.cpu import CpuSeq2Seq
+from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
@@ -47,6 +48,7 @@ class _Request:
     source: Int32Array
     hypotheses: Hypotheses
     num_pages: int  # that it needs at most
+    is_searched: bool  # whether the device chooses its tokens
     source_row: Int64Array = field(default_factory=lambda: _NONE)  # [1] once it has joined
     rows: Int64Array = field(default_factory=lambda: _NONE)  # [num_beams] once it has joined
 
@@ -59,11 +61,17 @@ class Generator:
     A call that raises changes nothing that a later one reads, and leaves pages and rows as they were.
     """
 
-    def __init__(self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1) -> None:
-        """threads: of the matrix products; each call sets the calling thread's torch thread count to it."""
+    def __init__(
+        self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1, device: Seq2SeqDevice | None = None
+    ) -> None:
+        """device: made for these weights and limits; None: a CPU.
+
+        threads: of a CPU's matrix products; each call sets the calling thread's torch thread count to it.
+        """
         self._weights = weights
         self._limits = limits
-        self._device = CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
+        self._device: Seq2SeqDevice = device or CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
+        self._search = self._device.search
         self._pool = PagePool(limits.num_pages + 1)
         self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
         self._targets = PageTable(self._pool, limits.max_rows, limits.max_new_tokens, limits.page_size)
@@ -100,7 +108,8 @@ class Generator:
         self._limits.require_pages(num_pages)
         if len(self._waiting) >= self._limits.max_waiting:
             raise GeneratorFull(f"{len(self._waiting)} requests wait, which is the limit. Try again later.")
-        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages)
+        is_searched = self._search is not None and self._search.supports(options)
+        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages, is_searched)
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -124,13 +133,23 @@ class Generator:
         """Run up to `quantum` decoder steps of active requests; all of them by default.
 
         Returns what is new, in the order of `ids`: requests with new tokens or a finish. A step that raises changes
-        nothing. The steps of the quantum before it are returned, and the error is raised by the next call.
+        nothing. The steps of the quantum before it are returned, and the error is raised by the next call. A device
+        that works ahead (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
         """
         chosen = _named(self._active, self.active if ids is None else ids)
         tokens: dict[int, tuple[int, ...]] = {request.id: () for request in chosen}
         finishes: dict[int, Literal["stop", "length", "invalid"]] = {}
+
+        def take(requests: Sequence[_Request], choices: Sequence[Choice]) -> None:
+            for request, choice in zip(requests, choices, strict=True):
+                tokens[request.id] = tokens.get(request.id, ()) + choice.tokens
+                if choice.is_finished:
+                    finishes[request.id] = _finish(request, choice)
+                    self._leave(request, has_ended=not choice.is_invalid)
+
+        hosted = [request for request in chosen if not request.is_searched]
         for index in range(quantum):
-            running = [request for request in chosen if request.id not in finishes]
+            running = [request for request in hosted if request.id not in finishes]
             if not running:
                 break
             try:
@@ -139,11 +158,9 @@ class Generator:
                 if index == 0:
                     raise
                 break
-            for request, choice in zip(running, choices, strict=True):
-                tokens[request.id] += choice.tokens
-                if choice.is_finished:
-                    finishes[request.id] = _finish(request, choice)
-                    self._leave(request, has_ended=not choice.is_invalid)
+            take(running, choices)
+        found = self._run_search([request.id for request in chosen if request.is_searched], quantum, bool(hosted))
+        take([self._active[id] for id, _ in found], [choice for _, choice in found])
         progress = (Progress(id, new, finishes.get(id)) for id, new in tokens.items())
         return [one for one in progress if one.tokens or one.finish]
 
@@ -167,10 +184,21 @@ class Generator:
         self._targets.check_integrity([int(row) for request in active for row in request.rows])
         if not 0 <= self.num_free_pages <= self._pool.num_free:
             raise RuntimeError("more pages are in use than requests have reserved. This is a bug.")
-        for request in active:
+        for request in (one for one in active if not one.is_searched):
             lengths = {len(row) - 1 for row in request.hypotheses.rows}
             if lengths != set(self._targets.lengths[request.rows].tolist()):
                 raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
+
+    def _run_search(self, ids: Sequence[int], quantum: int, has_others: bool) -> list[tuple[int, Choice]]:
+        """Steps of requests whose tokens the device chooses. An error waits where others have steps to return."""
+        if self._search is None or not ids:
+            return []
+        try:
+            return self._search.run(ids, quantum)
+        except Exception:
+            if has_others:
+                return []
+            raise
 
     def _step(self, requests: Sequence[_Request]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""
@@ -234,8 +262,9 @@ class Generator:
         request.source_row = request.rows = _NONE
         if not has_ended:
             self._unclean.append(pages)
-        is_needed = ~np.isin(self._copies[1], pages)
-        self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
+        if len(self._copies[1]):
+            is_needed = ~np.isin(self._copies[1], pages)
+            self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
 
     def _clear_pages(self) -> None:
         if self._unclean:
@@ -247,9 +276,23 @@ class Generator:
             slots = [self._sources.fill(int(request.source_row[0]), len(request.source)) for request in requests]
             self._clear_pages()
             self._device.encode([request.source for request in requests], slots)
+            self._open_searches([request for request in requests if request.is_searched])
+
+    def _open_searches(self, requests: Sequence[_Request]) -> None:
+        """Let the device choose the tokens of requests, from slots for as many as they may have."""
+        if self._search is not None and requests:
+            self._search.open([self._search_request(request) for request in requests])
+
+    def _search_request(self, request: _Request) -> SearchRequest:
+        options = request.hypotheses.options
+        slots = [self._targets.fill(row, options.max_new_tokens) for row in request.rows.tolist()]
+        source_pages = self._sources.pages[request.source_row[0]]
+        return SearchRequest(request.id, options, np.stack(slots), source_pages, len(request.source))
 
     def _leave(self, request: _Request, *, has_ended: bool) -> None:
         del self._active[request.id]
+        if request.is_searched and self._search is not None:
+            self._search.close(request.id)
         self._close(request, has_ended=has_ended)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import activation, lstm, pool, short_product
+from penstock.engine.kernels import activation, candidates, lstm, paged_attention, pool, short_product
 from penstock.engine.kernels.library import OPTIONS, kernel, row_geometry, source_text
 from tests.engine.kernels.nvrtc import compile_entries, compile_ptx
 
@@ -61,6 +61,8 @@ def test_compiles_without_spills(
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
+        ("paged_attention", {f"paged_attention_{size}" for size in (32, 64, 128) if paged_attention.supports(size)}),
+        ("candidates", {f"candidates_{size}" for size in candidates.SIZES}),
     ],
 )
 def test_entry_points_that_are_launched_exist(source: str, launched: set[str], tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Contracts between a generator and the device that holds the model and its pages of keys and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation.selection import Choice
+from penstock.engine.types import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderRows:
+    """One step's rows. Rows of one source follow each other. R rows are of N sources."""
+
+    tokens: Int64Array  # [R]
+    slots: Int64Array  # [R] where each row's key and value go: page * page size + offset
+    pages: Int64Array  # [R, ...] of each row's hypothesis
+    lengths: Int64Array  # [R] its positions, this step's included
+    source_pages: Int64Array  # [N, ...]
+    source_lengths: Int64Array  # [N]
+    rows_per_source: Int64Array  # [N]
+
+
+class Seq2SeqDevice(Protocol):
+    """A model and its pages of keys and values. Called by the generator's thread."""
+
+    @property
+    def search(self) -> "DeviceSearch | None":
+        """The search that runs on the device itself, if it has one."""
+        ...
+
+    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
+        """Run the encoder, and write what the decoder reads of each source's tokens to their slots."""
+        ...
+
+    def step(self, rows: DecoderRows) -> Tensor:
+        """Logits [R, V] of the token after each row's, float32 on the host."""
+        ...
+
+    def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
+        """Copy pages of all layers; no page is in both."""
+        ...
+
+    def clear_pages(self, pages: Int64Array) -> None:
+        """Make pages zero. Attention may multiply what lies behind a row's last key by zero, which no NaN survives."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """A request whose tokens the device chooses. Its source was encoded."""
+
+    id: int
+    options: GenerationOptions
+    slots: Int64Array  # [num_beams, max_new_tokens]: where each beam's keys and values go
+    source_pages: Int64Array  # [...]
+    source_length: int
+
+
+class DeviceSearch(Protocol):
+    """Chooses tokens on the device, for many steps without the host. Its choices are those of `selection.choose`.
+
+    A request is open from `open` to `close`, also after its end.
+    """
+
+    def supports(self, options: GenerationOptions) -> bool:
+        """Whether the device chooses by these options."""
+        ...
+
+    def open(self, requests: Sequence[SearchRequest]) -> None:
+        """Take requests up, before their first step. Where it raises, none of them is open."""
+        ...
+
+    def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
+        """Run up to `quantum` steps of open requests. Returns what is new, by request.
+
+        A device that works ahead starts the steps and returns what those of the call before have found. Requests that
+        have ended meanwhile take no further step.
+        """
+        ...
+
+    def close(self, id: int) -> None:
+        """Forget a request."""
+        ...

@@ -1,0 +1,19 @@
+"""What a search on the device has found, by a request's row of results."""
+
+from penstock.engine.generation.selection import Choice
+from penstock.engine.gpu.search_state import FINISHED, INVALID, RUNNING
+from penstock.engine.types import Int32Array
+
+
+def greedy_choice(row: Int32Array) -> Choice:
+    """By a row of results: the status, then the tokens that were added; -1 for none."""
+    status, *added = row.tolist()
+    tokens = tuple(token for token in added if token >= 0)
+    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)
+
+
+def choice_of_beams(row: Int32Array) -> Choice:
+    """By a row of results: the status, the length of the best that has ended, and its tokens."""
+    status, length = row[:2].tolist()
+    tokens = tuple(row[2 : 2 + length].tolist()) if status == FINISHED else ()
+    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)

@@ -1,0 +1,102 @@
+"""An encoder-decoder model on a GPU: its weights, its pages of keys and values, and the passes over them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine.generation.device import DecoderRows
+from penstock.engine.generation.forward import decode, encode
+from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.gpu.cached_attention import CacheLines
+from penstock.engine.gpu.device_search import GpuSearch, most_rows
+from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, DeviceTargetOps, TargetRows, prepare_seq2seq
+from penstock.engine.gpu.uploads import upload
+from penstock.engine.types import Int32Array
+
+
+class GpuSeq2Seq:
+    """Implements `Seq2SeqDevice` in any type of torch. Without CUDA or in float32, torch computes what kernels would.
+
+    Results of a row may differ in rounding with the number of rows. Works on the calling thread's current stream.
+    """
+
+    def __init__(
+        self,
+        weights: Seq2SeqWeights,
+        limits: GeneratorLimits,
+        *,
+        device: torch.device | str = "cuda",
+        dtype: torch.dtype = torch.float16,
+        works_ahead: bool = False,
+    ) -> None:
+        """`limits` are those of the generator, with a page size that is a power of two.
+
+        works_ahead: whether the device runs the next steps while the host reads those before: see `DeviceSearch.run`.
+        """
+        if limits.page_size & (limits.page_size - 1):
+            raise ValueError(f"on a GPU page_size must be a power of two, not {limits.page_size}.")
+        self.device = torch.device(device)
+        self._limits = limits
+        self._model = prepare_seq2seq(weights, dtype, self.device)
+        decoder = self._model.decoder
+        num_slots = (limits.num_pages + 1) * limits.page_size
+        layers, width = len(decoder.layers), 2 * decoder.width
+        self._key_values = torch.zeros(layers, num_slots, width, dtype=dtype, device=self.device)
+        columns = len(decoder.head.weight)
+        self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
+        self._vocabulary = weights.target_vocab_size
+        self.search = GpuSearch(self._predict, limits, self._vocabulary, self._logits, works_ahead=works_ahead)
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
+        """See `Seq2SeqDevice.encode`. Does not wait for the device."""
+        encode(self._model, DeviceSourceOps(sources, slots, self._model.encoder.num_heads, self._key_values))
+
+    @torch.inference_mode()
+    def step(self, rows: DecoderRows) -> Tensor:
+        """See `Seq2SeqDevice.step`."""
+        num_sources = len(rows.source_lengths)
+        tokens, lengths, pages, lines, source_lengths, source_pages = upload(
+            self.device,
+            rows.tokens,
+            rows.lengths,
+            rows.pages,
+            np.repeat(np.arange(num_sources), rows.rows_per_source),
+            rows.source_lengths,
+            rows.source_pages,
+        )
+        size = self._limits.page_size
+        past = CacheLines(pages, lengths, None, size)
+        sources = CacheLines(source_pages, source_lengths, lines, size)
+        logits = self._predict(TargetRows(tokens, lengths - 1, past, sources))
+        return logits[:, : self._vocabulary].to("cpu", torch.float32, copy=True)
+
+    @torch.inference_mode()
+    def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
+        """See `Seq2SeqDevice.copy_pages`."""
+        if len(sources):
+            of, to = upload(self.device, sources, destinations)
+            pages = self._pages
+            pages.index_copy_(1, to.long(), pages.index_select(1, of))
+
+    @torch.inference_mode()
+    def clear_pages(self, pages: Int64Array) -> None:
+        """See `Seq2SeqDevice.clear_pages`."""
+        if len(pages):
+            (places,) = upload(self.device, pages)
+            self._pages.index_fill_(1, places.long(), 0)
+
+    @property
+    def _pages(self) -> Tensor:
+        """[layers, pages, page_size, 2W]."""
+        layers, slots, width = self._key_values.shape
+        size = self._limits.page_size
+        return self._key_values.view(layers, slots // size, size, width)
+
+    def _predict(self, rows: TargetRows) -> Tensor:
+        """Logits [R, ...], of which the first columns are the vocabulary; overwritten by the next call."""
+        return decode(self._model, DeviceTargetOps(rows, self._model.decoder.num_heads, self._key_values, self._logits))

@@ -1,0 +1,224 @@
+"""The operations of an encoder-decoder transformer on a GPU. They run on any device of torch, without the kernels."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.engine.cpu.linear import activate, require_activation
+from penstock.engine.cpu.ops import normalise
+from penstock.engine.generation.pages import Int64Array
+from penstock.engine.generation.weights import Seq2Seq, Seq2SeqWeights, TokenEmbeddings
+from penstock.engine.gpu.cached_attention import CacheLines, attend_lines
+from penstock.engine.gpu.ops import KERNEL_ACTIVATIONS, GpuDense
+from penstock.engine.gpu.uploads import upload
+from penstock.engine.kernels.activation import bias_activation, gated
+from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
+from penstock.engine.kernels.residual_norm import residual_norm
+from penstock.engine.model.weights import Attention, Dense, DistanceAttention, Norm, PlainAttention
+from penstock.engine.types import Int32Array
+
+_FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
+_HEAD_STEP = 64  # logits of a row are a multiple: products with rows of odd lengths are slow
+
+
+def prepare_seq2seq(weights: Seq2SeqWeights, dtype: torch.dtype, device: torch.device) -> Seq2Seq[GpuDense]:
+    """The weights on the device in `dtype`. The head has spare rows up to a multiple of 64, of zeros."""
+
+    def table(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype).contiguous()
+
+    def dense(d: Dense) -> GpuDense:
+        require_activation(d.activation)
+        weight = table(d.weight)
+        bias = None if d.bias is None else table(d.bias)
+        return GpuDense(weight, weight.t(), bias, KERNEL_ACTIVATIONS.get(d.activation, d.activation))
+
+    head = weights.decoder.head
+    spare = -len(head.weight) % _HEAD_STEP
+    bias = None if head.bias is None else F.pad(head.bias, (0, spare))
+    padded = replace(head, weight=F.pad(head.weight, (0, 0, 0, spare)), bias=bias)
+    return replace(weights, decoder=replace(weights.decoder, head=padded)).prepared(dense, table)
+
+
+class _StackOps:
+    """Operations of both stacks."""
+
+    def __init__(self, tokens: Tensor, positions: Tensor) -> None:
+        """int32 [R] each."""
+        self._tokens = tokens
+        self._positions = positions
+
+    def look_up(self, embeddings: TokenEmbeddings) -> Tensor:
+        words = F.embedding(self._tokens, embeddings.words)
+        return words if embeddings.positions is None else words + F.embedding(self._positions, embeddings.positions)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return normalise(x, norm)
+
+    def project(self, x: Tensor, dense: GpuDense) -> Tensor:
+        if dense.activation == "identity":
+            return _product(x, dense)
+        if not _has_kernels(x):
+            return activate(_product(x, dense), _CPU_ACTIVATIONS.get(dense.activation, dense.activation))
+        product = torch.mm(x, dense.weight_t)
+        bias_activation(product, dense.bias, dense.activation)
+        return product
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        if not _has_kernels(x):
+            first, second = x.chunk(2, dim=-1)
+            return activate(first.contiguous(), activation) * second
+        out = torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype, device=x.device)
+        gated(out, x, KERNEL_ACTIVATIONS.get(activation, activation))
+        return out
+
+    def project_add_norm(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> Tensor:
+        if not _has_norm_kernel(x, dense, norm):
+            return normalise(_product(x, dense) + residual, norm)
+        product = torch.mm(x, dense.weight_t)
+        residual_norm(product, product, dense.bias, residual, norm.weight, norm.bias, norm.eps)
+        return product
+
+    def project_add_norm_sum(self, x: Tensor, dense: GpuDense, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        if not _has_norm_kernel(x, dense, norm):
+            total = _product(x, dense) + residual
+            return normalise(total, norm), total
+        total = torch.mm(x, dense.weight_t)
+        out = torch.empty_like(total)
+        residual_norm(out, total, dense.bias, residual, norm.weight, norm.bias, norm.eps, total=total)
+        return out, total
+
+
+class DeviceSourceOps(_StackOps):
+    """Implements `SourceOps` for sources end to end."""
+
+    def __init__(
+        self, sources: Sequence[Int32Array], slots: Sequence[Int64Array], num_heads: int, key_values: Tensor
+    ) -> None:
+        """key_values [layers, slots, 2W]; slots: of each source's tokens."""
+        lengths = np.array([len(source) for source in sources])
+        ends = np.cumsum(lengths)
+        self._longest = int(lengths.max())
+        positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        line = np.repeat(np.arange(len(sources)) * self._longest, lengths)
+        tokens, where, self._slots, self._cu_seqlens, self._places, self._lengths = upload(
+            key_values.device,
+            np.concatenate(sources),
+            positions,
+            np.concatenate(slots),
+            np.array([0, *accumulate(lengths)]),
+            line + positions,
+            lengths,
+        )
+        super().__init__(tokens, where)
+        self._slots, self._places = self._slots.long(), self._places.long()
+        self._num_heads = num_heads
+        self._key_values = key_values
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        query, key, value = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
+        head_dim = query.shape[-1]
+        is_flash = isinstance(attention, PlainAttention) and head_dim % _FLASH_STEP == 0 and head_dim <= _FLASH_MOST
+        if not (_has_kernels(qkv) and is_flash):
+            return self._attend_padded(qkv, _bias_of(attention))
+        context: Tensor = torch.ops.aten._flash_attention_forward(
+            query,
+            key,
+            value,
+            self._cu_seqlens,
+            self._cu_seqlens,
+            self._longest,
+            self._longest,
+            0.0,
+            False,
+            False,
+            scale=1.0 / math.sqrt(head_dim),
+        )[0]
+        return context.reshape(len(qkv), -1)
+
+    def remember(self, layer: int, key_value: Tensor) -> None:
+        self._key_values[layer].index_copy_(0, self._slots, key_value)
+
+    def _attend_padded(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        """torch's attention over sources that are padded to the longest."""
+        count, longest = len(self._lengths), self._longest
+        padded = qkv.new_zeros(count * longest, qkv.shape[1]).index_copy_(0, self._places, qkv)
+        query, key, value = padded.view(count, longest, 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
+        places = torch.arange(longest, device=qkv.device)
+        is_behind = (places >= self._lengths[:, None])[:, None, None]
+        mask = qkv.new_zeros(count, 1, 1, longest).masked_fill(is_behind, -torch.inf)
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            mask = mask + bias[:, (places - places[:, None]).clamp(-reach, reach) + reach]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return context.transpose(1, 2).reshape(count * longest, -1).index_select(0, self._places)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """One step's rows on the device, int32."""
+
+    tokens: Tensor  # [R]
+    positions: Tensor  # [R]
+    past: CacheLines  # of each row's own hypothesis, this step included
+    sources: CacheLines
+
+
+class DeviceTargetOps(_StackOps):
+    """Implements `TargetOps` for one step. Depends on the rows only through their number and their addresses."""
+
+    def __init__(self, rows: TargetRows, num_heads: int, key_values: Tensor, logits: Tensor) -> None:
+        """key_values [layers, slots, 2W]; logits [at least R, ...]: memory for the result."""
+        super().__init__(rows.tokens, rows.positions)
+        self._rows = rows
+        self._num_heads = num_heads
+        self._key_values = key_values
+        self._logits = logits[: len(rows.tokens)]
+
+    def attend_cached(self, qkv: Tensor, layer: int, attention: Attention) -> Tensor:
+        return self._attend(qkv, layer, self._rows.past, _bias_of(attention))
+
+    def attend_cross(self, query: Tensor, layer: int) -> Tensor:
+        return self._attend(query, layer, self._rows.sources, None)
+
+    def predict(self, x: Tensor, head: GpuDense) -> Tensor:
+        if head.bias is None:
+            return torch.mm(x, head.weight_t, out=self._logits)
+        return torch.addmm(head.bias, x, head.weight_t, out=self._logits)
+
+    def _attend(self, query: Tensor, layer: int, lines: CacheLines, bias: Tensor | None) -> Tensor:
+        cache = self._key_values[layer]
+        scale = 1.0 / math.sqrt(cache.shape[1] // 2 // self._num_heads)
+        return attend_lines(query, cache, lines, self._num_heads, scale, bias)
+
+
+_CPU_ACTIVATIONS = {"gelu_tanh": "gelu_new"}
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype is not torch.float32
+
+
+def _has_norm_kernel(x: Tensor, dense: GpuDense, norm: Norm) -> bool:
+    width = len(dense.weight)
+    return _has_kernels(x) and norm.subtracts_mean and width % VECTOR == 0 and width <= MAX_HIDDEN
+
+
+def _product(x: Tensor, dense: GpuDense) -> Tensor:
+    return torch.mm(x, dense.weight_t) if dense.bias is None else torch.addmm(dense.bias, x, dense.weight_t)
+
+
+def _bias_of(attention: Attention) -> Tensor | None:
+    match attention:
+        case PlainAttention():
+            return None
+        case DistanceAttention():
+            return attention.bias
+        case _:
+            raise RuntimeError(f"no cached attention for {type(attention).__name__}. This is a bug.")

@@ -1,0 +1,242 @@
+"""Generation by the code of a GPU, run on a CPU: torch computes there what kernels compute on a GPU."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.engine.generation.cpu import CpuSeq2Seq
+from penstock.engine.generation.device import DecoderRows, Seq2SeqDevice
+from penstock.engine.generation.generator import Generator, Progress
+from penstock.engine.generation.loading import Seq2SeqCheckpoint
+from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+from penstock.engine.types import Int32Array
+from tests.engine.generation.helpers import EOS, FAMILIES, SMALL, drain, expected, model_of, options_of, sources
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (1, 33, 5)
+MANY_ENDS: dict[str, Any] = {"eos_token_id": list(range(11, 18)), "max_new_tokens": 14, "num_beams": 4}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Operations are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def device_of(weights: Seq2SeqWeights, dtype: torch.dtype = torch.float32, **limits: int) -> GpuSeq2Seq:
+    return GpuSeq2Seq(weights, replace(SMALL, **limits), device="cpu", dtype=dtype)
+
+
+def generator_of(checkpoint: Seq2SeqCheckpoint, **limits: int) -> Generator:
+    device = device_of(checkpoint.weights, torch.float32, **limits)
+    return Generator(checkpoint.weights, replace(SMALL, **limits), device=device)
+
+
+def assert_parity(family: str, quantum: int = 3, **options: Any) -> list[list[int]]:
+    """The tokens are those of `generate`. Returns them."""
+    checkpoint, model = model_of(family)
+    generator, batch = generator_of(checkpoint), sources(LENGTHS)
+    for id, source in enumerate(batch):
+        generator.start(id, source, checkpoint.options(**options))
+    tokens = drain(generator, quantum)
+    generator.check_integrity()
+    assert generator.num_free_pages == SMALL.num_pages
+    wanted = [expected(model, source, **options) for source in batch]
+    assert [tokens[id] for id in range(len(batch))] == wanted
+    return wanted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_search_on_the_device_gives_the_tokens_of_generate(family: str, num_beams: int) -> None:
+    tokens = assert_parity(family, max_new_tokens=10, num_beams=num_beams)
+    assert any(tokens)
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "early_stopping"), [(-1.0, False), (0.6, True), (0.6, "never"), (2.0, False), (2.0, "never")]
+)
+def test_when_beams_stop(length_penalty: float, early_stopping: Any) -> None:
+    assert_parity("marian-untied", length_penalty=length_penalty, early_stopping=early_stopping, **MANY_ENDS)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_new_tokens": 6, "eos_token_id": list(range(11, 18))},
+        {"bad_words_ids": [[40], [2], [41]]},
+        {"suppress_tokens": list(range(20, 60))},
+        {"forced_bos_token_id": 33},
+        {"forced_eos_token_id": 13, "max_new_tokens": 3},
+        {"renormalize_logits": True, "suppress_tokens": list(range(20, 60))},
+        {"decoder_start_token_id": 60},
+        {"max_new_tokens": 1},
+    ],
+    ids=str,
+)
+def test_rules_on_the_device(options: dict[str, Any], num_beams: int) -> None:
+    checkpoint, _ = model_of("bart")
+    given: dict[str, Any] = {"max_new_tokens": 10, "num_beams": num_beams, "eos_token_id": EOS[:3]} | options
+    assert device_of(checkpoint.weights).search.supports(checkpoint.options(**given))
+    assert_parity("bart", **given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.2},
+        {"bad_words_ids": [[41, 42]]},
+        {"begin_suppress_tokens": [30]},
+        {"forced_bos_token_id": 33, "suppress_tokens": [33]},
+        {"eos_token_id": list(range(20))},
+        {"num_beams": 20},
+    ],
+    ids=str,
+)
+def test_rules_that_the_host_applies(options: dict[str, Any]) -> None:
+    checkpoint, _ = model_of("marian")
+    assert not device_of(checkpoint.weights).search.supports(checkpoint.options(**options))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_rule_of_the_host_gives_the_tokens_of_generate(num_beams: int) -> None:
+    assert_parity("t5", max_new_tokens=12, no_repeat_ngram_size=2, num_beams=num_beams)
+
+
+@pytest.mark.parametrize("works_ahead", [False, True])
+def test_each_joins_and_leaves_at_every_step_whoever_chooses_its_tokens(works_ahead: bool) -> None:
+    checkpoint, model = model_of("marian")
+    kinds: tuple[dict[str, Any], ...] = (
+        {"max_new_tokens": 5},
+        {"max_new_tokens": 9, "num_beams": 4},
+        {"max_new_tokens": 12, "no_repeat_ngram_size": 2},
+        {"max_new_tokens": 7, "num_beams": 2, "length_penalty": 2.0},
+        {"max_new_tokens": 11},
+        {"max_new_tokens": 9, "num_beams": 4, "early_stopping": True},
+    )
+    limits = replace(SMALL, max_rows=12)
+    device = GpuSeq2Seq(checkpoint.weights, limits, device="cpu", dtype=torch.float32, works_ahead=works_ahead)
+    generator, batch = Generator(checkpoint.weights, limits, device=device), sources([3 + 5 * id for id in range(12)])
+    tokens: dict[int, list[int]] = {}
+    for id, source in enumerate(batch):
+        generator.start(id, source, checkpoint.options(**kinds[id % len(kinds)]))
+        for progress in generator.step(quantum=1 + id % 3):
+            tokens.setdefault(progress.id, []).extend(progress.tokens)
+        generator.check_integrity()
+        if id == 7:
+            generator.cancel(4)
+    for id, more in drain(generator, quantum=2).items():
+        tokens.setdefault(id, []).extend(more)
+    assert generator.num_free_pages == SMALL.num_pages
+    for id, source in enumerate(batch):
+        if id != 4:
+            assert tokens[id] == expected(model, source, **kinds[id % len(kinds)]), id
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_scores_that_are_not_numbers_end_their_request_alone(num_beams: int) -> None:
+    checkpoint, model = model_of("marian")
+    words = checkpoint.weights.encoder.embeddings.words.clone()
+    words[3] = torch.nan
+    encoder = checkpoint.weights.encoder
+    encoder = replace(encoder, embeddings=replace(encoder.embeddings, words=words))
+    weights = replace(checkpoint.weights, encoder=encoder)
+    generator = Generator(weights, SMALL, device=device_of(weights))
+    (source,), options = sources([9]), {"max_new_tokens": 6, "num_beams": num_beams}
+    generator.start(0, np.array([3, 20], np.int32), options_of(**options))
+    generator.start(1, source, options_of(**options))
+    assert Progress(0, (), "invalid") in generator.step(quantum=2)
+    assert generator.active == (1,)
+    generator.start(2, source, options_of(**options))  # takes the seat and the pages
+    assert drain(generator)[2] == expected(model, source, **options)
+
+
+def test_a_request_whose_options_leave_no_token_ends() -> None:
+    generator = generator_of(model_of("marian")[0])
+    (source,) = sources([9])
+    generator.start(0, source, options_of(suppress_tokens=list(range(90)), forced_eos_token_id=None))
+    assert generator.step() == [Progress(0, (), "invalid")]
+
+
+def test_a_step_of_the_host_that_raises_is_raised_though_the_device_searches_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or else the request at fault would never be found. The steps of the others are not lost."""
+    checkpoint, model = model_of("marian")
+    device = device_of(checkpoint.weights)
+    generator, (source,) = Generator(checkpoint.weights, SMALL, device=device), sources([9])
+    generator.start(0, source, options_of(max_new_tokens=6))
+    generator.start(1, source, options_of(max_new_tokens=6, no_repeat_ngram_size=2))
+
+    def fail(rows: DecoderRows) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "step", fail)
+        generator.encode()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            generator.decode(quantum=2)
+        first = [token for one in generator.decode([0]) for token in one.tokens]
+    tokens = drain(generator)
+    assert first + tokens[0] == expected(model, source, max_new_tokens=6)
+    assert tokens[1] == expected(model, source, max_new_tokens=6, no_repeat_ngram_size=2)
+
+
+def rows_of(lengths: np.ndarray, source_lengths: np.ndarray, seed: int) -> DecoderRows:
+    """Rows in the middle of a generation: two of each source, each with pages of its own after those of the sources."""
+    rng, count = np.random.default_rng(seed), len(lengths)
+    pages = 100 + np.arange(count)[:, None] * 16 + np.arange(16)
+    slots = pages[np.arange(count), (lengths - 1) // SMALL.page_size] * SMALL.page_size + (lengths - 1) % 4
+    return DecoderRows(
+        tokens=rng.integers(10, 90, count),
+        slots=slots,
+        pages=pages,
+        lengths=lengths,
+        source_pages=1 + np.arange(len(source_lengths))[:, None] * 16 + np.arange(16),
+        source_lengths=source_lengths,
+        rows_per_source=np.full(len(source_lengths), 2),
+    )
+
+
+def logits_of(device: Seq2SeqDevice, batch: list[Int32Array]) -> list[Tensor]:
+    """Logits of six steps after the encoder, of two rows a source."""
+    lengths = np.array([len(source) for source in batch])
+    slots = [((1 + 16 * place) * SMALL.page_size + np.arange(len(s))) for place, s in enumerate(batch)]
+    device.encode(batch, slots)
+    return [device.step(rows_of(np.full(2 * len(batch), step + 1), lengths, seed=step)) for step in range(6)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 0.03)], ids=str)
+def test_logits_are_those_of_the_cpu(family: str, dtype: torch.dtype, tolerance: float) -> None:
+    weights, batch = model_of(family)[0].weights, sources((7, 30, 1))
+    ours = logits_of(device_of(weights, dtype), batch)
+    exact = logits_of(CpuSeq2Seq(weights, SMALL.num_pages + 1, SMALL.page_size, 1), batch)
+    for own, theirs in zip(ours, exact, strict=True):
+        assert own.shape == theirs.shape
+        assert (own - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+def test_pages_are_copied_and_cleared() -> None:
+    weights, batch = model_of("marian")[0].weights, sources((7, 30, 1))
+    device = device_of(weights)
+    before = logits_of(device, batch)[-1]
+    rows = rows_of(np.full(6, 6), np.array([7, 30, 1]), seed=5)
+    moved = replace(rows, pages=rows.pages + 16 * 6)
+    device.copy_pages(rows.pages.ravel(), moved.pages.ravel())
+    assert torch.equal(device.step(moved), before)
+    device.clear_pages(moved.pages.ravel())
+    assert not torch.allclose(device.step(moved), before)
