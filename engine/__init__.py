@@ -1,4 +1,4 @@
-"""Inference of encoder models on CPUs and GPUs: packed batches in, rows out. Generation by encoder-decoders."""
+"""Inference on CPUs and GPUs: encoders (packed batches in, rows out), encoder-decoders, and models made of cells."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,6 +6,8 @@ from penstock.engine.types import BatchOutput, Engine, ModelInfo, PackedBatch, P
 
 if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
+    from penstock.engine.cells.loading import is_made_of_cells
+    from penstock.engine.cells.served import ServedCells, load_served_cells
     from penstock.engine.device import processor_name
     from penstock.engine.generation.loading import generates
     from penstock.engine.generation.model import GenerationModel, load_generation_model
@@ -22,12 +24,15 @@ _LAZY = {
     "GenerationModel": "generation.model",
     "NullEngine": "null",
     "PackedModel": "packed_model",
+    "ServedCells": "cells.served",
     "Timing": "calibration",
     "from_torch": "packed_model",
     "default_name": "loading",
     "generates": "generation.loading",
+    "is_made_of_cells": "cells.loading",
     "load_engine": "loading",
     "load_generation_model": "generation.model",
+    "load_served_cells": "cells.served",
     "measure": "calibration",
     "processor_name": "device",
     "resolve_model": "model.checkpoint",
@@ -45,13 +50,16 @@ __all__ = [
     "PackedBatch",
     "PackedModel",
     "PipelinedEngine",
+    "ServedCells",
     "TaskOptions",
     "Timing",
     "default_name",
     "from_torch",
     "generates",
+    "is_made_of_cells",
     "load_engine",
     "load_generation_model",
+    "load_served_cells",
     "measure",
     "processor_name",
     "resolve_model",

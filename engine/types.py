@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,14 @@ class BatchOutput:
     device_s: float  # seconds the device worked on this batch
 
 
+class Emission(NamedTuple):
+    """A named value that a model made of cells emits at steps."""
+
+    name: str
+    width: int
+    dtype: str  # "float32" or "int32", where it has left the device
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of a model that validate requests and that replies name."""
@@ -98,10 +106,11 @@ class ModelInfo:
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
-    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"; or "generate" alone
+    tasks: frozenset[str]  # of "embed", "classify", "rerank", "token_classify"; or "generate" or "sequence" alone
     dim: int  # length of an embedding; of a model that generates the width of its encoder
     labels: tuple[str, ...]  # label of each score; empty when the model cannot classify
     dimensions: tuple[int, ...] = ()  # lengths that embeddings may be cut to (Matryoshka); empty: none
+    emissions: tuple[Emission, ...] = ()  # of a model made of cells
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
 
 

@@ -6,7 +6,7 @@ async with Client(bootstrap_servers="localhost:9092", model="all-MiniLM-L6-v2") 
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from penstock.producer.transport.call_batcher import CallBatcher
 from penstock.producer.transport.exchange import Attempts, Exchange
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import (
+    NO_OPTIONS,
     Classification,
     Generation,
     Options,
@@ -41,7 +42,8 @@ from penstock.producer.wire.messages import (
     join_tokens,
 )
 from penstock.producer.wire.options import check_task, check_timeout_s, recheck_options
-from penstock.producer.wire.sequences import check
+from penstock.producer.wire.sequence_codec import Emitted
+from penstock.producer.wire.sequences import Checked, Kind, check, check_fields
 from penstock.producer.wire.topics import bulk_topic, request_topic
 
 __all__ = ["Client", "Row"]
@@ -248,22 +250,37 @@ class Client:
         finally:
             asking.cancel()
 
+    async def sequence(
+        self, sequences: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
+    ) -> list[dict[str, Emitted]]:
+        """What the cells of a model made of cells emit for each sequence: by name an array [rows, width].
+
+        Rows are those of the first node that emits the name, step after step, then those of the next node.
+
+        Args:
+            sequences: of each a map of the fields that the model reads, such as {"tokens": [5, 6, 7]}.
+
+        Raises:
+            PenstockError: the first sequence's error; use `map("sequence", …)` to get the other results as well.
+        """
+        return await self._rows("sequence", sequences, None, NO_OPTIONS, timeout_s)
+
     async def map(
         self,
         task: str,
-        texts: Sequence[Text] | None = None,
+        texts: Sequence[Text] | Sequence[Mapping[str, Any]] | None = None,
         *,
         ids: Sequence[npt.ArrayLike] | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
     ) -> list[Row | PenstockError]:
-        """One result a sequence, in order: its row, or its own error.
+        """One result a sequence, in order: its row, or its own error. For `sequence`, `texts` are maps of fields.
 
         Sequences at fault are removed from their record and the others sent again. Retriable errors are retried after
         growing pauses: `Overloaded` three times, or with `bulk` until the deadline.
         """
         task, options = check_task(task), recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check(texts, ids)
+        kind, sequences = _check(task, texts, ids)
         return await self._batcher.results(task, options, kind, sequences, self._timeout_s(timeout_s))
 
     async def map_rows(
@@ -311,14 +328,14 @@ class Client:
     async def _rows(
         self,
         task: str,
-        texts: str | Sequence[Text] | None,
+        texts: str | Sequence[Text] | Sequence[Mapping[str, Any]] | None,
         ids: Sequence[npt.ArrayLike] | None,
         options: Options,
         timeout_s: float | None,
     ) -> list[Any]:
         """Every row. Raises the first error; nothing is sent if a sequence fails its checks."""
         options = recheck_options(options, task, is_text=texts is not None)
-        kind, sequences = check([texts] if isinstance(texts, str) else texts, ids)
+        kind, sequences = _check(task, [texts] if isinstance(texts, str) else texts, ids)
         if not sequences:
             raise EmptyInput("There is nothing to send: give at least one text, or one sequence of token ids.")
         _raise_first(sequences)
@@ -343,6 +360,8 @@ class Client:
         encoded: list[Encoded] = []
         if isinstance(sequences[0], bytes):
             request = Request(model, task, concatenate_tokens(sequences), None, options)
+        elif isinstance(sequences[0], dict):
+            request = Request(model, task, sequences=tuple(sequences))
         elif self._tokenizer is None or any(isinstance(text, tuple) for text in sequences):
             # Pairs need token types, which `ids` does not carry: the worker tokenizes them.
             request = Request(model, task, None, tuple(sequences), options)
@@ -362,6 +381,15 @@ class Client:
         reply = await self._exchange.ask(request, attempts, got_partial)
         self._on_reply(reply, len(sequences))
         return rows_of(reply)
+
+
+def _check(task: str, texts: Any, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
+    """The sequences of a call, each checked. Raises InvalidRequest."""
+    if task != "sequence":
+        return check(texts, ids)
+    if texts is None or ids is not None:
+        raise InvalidRequest("`sequence` takes maps of fields, and no `ids`.")
+    return Kind.FIELDS, check_fields(texts)
 
 
 def _checked(settings: dict[str, Any]) -> ClientSettings:

@@ -1,4 +1,4 @@
-"""Loads what the settings name: an encoder or a model that generates, and its tokenizer."""
+"""Loads what the settings name: an encoder, a model that generates or one made of cells, and its tokenizer."""
 
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,26 @@ from penstock.worker.resolved_settings import CPU_CAPS
 from penstock.worker.settings import NULL_MODEL, ModelSettings
 
 if TYPE_CHECKING:
-    from penstock.engine import GenerationModel
+    from penstock.engine import GenerationModel, ServedCells
 
 log = structlog.get_logger("penstock.serve")
 
 
-def load_model(settings: ModelSettings) -> "Engine | GenerationModel":
+def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":
     """Load a checkpoint. One that has a generating head generates, unless the settings want it as an encoder.
 
     Raises EngineError.
     """
+    if settings.cells is not None or penstock.engine.is_made_of_cells(settings.model):
+        return penstock.engine.load_served_cells(
+            settings.model,
+            cells=settings.cells,
+            name=settings.served_name,
+            dtype=settings.dtype,
+            device=settings.device,
+            max_rows=settings.max_batch_sequences,
+            num_slots=settings.state_slots,
+        )
     if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
         max_rows, max_tokens = CPU_CAPS
         return penstock.engine.load_generation_model(
@@ -42,10 +52,11 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel":
     )
 
 
-def require_encoder(loaded: "Engine | GenerationModel") -> Engine:
+def require_encoder(loaded: "Engine | GenerationModel | ServedCells") -> Engine:
     """The loaded model, if it is an encoder. Raises UnsupportedCheckpoint."""
     if not isinstance(loaded, Engine):
-        raise UnsupportedCheckpoint(f"{loaded.info.name!r} generates, and only an encoder can be used here.")
+        what = "generates" if "generate" in loaded.info.tasks else "is made of cells"
+        raise UnsupportedCheckpoint(f"{loaded.info.name!r} {what}, and only an encoder can be used here.")
     return loaded
 
 

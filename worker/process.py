@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
+import penstock.engine  # its names that need torch are looked up when they are used
 from penstock.cache import ResponseCache
 from penstock.engine import Engine, NullEngine, PipelinedEngine
 from penstock.engine.errors import UnsupportedDevice
@@ -32,7 +33,7 @@ from penstock.worker.telemetry.traces import open_traces
 from penstock.worker.worker import LEAVE_S, Worker
 
 if TYPE_CHECKING:
-    from penstock.engine import GenerationModel
+    from penstock.engine import GenerationModel, ServedCells
 
 _NULL_BUDGET_S = 1.0  # time to measure an engine that does no work
 _SWITCH_INTERVAL_S = 0.0001  # engine lanes and the event loop take turns at each tensor call, batch and result
@@ -80,9 +81,9 @@ def _tune_garbage_collection() -> None:
     gc.set_threshold(50_000, 50, 1000)
 
 
-def load(settings: ModelSettings) -> "Engine | GenerationModel":
-    """Load the model that the settings name, an encoder or one that generates. Raises EngineError."""
-    if settings.model == NULL_MODEL:
+def load(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":
+    """Load the model that the settings name, of any kind. Raises EngineError."""
+    if settings.model == NULL_MODEL and settings.cells is None:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
     engine = load_model(settings)
@@ -103,14 +104,18 @@ def load(settings: ModelSettings) -> "Engine | GenerationModel":
 
 
 def load_encoder(settings: ModelSettings) -> Engine:
-    """`load`, for what runs encoders only. Raises UnsupportedCheckpoint for a model that generates."""
+    """`load`, for what runs encoders only. Raises UnsupportedCheckpoint for another model."""
     return require_encoder(load(settings))
 
 
-def _warm(engine: "Engine | GenerationModel", settings: ResolvedSettings) -> Callable[[], ServedModel]:
+def _warm(engine: "Engine | GenerationModel | ServedCells", settings: ResolvedSettings) -> Callable[[], ServedModel]:
     """Warm the model up, and learn what it costs. The result is called on the event loop."""
     if isinstance(engine, Engine):
         return functools.partial(EncoderModel, engine, settings.lanes, _cost(engine, settings))
+    if isinstance(engine, penstock.engine.ServedCells):
+        from penstock.worker.stepping.cell_model import served_cells  # imports torch
+
+        return served_cells(engine)
     from penstock.worker.stepping.generation_model import served_generation  # imports torch
 
     return served_generation(engine)
@@ -150,7 +155,7 @@ async def _run(
 
 async def _run_worker(settings: ResolvedSettings, served: ServedModel, supervisor: SupervisorLink | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
-        tokenizer = load_tokenizer(settings)
+        tokenizer = None if served.read_fields is not None else load_tokenizer(settings)
         if tokenizer is not None:
             stack.callback(tokenizer.close)
         cache = await _open_cache(settings, stack)

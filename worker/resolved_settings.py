@@ -12,6 +12,7 @@ from penstock.scheduler import SchedulerSettings
 from penstock.worker.settings import ModelSettings, WorkerSettings
 
 CPU_CAPS = 256, 1024  # of a batch: sequences, and tokens
+_STEPPED = frozenset({"generate", "sequence"})  # tasks whose steps run on one thread
 _CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
 
 
@@ -74,7 +75,7 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
             "dtype": info.dtype,
         },
         f"default for {device}": {
-            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and "generate" not in info.tasks else 1,
+            "lanes": len(os.sched_getaffinity(0)) if device == "cpu" and not info.tasks & _STEPPED else 1,
             "max_wait_ms": 2.0 if device == "cpu" else 0.0,
             "max_batch_sequences": max_sequences,
             "max_batch_tokens": max_tokens,

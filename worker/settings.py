@@ -51,6 +51,18 @@ class ModelSettings(FileSettings):
     served_name: Annotated[str | None, AfterValidator(check_served_name)] = Field(
         None, description="Name that requests use. Default: the last part of the checkpoint's path."
     )
+    cells: str | None = Field(
+        None,
+        min_length=1,
+        description="A model made of cells from own code, as package.module:attribute, which is a CellModel or a "
+        "function that returns one. The code runs in the worker; `model` is then only a name.",
+    )
+    state_slots: int | None = Field(
+        None,
+        ge=1,
+        description="Sequences, or nodes of trees, of a model made of cells that have a state at the same time; others "
+        "wait. Default: as many as 256 MiB hold, from 1024 to 16384.",
+    )
     head: Path | None = Field(
         None, description="A linear classification head (safetensors, labels in its metadata) on the embeddings."
     )

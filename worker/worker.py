@@ -28,7 +28,6 @@ from penstock.worker.kafka.topic_creation import create_topics
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.reply import encode_partial, encode_replies
 from penstock.worker.replies.write_behind import WriteBehindCache
-from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.ledger import RecordLedger
 from penstock.worker.requests.long_slices import LongSlices
 from penstock.worker.requests.lookup import look_up
@@ -37,6 +36,7 @@ from penstock.worker.requests.quarantine import Quarantine
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
+from penstock.worker.requests.step_requests import step_requests
 from penstock.worker.requests.validation import RequestValidator
 from penstock.worker.resolved_settings import ResolvedSettings
 from penstock.worker.stop_signal import StopSignal, watched
@@ -88,7 +88,7 @@ class Worker:
             revoked=self._on_revoked,
         )
         bounds = ReplyBounds(info, settings.max_reply_bytes)
-        generation = None if served.read_options is None else GenerationRequests(info, served.read_options)
+        generation, cells = step_requests(served, settings.max_reply_bytes)
         self._validator = RequestValidator(
             info,
             bounds,
@@ -98,7 +98,7 @@ class Worker:
             max_sequences=settings.max_sequences,
             generation=generation,
         )
-        self._preparer = RequestPreparer(info, bounds, tokenizer, has_cache=bool(cache), generation=generation)
+        self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=bool(cache))
         callbacks = StageCallbacks(self._on_ran, self._on_results, self._reject, self._stop.fail, self._on_partial)
         self._dispatcher, load, replied = served.stage(settings, callbacks)
         self._cache = None if cache is None else WriteBehindCache(cache)

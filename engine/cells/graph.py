@@ -2,15 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
-from penstock.engine.cells.errors import EmptySequence, InvalidRequest, UnknownCell, WrongArity
+from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidRequest, UnknownCell, WrongArity
+from penstock.engine.cells.slot_plan import SlotPlan, plan_slots
 
 Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """Bounds of one request."""
+
+    max_nodes: int = 4096
+    max_depth: int = 1024  # nodes on the longest path, such as from a leaf of a tree to its root
+    max_steps: int = 8192  # of all nodes together
+
+    def too_many_nodes(self, count: str) -> GraphTooLarge:
+        """The error of a graph with so many."""
+        return GraphTooLarge(f"the graph has {count} nodes; at most {self.max_nodes} are allowed. Split it.")
 
 
 class InputValues(NamedTuple):
@@ -25,7 +40,7 @@ class InputValues(NamedTuple):
         return self.offsets[1:] - self.offsets[:-1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: of a cached property
 class Unfolded:
     """A request as N nodes, each listed after the nodes that it reads. A chain of one cell type is one node."""
 
@@ -33,6 +48,19 @@ class Unfolded:
     steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the cell has a stop
     reads: Int32Array  # [N, largest arity] nodes whose states are read; NO_NODE: zeros
     inputs: Mapping[str, InputValues]
+
+    @cached_property
+    def slot_plan(self) -> SlotPlan:
+        """The slots that it needs. Worked out once, for the graph is a checked one and does not change."""
+        return plan_slots(self.reads)
+
+    def require_slots(self, num_slots: int) -> None:
+        """Raise GraphTooLarge where a pool with so many slots could not hold the request, even alone."""
+        if self.slot_plan.num_slots > num_slots:
+            raise GraphTooLarge(
+                f"the request needs {self.slot_plan.num_slots} state slots at once, and the pool has {num_slots}. "
+                "Split the request, or enlarge the pool."
+            )
 
     def by_cell(self) -> list[tuple[int, Rows]]:
         """The cell types of the graph, each with the index of its nodes."""
@@ -53,8 +81,9 @@ class Unfolded:
 class GraphBuilder:
     """Collects the nodes of one request. Whether they make a valid graph is checked afterwards, by `check_graph`."""
 
-    def __init__(self, specs: Sequence[CellSpec], types: Mapping[str, int]) -> None:
+    def __init__(self, specs: Sequence[CellSpec], types: Mapping[str, int], limits: GraphLimits) -> None:
         """specs: of the model's cell types. types: cell name -> index of its type."""
+        self._limits = limits
         self._specs = specs
         self._types = types
         self._arity = max(spec.arity for spec in specs)
@@ -78,6 +107,8 @@ class GraphBuilder:
         kind = self._types.get(cell)
         if kind is None:
             raise UnknownCell(f"the model has no cell {cell!r}; it has {', '.join(map(repr, self._types))}.")
+        if len(self._cells) == self._limits.max_nodes:  # now: an unfold that never ends takes no more memory
+            raise self._limits.too_many_nodes(f"more than {self._limits.max_nodes}")
         spec = self._specs[kind]
         if len(reads) not in (0, spec.arity):
             raise WrongArity(

@@ -1,7 +1,6 @@
 """Checks of a request's graph before it is admitted. Errors say which node is at fault, and what to change."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
@@ -17,16 +16,7 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graph import InputValues, Rows, Unfolded
-
-
-@dataclass(frozen=True, slots=True)
-class GraphLimits:
-    """Bounds of one request."""
-
-    max_nodes: int = 4096
-    max_depth: int = 1024  # nodes on the longest path, such as from a leaf of a tree to its root
-    max_steps: int = 8192  # of all nodes together
+from penstock.engine.cells.graph import GraphLimits, InputValues, Rows, Unfolded
 
 
 def check_graph(graph: Unfolded, specs: Sequence[CellSpec], limits: GraphLimits) -> None:
@@ -42,7 +32,7 @@ def _check_nodes(graph: Unfolded, specs: Sequence[CellSpec], limits: GraphLimits
     if num_nodes == 0:
         raise EmptySequence("the graph has no node; a request has at least one step.")
     if num_nodes > limits.max_nodes:
-        raise GraphTooLarge(f"the graph has {num_nodes} nodes; at most {limits.max_nodes} are allowed. Split it.")
+        raise limits.too_many_nodes(str(num_nodes))
     arity = max(spec.arity for spec in specs)
     if graph.steps.shape != (num_nodes,) or graph.reads.shape != (num_nodes, arity):
         raise InvalidGraph(f"steps and reads must be [{num_nodes}] and [{num_nodes}, {arity}]: a row for each node.")

@@ -91,14 +91,18 @@ class LstmStack(nn.Module):
         return new
 
 
-def weights_of(**modules: nn.Module) -> Weights:
-    """Tensors of torch modules, each below its name: `weights_of(embedding=..., lstm=..., output=...)`."""
-    named = {
+def tensors_of(**modules: nn.Module) -> dict[str, Tensor]:
+    """Tensors of torch modules, each below its name: `tensors_of(embedding=..., lstm=..., output=...)`."""
+    return {
         f"{prefix}.{name}": tensor.detach()
         for prefix, module in modules.items()
         for name, tensor in module.state_dict().items()
     }
-    return Weights(Path("torch modules"), named)
+
+
+def weights_of(**modules: nn.Module) -> Weights:
+    """`tensors_of`, as a model's reader takes them."""
+    return Weights(Path("torch modules"), tensors_of(**modules))
 
 
 def read_table(weights: Weights, prefix: str, dtype: torch.dtype) -> Table:

@@ -8,8 +8,8 @@ import torch
 
 from penstock.engine.cells.contract import Cell, CellSpec
 from penstock.engine.cells.errors import InvalidCell, InvalidGraph, InvalidRequest
-from penstock.engine.cells.graph import GraphBuilder, Unfolded
-from penstock.engine.cells.graph_checks import GraphLimits, check_graph
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits, Unfolded
+from penstock.engine.cells.graph_checks import check_graph
 
 Request = Mapping[str, Any]  # a request's fields, as decoded from the wire
 Unfold = Callable[[Request, GraphBuilder], None]
@@ -49,7 +49,7 @@ class CellModel:
     def unfold(self, request: Request, limits: GraphLimits = GraphLimits()) -> Unfolded:  # noqa: B008 -- immutable
         """The request's graph, checked. Raises InvalidGraph, whatever the model's own function raises."""
         specs = self.specs
-        builder = GraphBuilder(specs, self.types)
+        builder = GraphBuilder(specs, self.types, limits)
         try:
             self.unfold_into(request, builder)
             graph = builder.build()
@@ -113,14 +113,26 @@ def _are_equal(one: Cell, other: Cell) -> bool:
 
 def _are_equal_modules(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     ours, theirs = dict(one.named_modules()), dict(other.named_modules())
-    if ours.keys() != theirs.keys() or any(_settings(ours[name]) != _settings(theirs[name]) for name in ours):
-        return False
-    weights, others = one.state_dict(), other.state_dict()
-    return weights.keys() == others.keys() and all(
-        weight.dtype == others[name].dtype and torch.equal(weight, others[name]) for name, weight in weights.items()
+    return ours.keys() == theirs.keys() and all(
+        type(module) is type(theirs[name]) and _are_same(_attributes(module), _attributes(theirs[name]))
+        for name, module in ours.items()
     )
 
 
-def _settings(module: torch.nn.Module) -> tuple[object, dict[str, object]]:
-    """The class of a module, and its attributes that are neither weights nor modules."""
-    return type(module), {name: value for name, value in vars(module).items() if not name.startswith("_")}
+def _attributes(module: torch.nn.Module) -> dict[str, object]:
+    """All that a module's result may depend on, with its weights and buffers, but for the modules inside it."""
+    return {name: value for name, value in vars(module).items() if name != "_modules"}
+
+
+def _are_same(one: object, other: object) -> bool:
+    """Whether two values are known to be equal. What cannot be compared is not."""
+    if one is other:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # of arrays, whose comparison has no truth, and of classes that are not the library's
+        return False

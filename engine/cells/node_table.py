@@ -14,44 +14,6 @@ from penstock.engine.cells.contract import NO_SLOT, CellSpec, Int32Array
 from penstock.engine.cells.graph import Unfolded
 
 
-class SlotPlan(NamedTuple):
-    """Which slots a request's nodes use, numbered from 0; chosen so that the request never waits for a slot.
-
-    A node writes the slot of a node that it reads where it is the only reader, else a slot of its own.
-    """
-
-    slots: list[int]  # [N] written
-    spare: list[list[int]]  # [N, arity] slots that are read and not written: a reference each, until the node has read
-    is_last: list[bool]  # [N] whether no node reads it: it holds a reference until it ends
-    references: list[int]  # of each slot
-
-
-def plan_slots(graph: Unfolded) -> SlotPlan:
-    """The slots of a graph, by one pass in its order."""
-    reads = graph.reads.tolist()
-    num_readers = [0] * len(reads)
-    for row in reads:
-        for read in row:
-            if read >= 0:
-                num_readers[read] += 1
-    plan = SlotPlan([], [], [count == 0 for count in num_readers], [])
-    for row, is_last in zip(reads, plan.is_last, strict=True):
-        own, spare = -1, [-1] * len(row)
-        for column, read in enumerate(row):
-            if read >= 0 and own < 0 and num_readers[read] == 1:
-                own = plan.slots[read]
-            elif read >= 0:
-                spare[column] = plan.slots[read]
-                plan.references[plan.slots[read]] += 1
-        if own < 0:
-            own = len(plan.references)
-            plan.references.append(0)
-        plan.references[own] += is_last
-        plan.slots.append(own)
-        plan.spare.append(spare)
-    return plan
-
-
 class NodeRange(NamedTuple):
     """Where a request lies in the table."""
 
@@ -103,8 +65,9 @@ class NodeTable:
         """Requests whose rows are in use."""
         return self._node_blocks.num_taken
 
-    def add(self, graph: Unfolded, plan: SlotPlan, slots: Int32Array) -> NodeRange:
-        """Write a request's nodes and inputs. slots: of the pool, one for each that the plan numbers."""
+    def add(self, graph: Unfolded, slots: Int32Array) -> NodeRange:
+        """Write a request's nodes and inputs. slots: of the pool, one for each that the graph's plan numbers."""
+        plan = graph.slot_plan
         starts, strides, num_values = self._layout(graph)
         num_nodes = len(graph.cells)
         place = NodeRange(self._node_blocks.take(num_nodes), num_nodes, self._value_blocks.take(num_values), num_values)

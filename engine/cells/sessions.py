@@ -7,13 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.cells.errors import GraphTooLarge
+from penstock.engine.cells.emissions import Emitted, NodeOutput
 from penstock.engine.cells.graph import Rows, Unfolded
-from penstock.engine.cells.node_table import NodeRange, NodeTable, plan_slots
+from penstock.engine.cells.node_table import NodeRange, NodeTable
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import EngineError
-
-Emitted = npt.NDArray[np.float32] | Int32Array
 
 
 class SessionBatch(NamedTuple):
@@ -31,13 +29,6 @@ class Applied(NamedTuple):
     has_ended: npt.NDArray[np.bool_]  # [R] nodes that ended with this batch
     finished: list[int]  # requests whose last node ended: their emissions are complete
     failed: dict[int, EngineError]  # requests of which a row failed: nothing of them may run any more
-
-
-class NodeOutput(NamedTuple):
-    """Emissions of one node so far."""
-
-    node: int
-    values: Mapping[str, Emitted]  # each [steps that have run, width]
 
 
 class _Session:
@@ -75,19 +66,14 @@ class Sessions:
         """
         if id in self._sessions:
             raise ValueError(f"request {id} is open already. This is a bug.")
-        plan = plan_slots(graph)
-        num_slots = len(plan.references)
-        if num_slots >= self._pool.num_slots:
-            raise GraphTooLarge(
-                f"the request needs {num_slots} state slots at once, and the pool has {self._pool.num_slots - 1}. "
-                "Split the request, or enlarge the pool."
-            )
-        slots = self._pool.acquire(num_slots)
+        graph.require_slots(self._pool.num_slots - 1)
+        plan = graph.slot_plan
+        slots = self._pool.acquire(plan.num_slots)
         if slots is None:
             return False
         if max(plan.references) > 1:
             self._pool.fork(np.repeat(slots, np.array(plan.references) - 1))
-        self._sessions[id] = _Session(self._table.add(graph, plan, slots))
+        self._sessions[id] = _Session(self._table.add(graph, slots))
         return True
 
     def batch(self, cell: int, ids: Sequence[int], nodes: Int32Array, steps: Int32Array, quantum: int) -> SessionBatch:

@@ -26,6 +26,7 @@ from penstock.producer.wire.messages import (
 )
 from penstock.producer.wire.options import check_applicable, check_options, check_task, show
 from penstock.producer.wire.reply_rows import LITTLE_ENDIAN, decode_rows, dtype_name, is_int, matrix_bytes, row_items
+from penstock.producer.wire.sequence_codec import MAX_ITEMS, decode_fields
 
 VERSION = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -38,7 +39,7 @@ _UINT32 = np.dtype("<u4")
 _SMALL_BYTES = 64 * 1024  # a record this short cannot take much memory
 _TIMING_TYPES, _BATCH_TYPES, _STRING = frozenset({float, int}), frozenset({int, str}), frozenset({str})
 _MAX_FIELDS = 64
-_MAX_REQUEST_CONTAINERS = MAX_SEQUENCES + 64  # one list a text pair, and some for fields of later versions
+_MAX_REQUEST_CONTAINERS = MAX_ITEMS  # lists of the fields of `sequence`; one list a text pair; fields of later versions
 _MAX_REPLY_CONTAINERS = 2 * MAX_SEQUENCES + 64  # two lists a row of classes
 
 
@@ -49,7 +50,9 @@ def encode_request(request: Request) -> bytes:
         InvalidRequest: a text holds half a surrogate pair, which UTF-8 cannot encode; `rows` names the texts.
     """
     body: dict[str, Any] = {"v": VERSION, "model": request.model, "task": request.task}
-    if request.tokens is not None:
+    if request.sequences is not None:
+        body["sequences"] = request.sequences
+    elif request.tokens is not None:
         lens = request.tokens.lens
         body["ids"] = request.tokens.ids.astype(_UINT32, copy=False).tobytes()
         body["lens"] = struct.pack(f"<{len(lens)}I", *lens)
@@ -73,6 +76,8 @@ def decode_request(value: bytes | None) -> Request:
     body = _unpack(value, MAX_RECORD_BYTES, MAX_SEQUENCES, _MAX_REQUEST_CONTAINERS)
     model = _string(body, "model")
     task = check_task(_string(body, "task"))
+    if task == "sequence":
+        return Request(model, task, sequences=decode_fields(body.get("sequences")))
     tokens = _decode_tokens(body)
     text = _decode_text(body)
     if (tokens is None) == (text is None):

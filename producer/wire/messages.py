@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.producer.errors import BackendError, EmptyInput, InvalidRequest, PenstockError, error_from_code
 from penstock.producer.wire.generation import GenerationOptions
+from penstock.producer.wire.sequence_codec import EmissionTable, Emitted, Fields
 
 # Task -> the field of `Reply` that has its rows.
 _ROWS_OF = {
@@ -20,6 +21,7 @@ _ROWS_OF = {
     "rerank": "scores",
     "token_classify": "tokens",
     "generate": "generations",
+    "sequence": "emissions",
 }
 TASKS = tuple(_ROWS_OF)
 POOLINGS = ("cls", "mean", "max", "last")
@@ -59,17 +61,20 @@ class Tokens:
 
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Request:
-    """One request record, with exactly one of `tokens` and `text`."""
+    """One request record, with exactly one of `tokens` and `text`; of the task `sequence`, with `sequences`."""
 
     model: str
     task: str  # one of TASKS
     tokens: Tokens | None = None
     text: tuple[Text, ...] | None = None  # tokenized by the worker; a pair is (first, second): rerank has only pairs
     options: Options = NO_OPTIONS
+    sequences: tuple[Fields, ...] | None = None  # sequence: the fields of each, which the model made of cells unfolds
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences in the record, and of rows in its reply."""
+        if self.sequences is not None:
+            return len(self.sequences)
         if self.tokens is not None:
             return len(self.tokens.lens)
         return len(self.text or ())
@@ -118,7 +123,7 @@ class Ranked(NamedTuple):
 
 
 Vector = npt.NDArray[np.floating[Any]]
-Row = Vector | Classification | float | list[TokenClass] | Generation  # the answer to one sequence, by task
+Row = Vector | Classification | float | list[TokenClass] | Generation | dict[str, Emitted]  # of a sequence, by task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +152,7 @@ class TokenTable:
 
 @dataclass(slots=True)  # not frozen: that would double the cost of making one
 class Reply:
-    """One reply, with one of the five fields after `revision`; rows in the order of the request's sequences."""
+    """One reply, with one of the six fields after `revision`; rows in the order of the request's sequences."""
 
     model: str
     revision: str
@@ -156,6 +161,7 @@ class Reply:
     scores: tuple[float, ...] | None = None  # rerank: n of them
     tokens: TokenTable | None = None  # token_classify: n sequences
     generations: tuple[Generation, ...] | None = None  # generate: n of them
+    emissions: EmissionTable | None = None  # sequence: of n sequences
     cached: int = 0  # rows that came from the cache
     timing: Mapping[str, float] = field(default_factory=dict)  # stage -> ms
     batch: Mapping[str, int | str] = field(default_factory=dict)  # size, tokens, trigger of its last batch
@@ -169,7 +175,7 @@ class Reply:
         rows: Any = getattr(self, _ROWS_OF[task])
         if rows is None:
             raise BackendError(f"The worker answered {task!r} with rows of the wrong kind.")
-        return rows.rows() if task == "token_classify" else rows  # type: ignore[no-any-return]  # an array is a sequence of rows
+        return rows.rows() if task in ("token_classify", "sequence") else rows  # type: ignore[no-any-return]  # an array is a sequence of rows
 
 
 @dataclass(frozen=True, slots=True)

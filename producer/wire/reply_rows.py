@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.messages import DTYPES, FINISHES, Classification, Generation, Reply, TokenTable, Vector
+from penstock.producer.wire.sequence_codec import decode_emissions, emission_items
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 _ELEMENTS = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -29,7 +30,9 @@ def row_items(reply: Reply) -> dict[str, Any]:
         return {"n": len(reply.tokens.lens), **_token_items(reply.tokens)}
     if reply.generations is not None:
         return {"n": len(reply.generations), **_generation_items(reply.generations)}
-    raise TypeError("A reply needs vectors, classes, scores, tokens or generations. This is a bug.")
+    if reply.emissions is not None:
+        return emission_items(reply.emissions)
+    raise TypeError("A reply needs vectors, classes, scores, tokens, generations or emissions. This is a bug.")
 
 
 def dtype_name(matrix: npt.NDArray[np.floating[Any]]) -> str:
@@ -47,6 +50,8 @@ def decode_rows(body: Mapping[str, Any], n: int) -> dict[str, Any]:
 
     Raises InvalidRequest. Nothing is allocated before the sizes agree.
     """
+    if "emitted" in body:
+        return {"emissions": decode_emissions(body, n)}
     if "ids" in body:
         return {"generations": _decode_generations(body, n)}
     if "lens" in body:

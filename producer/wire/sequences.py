@@ -1,6 +1,6 @@
 """Checks of a caller's sequences, one at a time, so that an error is that of one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -8,8 +8,10 @@ import numpy.typing as npt
 
 from penstock.producer.errors import EmptyInput, InvalidRequest, PenstockError
 from penstock.producer.wire.messages import Text, token_bytes, utf8_fault
+from penstock.producer.wire.sequence_codec import Fields, packed_fields, read_fields
 
-Checked = Text | bytes | PenstockError  # a text, a pair, ids as uint32; or the error that prevents sending it
+# A text, a pair, ids as uint32, the fields of a model made of cells; or the error that prevents sending it.
+Checked = Text | bytes | Fields | PenstockError
 
 
 class Kind(StrEnum):
@@ -18,6 +20,7 @@ class Kind(StrEnum):
     IDS = "ids"
     TEXTS = "texts"
     PAIRS = "pairs"  # texts, at least one of them a pair; only the worker's tokenizer gives token types
+    FIELDS = "fields"  # maps
 
 
 def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> tuple[Kind, list[Checked]]:
@@ -39,8 +42,17 @@ def check(texts: Sequence[Text] | None, ids: Sequence[npt.ArrayLike] | None) -> 
     return Kind.IDS, [_check_ids(sequence, index) for index, sequence in enumerate(ids)]
 
 
-def num_bytes(sequence: Text | bytes) -> int:
+def check_fields(sequences: Sequence[Mapping[str, Any]]) -> list[Checked]:
+    """The sequences of a call of `sequence`; a faulty one is replaced by its error. Raises InvalidRequest."""
+    if isinstance(sequences, str | Mapping) or not hasattr(sequences, "__len__"):
+        raise InvalidRequest("`sequences` must be a list of maps of fields.")
+    return [read_fields(fields, index) for index, fields in enumerate(sequences)]
+
+
+def num_bytes(sequence: Text | bytes | Fields) -> int:
     """Approximate bytes of a sequence in its record."""
+    if isinstance(sequence, dict):
+        return len(packed_fields(sequence))
     if isinstance(sequence, str):
         return len(sequence) if sequence.isascii() else 4 * len(sequence)
     return sum([num_bytes(part) for part in sequence]) if isinstance(sequence, tuple) else len(sequence)

@@ -166,7 +166,13 @@ class CellScheduler:
             )
 
     def _join(self) -> None:
-        """Pin waiting jobs to devices in the order in which they are due, until the first finds no slots."""
+        """Pin waiting jobs to devices in the order in which they are due, until the first finds no slots.
+
+        Entries of jobs that have left are removed once they are half of all.
+        """
+        if len(self._queue) > 2 * self.num_waiting + _FEW:
+            self._queue = [entry for entry in self._queue if self._is_active(entry.job.id, entry.number)]
+            heapq.heapify(self._queue)
         if not self._queue:
             return
         joining: list[list[QueuedCellJob]] = [[] for _ in self._devices]

@@ -25,6 +25,7 @@ from penstock.producer.transport.record_batches import Bounds, unpack
 from penstock.producer.wire import codec
 from penstock.producer.wire.headers import num_replays, parse_address, parse_deadline_ms, parse_is_bulk
 from penstock.producer.wire.messages import Classification, Generation, Options, Reply, Request, join_tokens
+from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.kafka import commit_metadata, committed_progress, fetch_messages
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.lenient_batches import LenientRecords
@@ -160,6 +161,7 @@ def _requests() -> list[bytes]:
         codec.encode_request(Request("m", "rerank", None, (("query", "document"),))),
         codec.encode_request(Request("m", "token_classify", None, ("one",))),
         codec.encode_request(Request("m", "generate", ids, None, Options(generation=_GENERATION))),
+        codec.encode_request(Request("m", "sequence", sequences=({"tokens": [1, 2], "merges": [[0, 1]]}, {"a": 0.5}))),
     ]
 
 
@@ -170,6 +172,8 @@ def _replies() -> list[bytes]:
     replies += [Reply("m", "r", classes=classes), Reply("m", "r", scores=(0.5, 2.0))]
     generations = (Generation((5, 1), "stop", "text"), Generation((), "length", ""))
     replies.append(Reply("m", "r", generations=generations))
+    columns = {"scores": EmissionColumn(vectors, (1, 1)), "token": EmissionColumn(np.ones((3, 1), np.int32), (3, 0))}
+    replies.append(Reply("m", "r", emissions=EmissionTable(2, columns)))
     errors = [BackendError("broken"), InvalidRequest("wrong", {0: InvalidRequest("this one")})]
     return [*map(codec.encode_reply, replies), *map(codec.encode_error, errors)]
 

@@ -77,6 +77,7 @@ EXPECTED = {
     "reply-scores": "rerankReply",
     "reply-tokens": "tokenClassifyReply",
     "reply-tokens-of-ids": "tokenClassifyReply",
+    "reply-emissions": "sequenceReply",
     "reply-generations": "generateReply",
     "reply-partial": "generateReply",
     "reply-generations-of-text": "generateReply",

@@ -12,7 +12,7 @@ from penstock.producer import answer_stream
 from penstock.producer.answer_stream import Result
 from penstock.producer.client import Client
 from penstock.producer.errors import InvalidRequest, PenstockError
-from penstock.producer.wire.messages import Options, Text
+from penstock.producer.wire.messages import Options
 
 
 class Lengths(Client):
@@ -22,7 +22,7 @@ class Lengths(Client):
         super().__init__(model="m")
         self.calls: list[int] = []
 
-    async def map(self, task: str, texts: Sequence[Text] | None = None, **_: Any) -> list[Any]:
+    async def map(self, task: str, texts: Sequence[Any] | None = None, **_: Any) -> list[Any]:
         self.calls.append(len(texts or ()))
         for _turn in range(len(self.calls) % 5):
             await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_options_reach_the_call() -> None:
     seen: list[Any] = []
 
     class Options_(Lengths):
-        async def map(self, task: str, texts: Sequence[Text] | None = None, **given: Any) -> list[Any]:
+        async def map(self, task: str, texts: Sequence[Any] | None = None, **given: Any) -> list[Any]:
             seen.append((task, given))
             return await super().map(task, texts)
 

@@ -44,6 +44,7 @@ from penstock.producer.wire.messages import (
     TokenTable,
     join_tokens,
 )
+from penstock.producer.wire.sequence_codec import MAX_DEPTH, EmissionColumn, EmissionTable
 from tests.examples import examples
 
 VECTORS = {v["name"]: v for v in json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())}
@@ -69,6 +70,11 @@ REQUESTS = {
             truncate=True,
             generation=(("do_sample", True), ("max_new_tokens", 5), ("seed", 7), ("suppress_tokens", (3, 4))),
         ),
+    ),
+    "request-sequence": Request(
+        "m",
+        "sequence",
+        sequences=({"tokens": [5, 300, 7], "merges": [[0, 1], [3, 2]]}, {"tokens": [1], "max_tokens": 5, "name": "é"}),
     ),
 }
 REPLIES = {
@@ -99,6 +105,17 @@ REPLIES = {
     "reply-generations": Reply("m", "main", generations=(Generation((5, 6, 1), "stop"), Generation((7,), "length"))),
     "reply-partial": Reply("m", "main", generations=(Generation((5,), "partial", "h"),)),
     "reply-generations-of-text": Reply("m", "main", generations=(Generation((5, 1), "stop", "hé"),)),
+    "reply-emissions": Reply(
+        "m",
+        "main",
+        emissions=EmissionTable(
+            2,
+            {
+                "scores": EmissionColumn(np.array([[0.5, 0.25], [1.0, 0.0]], np.float32), (1, 1)),
+                "token": EmissionColumn(np.array([[7], [-1], [2]], np.int32), (3, 0)),
+            },
+        ),
+    ),
     "reply-classes": Reply("m", "main", classes=(Classification(("joy", "fear"), (0.75, 0.25)),)),
 }
 ERRORS = {
@@ -113,6 +130,7 @@ def golden(name: str) -> bytes:
 
 def assert_same_request(left: Request, right: Request) -> None:
     assert (left.model, left.task, left.text, left.options) == (right.model, right.task, right.text, right.options)
+    assert msgpack.packb(left.sequences) == msgpack.packb(right.sequences)  # bytes, as NaN is not itself
     assert (left.tokens is None) == (right.tokens is None)
     if left.tokens is not None and right.tokens is not None:
         assert left.tokens.lens == right.tokens.lens
@@ -125,6 +143,12 @@ def assert_same_reply(left: Reply, right: Reply) -> None:
     ]
     assert meta[0] == meta[1]
     assert_same_array(left.vectors, right.vectors)
+    assert (left.emissions is None) == (right.emissions is None)
+    if left.emissions is not None and right.emissions is not None:
+        assert left.emissions.columns.keys() == right.emissions.columns.keys()
+        for name, column in left.emissions.columns.items():
+            assert column.lens == right.emissions.columns[name].lens
+            assert_same_array(column.values, right.emissions.columns[name].values)
     assert (left.tokens is None) == (right.tokens is None)
     if left.tokens is not None and right.tokens is not None:
         assert (left.tokens.names, left.tokens.lens) == (right.tokens.names, right.tokens.lens)
@@ -310,7 +334,7 @@ class TestRefusals:
 
     def test_unknown_task(self) -> None:
         says = refused({**GOOD, "task": "summarize"}, UnsupportedTask)
-        assert "one of embed, classify, rerank, token_classify, generate. Given: 'summarize'" in says
+        assert "one of embed, classify, rerank, token_classify, generate, sequence. Given: 'summarize'" in says
 
     def test_rerank_takes_pairs_only(self) -> None:
         with pytest.raises(InvalidRequest, match="For `rerank`, `text` item 1 must be a pair of strings") as caught:
@@ -318,6 +342,32 @@ class TestRefusals:
         assert set(caught.value.rows) == {1, 3}
         ids = {"ids": b"\1\0\0\0", "lens": b"\1\0\0\0"}
         assert "`rerank` needs `text`" in refused({"v": 1, "model": "m", "task": "rerank", **ids})
+
+    @pytest.mark.parametrize(
+        ("sequences", "says"),
+        [
+            (None, "`sequence` needs `sequences`, a list of maps"),
+            ({"tokens": [1]}, "`sequence` needs `sequences`, a list of maps"),
+            ([[1, 2]], "`sequences` item 0 must be a map"),
+            ([{"tokens": [1]}, {"tokens": None}], "Sequence 1: field 'tokens' must hold numbers, strings and booleans"),
+            ([{"tokens": b"\1"}], "must hold numbers"),
+            ([{"tokens": [[{"a": 1}]]}], "must hold numbers"),
+            ([{"tokens": [[[[[1]]]]]}], "has lists more than 4 deep"),
+            ([{b"tokens": [1]}], "a field's name must be a string"),
+            ([{"a": [0] * 4096}] * 17, "field 'a' is too large: the fields of a record hold at most 65,536 items"),
+            ([{"a": [[0] * 4095] * 17}], "at most 65,536 items"),
+        ],
+    )
+    def test_fields_of_sequences(self, sequences: object, says: str) -> None:
+        assert says in refused({"v": 1, "model": "m", "task": "sequence", "sequences": sequences})
+
+    @pytest.mark.parametrize("sequences", [[], [{}]])
+    def test_no_sequence(self, sequences: object) -> None:
+        refused({"v": 1, "model": "m", "task": "sequence", "sequences": sequences}, EmptyInput)
+
+    def test_lists_four_deep_are_read(self) -> None:
+        fields = {"deep": [[[[1, "a"], [2.5, True]]]], "wide": [0] * 4096}
+        assert decode_request(encode_request(Request("m", "sequence", sequences=(fields,)))).sequences == (fields,)
 
     def test_token_classify_takes_no_pairs(self) -> None:
         with pytest.raises(
@@ -375,6 +425,7 @@ HOSTILE = {
     "bytes that are not UTF-8": b"\xc4\x02\xff\xfe",
 }
 REQUEST_FIELDS = ("v", "model", "task", "text", "ids", "lens", "opts", "opts.pooling", "opts.top_k", "opts.dtype", "x")
+SEQUENCE_FIELDS = ("task", "sequences", "opts")
 REPLY_FIELDS = (
     *("v", "ok", "model", "revision", "n", "shape", "dtype", "data", "labels", "scores", "timing", "batch"),
     *("names", "lens", "classes", "spans"),
@@ -402,6 +453,27 @@ class TestHostile:
     @pytest.mark.parametrize("path", REQUEST_FIELDS)
     def test_in_a_request(self, path: str, raw: bytes) -> None:
         request_or_refusal(with_raw(GOOD, path, raw))
+
+    @pytest.mark.parametrize("path", SEQUENCE_FIELDS)
+    def test_in_a_request_of_sequences(self, path: str, raw: bytes) -> None:
+        request_or_refusal(with_raw(msgpack.unpackb(golden("request-sequence")), path, raw))
+
+    @pytest.mark.parametrize("field", ["tokens", "x"])
+    def test_in_the_fields_of_a_sequence(self, field: str, raw: bytes) -> None:
+        marker = "a place that is filled in below"
+        sequences = [{"tokens": [1], field: marker}, {"tokens": [1, 2, marker]}]
+        packed = msgpack.packb({**GOOD, "task": "sequence", "sequences": sequences})
+        request_or_refusal(packed.replace(msgpack.packb(marker), raw))
+
+    @pytest.mark.parametrize("path", ["emitted", "emitted.token", "n"])
+    def test_in_emissions(self, path: str, raw: bytes) -> None:
+        reply_or_refusal(with_raw(msgpack.unpackb(golden("reply-emissions")), path, raw))
+
+    @pytest.mark.parametrize("path", ["lens", "shape", "dtype", "data"])
+    def test_in_a_column_of_emissions(self, path: str, raw: bytes) -> None:
+        body = msgpack.unpackb(golden("reply-emissions"))
+        column = with_raw(body["emitted"]["token"], path, raw)
+        reply_or_refusal(with_raw(body, "emitted.token", column))
 
     @pytest.mark.parametrize("path", REPLY_FIELDS)
     @pytest.mark.parametrize("name", ["reply-float32", "reply-classes", "reply-scores", "reply-tokens"])
@@ -443,6 +515,7 @@ FIELDS = {
     "rerank": "scores",
     "token_classify": "tokens",
     "generate": "generations",
+    "sequence": "emissions",
 }
 LISTS = b"\x81\xa1x\xdc\x10\x00"  # a map whose only value is a list of 4096 that follow
 
@@ -508,11 +581,35 @@ class TestMemory:
         with pytest.raises(InvalidRequest, match=says):
             decode_reply(msgpack.packb({**msgpack.unpackb(golden("reply-tokens")), **change}))
 
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"lens": b"\3\0\0\0"}, "lens` must be bytes of n"),
+            ({"lens": b"\xff" * 8}, r"must be \[8589934590, at least 1\]"),
+            ({"shape": [3, 2]}, "agree with `data`"),
+            ({"shape": [3, 0]}, "agree with `data`"),
+            ({"shape": [3, 2**62]}, "agree with `data`"),
+            ({"shape": [True, 1]}, "agree with `data`"),
+            ({"dtype": "float16"}, "one of float32, int32"),
+            ({"dtype": None}, "one of float32, int32"),
+            ({"data": "text"}, "`data` must be bytes"),
+        ],
+    )
+    def test_emissions_whose_sizes_disagree_are_refused(self, change: dict[str, Any], says: str) -> None:
+        body = msgpack.unpackb(golden("reply-emissions"))
+        body["emitted"]["token"] |= change
+        with pytest.raises(InvalidRequest, match=says):
+            decode_reply(msgpack.packb(body))
+
     def test_replies_without_rows_or_columns_are_refused(self) -> None:
         for shape in ([0, 2**63], [1, 0], [0, 0]):
             body = {"v": 1, "ok": True, "model": "m", "revision": "r", "n": shape[0], "shape": shape}
             with pytest.raises(InvalidRequest):
                 decode_reply(msgpack.packb({**body, "dtype": "float32", "data": b""}))
+
+
+def _depth(value: object) -> int:
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda s: bool(s.strip()))
@@ -533,12 +630,19 @@ PROMPTED = st.builds(
     st.none() | TEXT,
     st.none() | st.integers(1, 1_000_000),
 ) | st.builds(lambda prompt: Options(prompt=prompt), st.just("") | TEXT)
+FIELD = st.recursive(
+    st.integers(-(2**63), 2**64 - 1) | st.floats() | st.booleans() | st.text(st.characters(codec="utf-8"), max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=8,
+).filter(lambda value: _depth(value) <= MAX_DEPTH)
+FIELDS_OF_SEQUENCES = st.lists(st.dictionaries(TEXT, FIELD, min_size=1, max_size=3), min_size=1, max_size=3).map(tuple)
 VALID_REQUESTS = (
-    st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank"}]), tokens=TOKENS, options=OPTIONS)
+    st.builds(Request, TEXT, st.sampled_from([*{*TASKS} - {"rerank", "sequence"}]), tokens=TOKENS, options=OPTIONS)
     | st.builds(Request, TEXT, st.sampled_from(["embed", "classify"]), text=TEXTS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("embed"), text=TEXTS, options=PROMPTED)
     | st.builds(Request, TEXT, st.just("rerank"), text=PAIRS, options=OPTIONS)
     | st.builds(Request, TEXT, st.just("token_classify"), text=SINGLES, options=OPTIONS)
+    | st.builds(Request, TEXT, st.just("sequence"), sequences=FIELDS_OF_SEQUENCES)
 )
 VECTORS_ARRAY = st.builds(
     lambda rows, dim, dtype, seed: np.random.default_rng(seed).standard_normal((rows, dim)).astype(dtype),
@@ -577,12 +681,21 @@ TOKEN_TABLES = st.builds(
     st.booleans(),
     st.integers(0, 100),
 )
+EMISSIONS = st.builds(
+    lambda lens, width, dtype: EmissionTable(
+        len(lens), {"a": EmissionColumn(np.arange(sum(lens) * width, dtype=dtype).reshape(-1, width), tuple(lens))}
+    ),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from(["float32", "int32"]),
+)
 SCORES = st.lists(st.floats(allow_nan=False), min_size=1, max_size=4).map(tuple)
 VALID_REPLIES = (
     st.builds(Reply, TEXT, TEXT, vectors=VECTORS_ARRAY, **META)
     | st.builds(Reply, TEXT, TEXT, classes=st.lists(CLASS_ROWS, min_size=1, max_size=3).map(tuple), **META)
     | st.builds(Reply, TEXT, TEXT, scores=SCORES, **META)
     | st.builds(Reply, TEXT, TEXT, tokens=TOKEN_TABLES, **META)
+    | st.builds(Reply, TEXT, TEXT, emissions=EMISSIONS, **META)
 )
 SCALARS = (
     st.none()

@@ -5,7 +5,7 @@ from penstock.engine.types import Engine
 from penstock.scheduler import LaneDriver, LearnedCost, Scheduler
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.dispatcher import Dispatcher
-from penstock.worker.batching.stage import ReadOptions, Stage, StageCallbacks
+from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
 from penstock.worker.batching.token_budget import TokenBudget
 from penstock.worker.engine_probe import EngineProbe
 from penstock.worker.requests.request import Results
@@ -48,6 +48,7 @@ class EncoderModel:
     """Implements `ServedModel`."""
 
     read_options: ReadOptions | None = None
+    read_fields: ReadFields | None = None
 
     def __init__(self, engine: Engine, num_lanes: int, cost: LearnedCost) -> None:
         """Called on the event loop. `cost` was fitted to the engine, which is warm."""

@@ -11,7 +11,9 @@ from penstock.worker.kafka.offsets import Source
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import PendingSequence, Rejection, Results
 from penstock.worker.resolved_settings import ResolvedSettings
+from penstock.worker.stepping.sequence_work import SequenceWork
 
+ReadFields = Callable[[Mapping[str, Any]], SequenceWork]  # raises InvalidRequest
 ReadOptions = Callable[[Mapping[str, Any]], GenerationOptions]  # raises InvalidOption, which names the option
 
 
@@ -102,6 +104,10 @@ class ServedModel(Protocol):
     @property
     def read_options(self) -> ReadOptions | None:
         """Reads the options of `generate`; None: the model does not generate."""
+
+    @property
+    def read_fields(self) -> ReadFields | None:
+        """Reads the fields of a sequence; None: the model is not made of cells."""
 
     def stage(self, settings: ResolvedSettings, callbacks: StageCallbacks) -> Stage:
         """The batch stage. Called once."""

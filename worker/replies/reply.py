@@ -6,10 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.types import Float32Array, ModelInfo
+from penstock.engine.cells.emissions import split
+from penstock.engine.types import Emission, Float32Array, ModelInfo
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_notes, encode_reply, encode_vectors
 from penstock.producer.wire.messages import Classification, Generation, Reply, TokenTable
+from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.requests.request import PendingRequest, PendingSequence
 from penstock.worker.stepping.generation_row import read_generation_row
@@ -77,6 +79,8 @@ def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: T
             reply = Reply(info.name, info.revision, tokens=_token_table(request, results, info.labels))
         case "generate":
             reply = Reply(info.name, info.revision, generations=_generations(request, results, tokenizer))
+        case "sequence":
+            reply = Reply(info.name, info.revision, emissions=_emissions(results, info.emissions))
         case task:
             raise RuntimeError(f"No reply is known for the task {task!r}. This is a bug.")
     return encode_reply(reply, notes)
@@ -90,6 +94,16 @@ def _generations(
         return tuple(rows)
     texts = tokenizer.decode([row.tokens for row in rows])
     return tuple([dataclasses.replace(row, text=text) for row, text in zip(rows, texts, strict=True)])
+
+
+def _emissions(results: list[Float32Array], emissions: Sequence[Emission]) -> EmissionTable:
+    """The columns of all sequences, without those that none of them has."""
+    rows = [split(result, emissions) for result in results]
+    columns = {
+        name: EmissionColumn(np.concatenate([row[name] for row in rows]), tuple([len(row[name]) for row in rows]))
+        for name, _, _ in emissions
+    }
+    return EmissionTable(len(rows), {name: column for name, column in columns.items() if len(column.values)})
 
 
 def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tuple[Classification, ...]:

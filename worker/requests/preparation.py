@@ -23,6 +23,7 @@ from penstock.producer.wire.messages import Request, Text, Tokens, Uint32Array
 from penstock.worker.requests.generation import GenerationRequests
 from penstock.worker.requests.reply_bounds import ReplyBounds
 from penstock.worker.requests.request import PendingRequest, PendingSequence, Rejection
+from penstock.worker.requests.sequences import SequenceRequests
 from penstock.worker.requests.validation import first_error
 
 log = structlog.get_logger("penstock.preparation")
@@ -41,23 +42,27 @@ class RequestPreparer:
         info: ModelInfo,
         bounds: ReplyBounds,
         tokenizer: Tokenizer | None,
+        generation: GenerationRequests | None = None,
+        cells: SequenceRequests | None = None,
         *,
         has_cache: bool,
-        generation: GenerationRequests | None = None,
     ) -> None:
         """Without a `tokenizer`, requests with text are rejected. Without a cache, keys are for single flight alone.
 
-        `generation`: of a model that generates.
+        `generation`: of a model that generates. `cells`: of a model made of cells.
         """
         self._info = info
         self._bounds = bounds
         self._tokenizer = tokenizer
         self._has_cache = has_cache
         self._generation = generation
+        self._cells = cells
         self._by_options: dict[tuple[str, str | None, bool | None, int | None], _Shared] = {}  # validation bounds them
 
     async def prepare(self, requests: Iterable[PendingRequest]) -> tuple[list[PendingSequence], list[Rejection]]:
         """The sequences of each request, or its rejection. One tokenizer call for all texts with equal options."""
+        if self._cells is not None:
+            return await self._unfold(self._cells, requests)
         found: list[_Found] = []
         with_text: dict[tuple[bool, bool], list[PendingRequest]] = {}  # by truncate, spans
         for request in requests:
@@ -75,6 +80,19 @@ class RequestPreparer:
         for request, ids in found:
             try:
                 sequences += self._keyed(request, self._fit(request.message, ids, is_bounded=is_bounded))
+            except PenstockError as error:
+                rejections.append(request.reject(error))
+        return sequences, rejections
+
+    @staticmethod
+    async def _unfold(
+        cells: SequenceRequests, requests: Iterable[PendingRequest]
+    ) -> tuple[list[PendingSequence], list[Rejection]]:
+        sequences: list[PendingSequence] = []
+        rejections: list[Rejection] = []
+        for request in requests:
+            try:
+                sequences += await cells.sequences(request)
             except PenstockError as error:
                 rejections.append(request.reject(error))
         return sequences, rejections

@@ -69,6 +69,8 @@ class ReplyBounds:
                 return self._num_labels_sent(request) * (_FLOAT_BYTES + self._longest_label_bytes)
             case "rerank":
                 return _FLOAT_BYTES
+            case "sequence":
+                return 0  # `SequenceRequests` bounds it, which knows the graphs
             case "token_classify":
                 return _LENGTH_BYTES  # `check_tokens` bounds the rest
             case task:

@@ -9,6 +9,7 @@ from penstock.producer.errors import PenstockError
 from penstock.producer.wire.headers import ReplyAddress
 from penstock.producer.wire.messages import Request, Uint32Array
 from penstock.worker.requests.record import PendingRecord
+from penstock.worker.stepping.sequence_work import SequenceWork
 
 
 class Rejection(NamedTuple):
@@ -68,6 +69,7 @@ class PendingSequence:
     options: TaskOptions
     key: bytes  # for the cache and single flight: equal keys mean equal results
     is_stored: bool = True  # whether the cache keeps its result; false: sampling without a seed, which has its own key
+    work: SequenceWork | None = None  # of a model made of cells
     job_id: int = -1  # the last job that the scheduler got for it
     num_failures: int = 0  # engine runs that failed with it, or with the others of its flight
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.types import ModelInfo
-from penstock.worker.batching.stage import ReadOptions, Stage, StageCallbacks
+from penstock.worker.batching.stage import ReadFields, ReadOptions, Stage, StageCallbacks
 from penstock.worker.engine_probe import IDLE_S, PROBE_S
 from penstock.worker.requests.request import PendingSequence
 from penstock.worker.resolved_settings import ResolvedSettings
@@ -26,10 +26,12 @@ class StepModel:
         work_of: Callable[[PendingSequence], object],
         probe: object,
         read_options: ReadOptions | None = None,
+        read_fields: ReadFields | None = None,
     ) -> None:
         """Called on the event loop. `work_of`: the runner's input for a sequence. `probe`: its smallest input."""
         self.info = info
         self.read_options = read_options
+        self.read_fields = read_fields
         self._work_of = work_of
         self._probe = probe
         self._thread = StepThread(runner)

@@ -32,12 +32,13 @@ def model(settings: CheckSettings, memory: MemberMemory) -> Finding:
         return Finding("Model", "problem", str(error), "Give another --model, or repair this one.")
     info = engine.info
     memory.measure(info.device)
-    dimensions = "" if "generate" in info.tasks else f"{info.dim} dimensions, "
+    dimensions = f"{info.dim} dimensions, " if info.tasks.isdisjoint(("generate", "sequence")) else ""
+    unit = "steps" if "sequence" in info.tasks else "tokens"
     labels = f"{len(info.labels)} labels, " if info.labels else ""
     return Finding(
         "Model",
         "OK",
-        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} tokens, "
+        f"{info.name}: {', '.join(sorted(info.tasks))}; {dimensions}{labels}up to {info.max_tokens} {unit}, "
         f"{info.dtype} on {info.device}{', padded' if info.padded else ''}",
     )
 

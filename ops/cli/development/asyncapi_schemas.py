@@ -11,6 +11,7 @@ from penstock.producer.wire import headers
 from penstock.producer.wire.codec import MAX_LABELS, MAX_ROW_ERRORS, MAX_SEQUENCES, VERSION
 from penstock.producer.wire.generation import GENERATION_OPTIONS
 from penstock.producer.wire.messages import DTYPES, FINISHES, NO_OPTIONS, POOLINGS, TASKS, Options
+from penstock.producer.wire.sequence_codec import EMITTED_DTYPES
 
 Schema = dict[str, Any]
 
@@ -36,9 +37,10 @@ def request_schema() -> Schema:
         "text": {"oneOf": [_STRING, texts]},
         "ids": _BINARY,
         "lens": _BINARY,
+        "sequences": _list(_MAP, MAX_SEQUENCES),
         "opts": options_schema(),
     }
-    sequences = {"oneOf": [{"required": ["text"]}, {"required": ["ids", "lens"]}]}
+    sequences = {"oneOf": [{"required": ["text"]}, {"required": ["ids", "lens"]}, {"required": ["sequences"]}]}
     return _object(properties, described, ["v", "model", "task"]) | sequences
 
 
@@ -79,6 +81,13 @@ def reply_schemas() -> dict[str, Schema]:
         "token_classify": {"names": _list(_STRING, MAX_LABELS), "lens": _BINARY, "classes": _BINARY, **matrix},
         "generate": {"ids": _BINARY, "lens": _BINARY, "finish": _list(_STRING | {"enum": list(FINISHES)})},
     }
+    column = {
+        "lens": _BINARY,
+        "shape": matrix["shape"],
+        "dtype": _STRING | {"enum": list(EMITTED_DTYPES)},
+        "data": _BINARY,
+    }
+    fields["sequence"] = {"emitted": _MAP | {"additionalProperties": _object(column, {}, list(column))}}
     optional: dict[str, Schema] = {"token_classify": {"spans": _BINARY}, "generate": {"text": _list(_STRING)}}
     head = {
         "v": _INTEGER | {"const": VERSION},

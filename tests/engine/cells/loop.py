@@ -8,9 +8,10 @@ import numpy as np
 
 from penstock.engine.cells.contract import StepEngine
 from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import NodeOutput
 from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.model import CellModel
-from penstock.engine.cells.sessions import NodeOutput, SessionBatch, Sessions
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import EngineError
 

@@ -19,8 +19,8 @@ from penstock.engine.cells.errors import (
     UnknownCell,
     WrongArity,
 )
-from penstock.engine.cells.graph import GraphBuilder, InputValues, Unfolded
-from penstock.engine.cells.graph_checks import GraphLimits, check_graph
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits, InputValues, Unfolded
+from penstock.engine.cells.graph_checks import check_graph
 from penstock.engine.cells.layers import weights_of
 from penstock.engine.cells.lstm import lstm_classifier
 from penstock.engine.cells.model import CellModel, Request
@@ -67,6 +67,11 @@ def reads_missing_state(graph: GraphBuilder) -> None:
     graph.add("other", reads=[graph.add("chain", token=[1])])
 
 
+def endless(graph: GraphBuilder) -> None:
+    while True:
+        graph.add("chain", token=[1])
+
+
 def deep(graph: GraphBuilder) -> None:
     node = graph.add("chain", token=[1])
     for _ in range(30):
@@ -87,7 +92,11 @@ def deep(graph: GraphBuilder) -> None:
         (lambda graph: graph.add("chain", token=[1] * 101), GraphTooLarge, "101 steps; at most 100"),
         (lambda graph: graph.add("loop", token=[1], steps=10**6), GraphTooLarge, "at most 100"),
         (lambda graph: graph.add("loop", token=[1], steps=2**40), InvalidRequest, "cannot unfold"),
-        (lambda graph: [graph.add("chain", token=[1]) for _ in range(51)], GraphTooLarge, "51 nodes; at most 50"),
+        (
+            lambda graph: [graph.add("chain", token=[1]) for _ in range(51)],
+            GraphTooLarge,
+            "more than 50 nodes; at most 50",
+        ),
         (lambda graph: graph.add("unknown"), UnknownCell, "'unknown'; it has 'chain'"),
         (lambda graph: graph.add("pair", reads=[0]), WrongArity, "2 nodes, not 1"),
         (lambda graph: graph.add("chain", reads=[5], token=[1]), InvalidGraph, "does not exist"),
@@ -175,3 +184,24 @@ def test_cells_of_equal_weights_and_shapes_are_one_type() -> None:
     model = CellModel.of(cells, lambda request, graph: None)
     assert model.types == {"read": 0, "classify": 1, "read again": 0, "classify again": 2}
     assert [spec.name for spec in model.specs] == ["read", "classify", "classify again"]
+
+
+class Scaled(nn.Module):
+    """A step whose result depends on a private attribute, on a buffer that is not saved, and on a plain tensor."""
+
+    def __init__(self, private: int = 1, unsaved: float = 1.0, plain: float = 1.0) -> None:
+        super().__init__()
+        self._private = private
+        self.register_buffer("unsaved", torch.full((2,), unsaved), persistent=False)
+        self.plain = torch.full((2,), plain)
+
+    def forward(self, states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        return {"h": states["h"] * self._private * self.get_buffer("unsaved") * self.plain}, {}
+
+
+@pytest.mark.parametrize("changed", [{"private": 2}, {"unsaved": 2.0}, {"plain": 2.0}])
+def test_cells_that_differ_in_what_is_not_saved_are_several_types(changed: dict[str, float]) -> None:
+    steps = [Scaled(), Scaled(), Scaled(**changed)]  # type: ignore[arg-type]  # of all three types
+    cells = [Cell(CellSpec(f"cell{number}", (H,)), step) for number, step in enumerate(steps)]
+    model = CellModel.of(cells, lambda request, graph: None)
+    assert model.types == {"cell0": 0, "cell1": 0, "cell2": 1}

@@ -19,7 +19,7 @@ from penstock.engine.cells.errors import (
     InvalidRequest,
     WrongArity,
 )
-from penstock.engine.cells.graph_checks import GraphLimits
+from penstock.engine.cells.graph import GraphLimits
 from penstock.engine.cells.tree import binary_tree_classifier, child_sum_tree_classifier
 from penstock.engine.model.checkpoint import Tensors, memory_checkpoint
 from tests.engine.cells.loop import only, run_all

@@ -4,6 +4,7 @@ import math
 import random
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -285,6 +286,20 @@ def test_the_slots_of_a_cancelled_job_are_free_once_its_rows_have_ended() -> Non
     assert (scheduler.num_joined, scheduler.num_waiting) == (0, 1)
     scheduler.finished(task.id, 0.0, task.steps, np.zeros(1, np.bool_), 1.0)
     assert (scheduler.num_joined, scheduler.num_waiting) == (1, 0)
+
+
+def test_jobs_that_leave_while_they_wait_behind_a_full_pool_take_no_memory() -> None:
+    scheduler = CellScheduler(LSTM, CellSettings(max_slots=1))
+    scheduler.add([CellJob(0, chain(9), 0.0), CellJob(1, chain(9), 0.0)], 0.0)
+    graphs = []
+    for number in range(2, 5000):
+        job = CellJob(number, chain(9), 0.0)
+        graphs.append(weakref.ref(job.graph.cells))
+        scheduler.add([job], 0.0)
+        scheduler.cancel([number])
+    del job
+    assert scheduler.num_waiting == 1
+    assert sum(graph() is not None for graph in graphs) <= 1002
 
 
 def test_bulk_jobs_leave_slots_to_online_ones() -> None:

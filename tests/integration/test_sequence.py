@@ -1,0 +1,135 @@
+"""Models made of cells through a real broker and workers: each sequence gets what it gets alone, or an error alone."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.engine.cells.loading import save_cells
+from penstock.ops.kafka import KafkaBroker
+from penstock.producer import BackendError, Client, EmptyInput, InvalidRequest, UnsupportedTask
+
+Unique = Callable[[str], str]
+StartWorker = Callable[..., Any]
+
+VOCAB, WORDS, WIDTH, LABELS, LAYERS = 50, 8, 16, 4, 2
+OWN_CELLS = '''
+"""Sums of a list of values. The value 666 is rejected by the step, and a word by `unfold`."""
+
+import torch
+
+from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
+from penstock.engine.cells.model import CellModel
+
+SUM = StateSpec("sum", 1)
+
+
+def step(states, inputs):
+    if (inputs["value"] == 666).any():
+        raise ArithmeticError("a bad value")
+    new = states["sum"] + inputs["value"][:, None]
+    return {"sum": new}, {"sum": new}
+
+
+def unfold(request, graph):
+    if "reads" in request:
+        for reads in request["reads"]:
+            graph.add("sum", reads=reads, value=[1])
+    else:
+        graph.add("sum", value=[int(value) for value in request["values"]])
+
+
+def sums():
+    return CellModel.of([Cell(CellSpec("sum", (SUM,), ("value",), emits=(SUM,), max_rows=32), step)], unfold)
+'''
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, nn.Module]]:
+    """A random LSTM classifier and its modules."""
+    torch.manual_seed(3)
+    parts: dict[str, nn.Module] = {
+        "embedding": nn.Embedding(VOCAB, WORDS),
+        "lstm": nn.LSTM(WORDS, WIDTH, LAYERS, batch_first=True),
+        "output": nn.Linear(WIDTH, LABELS),
+    }
+    sizes = {"vocab_size": VOCAB, "embedding_size": WORDS, "hidden_size": WIDTH, "num_layers": LAYERS}
+    directory = tmp_path_factory.mktemp("lstm")
+    save_cells(directory, {"model_type": "lstm_classifier", **sizes, "num_labels": LABELS}, **parts)
+    return directory, parts
+
+
+@torch.no_grad()
+def scores_of(parts: dict[str, nn.Module], tokens: list[int]) -> np.ndarray[Any, Any]:
+    hidden, _ = parts["lstm"](parts["embedding"](torch.tensor([tokens])))
+    return parts["output"](hidden[:, -1]).softmax(1).numpy()  # type: ignore[no-any-return]  # torch's
+
+
+@pytest.mark.timeout(120)
+async def test_a_classifier_gives_the_scores_of_nn_lstm(
+    kafka: KafkaBroker,
+    unique: Unique,
+    start_worker: StartWorker,
+    classifier: tuple[Path, dict[str, nn.Module]],
+    tmp_path: Path,
+) -> None:
+    directory, parts = classifier
+    model, cache = unique("lstm"), tmp_path / "cache.sqlite"
+    worker = start_worker(kafka, model=directory, served_name=model, cache_path=cache, device="cpu")
+    chance = np.random.default_rng(1)
+    texts = [chance.integers(0, VOCAB, length).tolist() for length in (1, 2, 3, 9, 40, 200, 17, 1)]
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        rows = await client.sequence([{"tokens": np.array(text)} for text in texts])
+        for text, row in zip(texts, rows, strict=True):
+            assert row.keys() == {"scores"}
+            np.testing.assert_allclose(row["scores"], scores_of(parts, text), atol=1e-5)
+        again = await client.sequence([{"tokens": text} for text in texts])  # from the cache
+        for row, other in zip(rows, again, strict=True):
+            np.testing.assert_array_equal(row["scores"], other["scores"])
+        with pytest.raises(EmptyInput, match="'tokens' is empty"):
+            await client.sequence([{"tokens": []}])
+        with pytest.raises(InvalidRequest, match=r"must be in \[0, 50\)"):
+            await client.sequence([{"tokens": [VOCAB]}])
+        with pytest.raises(UnsupportedTask):
+            await client.embed(ids=[[1, 2]])
+
+
+@pytest.mark.timeout(120)
+async def test_sequences_of_own_cells_fail_alone(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three state slots for forty sequences: all but three wait, and none is lost."""
+    (tmp_path / "own_cells.py").write_text(OWN_CELLS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    model = unique("sums")
+    worker = start_worker(kafka, model=model, cells="own_cells:sums", state_slots=3, device="cpu")
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model, timeout_s=60) as client:
+        await worker.ready()
+        good: list[dict[str, Any]] = [{"values": list(range(length))} for length in range(1, 41)]
+        bad: list[dict[str, Any]] = [{"values": [1, 666]}, {"values": []}, {"values": "word"}, {"other": 1}]
+        results, failed = await asyncio.gather(
+            client.map("sequence", good), asyncio.gather(*[client.map("sequence", [one]) for one in bad])
+        )
+        for length, row in enumerate(results, 1):
+            assert isinstance(row, dict)
+            np.testing.assert_array_equal(row["sum"][:, 0], np.cumsum(np.arange(length)))
+        (raised, empty, word, missing) = [errors[0] for errors in failed]
+        assert isinstance(raised, BackendError)
+        assert "a bad value" in raised.message
+        assert isinstance(empty, EmptyInput)
+        assert type(word) is type(missing) is InvalidRequest
+        assert "ValueError" in word.message
+        chain, cyclic = await client.map("sequence", [{"reads": [[-1], [0], [1]]}, {"reads": [[1], [0]]}])
+        assert isinstance(chain, dict)
+        assert chain["sum"].ravel().tolist() == [1, 2, 3]
+        assert isinstance(cyclic, InvalidRequest)
+        assert "CyclicGraph: the graph has a cycle" in cyclic.message
+        mixed = await client.map("sequence", [good[3], bad[0], good[5], bad[2]])
+        assert [isinstance(row, dict) for row in mixed] == [True, False, True, False]

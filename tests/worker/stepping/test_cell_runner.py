@@ -1,0 +1,168 @@
+"""The cell runner: jobs join, fail, expire and leave, on one device or several."""
+
+import pytest
+
+from penstock.engine.cells.errors import CellFailed
+from penstock.engine.errors import DeviceFailed
+from penstock.scheduler.types import Cause
+from penstock.worker.stepping.contract import StepEvents, StepJob
+from tests.worker.stepping.cell_models import BREAKS, RAISES, Bench, expected, holds
+
+
+def test_a_job_is_answered_with_the_emissions_of_its_cells() -> None:
+    bench = Bench()
+    assert bench.runner.is_idle
+    (job,) = bench.add([1, 2, 4])
+    assert not bench.runner.is_idle
+    bench.drain()
+    assert bench.results == {job: [1, 3, 7, 3.5]}
+
+
+def test_jobs_of_all_lengths_share_batches_and_each_leaves_at_its_last_step() -> None:
+    bench = Bench(num_slots=40)
+    jobs = [list(range(11, 11 + length)) for length in (1, 5, 2, 30, 7, 1, 3)] + [[4, 6, 99, 99, 99]]
+    ids = bench.add(*jobs)
+    (stats,) = [bench.advance().stats for _ in range(1)]
+    assert stats is not None
+    assert (stats.cell, stats.rows, stats.quantum) == ("add", 4, 4)
+    assert stats.steps == 1 + 4 + 2 + 4
+    bench.drain()
+    assert bench.results == {id: expected(values) for id, values in zip(ids, jobs, strict=True)}
+    assert list(bench.results).index(0) < list(bench.results).index(3)
+
+
+def test_two_tasks_of_a_device_are_underway() -> None:
+    bench = Bench(num_devices=2)
+    bench.add([11] * 30, [11] * 30)
+    bench.drain()
+    assert [device.most_underway for device in bench.devices] == [2, 2]
+
+
+def test_jobs_spread_over_devices_and_stay_where_they_begin() -> None:
+    bench = Bench(num_devices=2)
+    jobs = [[number] * 9 for number in range(11, 19)]
+    ids = bench.add(*jobs)
+    bench.drain()
+    assert bench.results == {id: expected(values) for id, values in zip(ids, jobs, strict=True)}
+    values = [
+        {value for batch in device.started if batch.cell == "add" for value in batch.inputs["value"][:, 0].tolist()}
+        for device in bench.devices
+    ]
+    assert [len(found) for found in values] == [4, 4]
+    assert values[0].isdisjoint(values[1])
+
+
+def test_jobs_wait_while_no_state_slot_is_free() -> None:
+    bench = Bench(num_slots=3)
+    jobs = [[11, 12, 13, 14, 15]] * 7
+    ids = bench.add(*jobs)
+    bench.drain()
+    assert sorted(bench.results) == ids
+    assert max(len(batch.steps) for batch in bench.devices[0].started) == 2
+
+
+def test_a_row_that_fails_ends_its_job_only() -> None:
+    bench = Bench()
+    good, bad, other = bench.add([11, 12], [11, RAISES, 13], [14, 15, 16])
+    bench.drain()
+    assert bench.results == {good: expected([11, 12]), other: expected([14, 15, 16])}
+    assert list(bench.failed) == [bad]
+    assert isinstance(bench.failed[bad], CellFailed)
+
+
+def test_a_batch_that_its_engine_does_not_start_is_isolated() -> None:
+    bench = Bench(num_slots=20)
+    bench.devices[0].start_error = holds(BREAKS)
+    jobs = [[11, 12, 13, 14, 15], [11, BREAKS], [14, 15, 16], [12, 11, 11, 11, 11, BREAKS, 11], [10]]
+    ids = bench.add(*jobs)
+    bench.drain()
+    assert bench.results == {ids[place]: expected(jobs[place]) for place in (0, 2, 4)}
+    assert sorted(bench.failed) == [ids[1], ids[3]]
+    assert all(isinstance(error.__cause__, RuntimeError) for error in bench.failed.values())
+
+
+def test_a_batch_that_is_lost_fails_the_jobs_in_it_and_no_other() -> None:
+    bench = Bench(num_slots=20)
+    bench.devices[0].result_error = holds(BREAKS)
+    together = bench.add(*[[11, BREAKS, 11]] * 4)
+    later = bench.add([12, 13])
+    bench.drain()
+    assert sorted(bench.failed) == together
+    assert bench.results == {later[0]: expected([12, 13])}
+
+
+def test_an_engine_that_fails_on_clean_input_is_at_fault() -> None:
+    bench = Bench()
+    bench.devices[0].start_error = lambda batch: OSError("no device")
+    bench.add([11, 12], [13])
+    with pytest.raises(OSError, match="no device"):
+        bench.drain()
+    assert bench.failed == {}
+
+
+@pytest.mark.parametrize("place", ["start_error", "result_error"])
+def test_a_failed_device_is_not_blamed_on_jobs(place: str) -> None:
+    bench = Bench()
+    setattr(bench.devices[0], place, lambda batch: DeviceFailed("the device failed"))
+    bench.add([11, 12], [13])
+    with pytest.raises(DeviceFailed):
+        bench.drain()
+    assert bench.failed == {}
+
+
+def test_a_job_expires_before_its_first_step_or_between_steps() -> None:
+    bench = Bench(num_slots=2)
+    (begun,) = bench.add([11] * 30, deadline=5.0)
+    (waiting,) = bench.add([11], deadline=5.0)
+    (patient,) = bench.add([12])
+    assert bench.advance().started == [begun]
+    bench.now = 6.0
+    (late,) = bench.add([11], deadline=5.5)
+    bench.drain()
+    assert [job.id for job in bench.expired] == [late, begun, waiting]
+    assert [job.cause for job in bench.expired] == [Cause.ARRIVED_LATE, Cause.QUEUED, Cause.QUEUED]
+    assert bench.results == {patient: expected([12])}
+
+
+def test_a_job_that_came_too_late_is_told_by_the_next_advance() -> None:
+    bench = Bench()
+    bench.now = 6.0
+    (late,) = bench.add([11], deadline=5.5)
+    assert not bench.runner.is_idle
+    bench.drain()
+    assert [job.id for job in bench.expired] == [late]
+
+
+def test_a_job_that_came_too_late_and_is_cancelled_ends_once() -> None:
+    bench = Bench()
+    bench.now = 6.0
+    bench.runner.cancel(bench.add([11], deadline=5.5))
+    bench.drain()
+    assert bench.expired == []
+
+
+def test_a_cancelled_job_leaves_before_its_next_step_and_frees_its_slot() -> None:
+    bench = Bench(num_slots=2)
+    (begun,) = bench.add([11] * 1000)
+    (waiting,) = bench.add([12] * 1000)
+    (patient,) = bench.add([13])
+    bench.advance()
+    bench.runner.cancel([begun, waiting, 99])
+    bench.runner.check_integrity()
+    bench.drain()
+    assert bench.results == {patient: expected([13])}
+    assert len(bench.devices[0].started) <= 4
+
+
+def test_an_idle_runner_has_nothing_to_tell() -> None:
+    bench = Bench()
+    bench.runner.add([])
+    assert bench.runner.advance(1.0) == StepEvents(started=[], expired=[])
+    assert bench.runner.is_idle
+
+
+def test_work_of_another_type_is_a_bug() -> None:
+    bench = Bench()
+    with pytest.raises(TypeError, match="This is a bug"):
+        bench.runner.add([StepJob(0, "text", 0.0, None, False)])
+    assert bench.runner.is_idle

@@ -1,0 +1,23 @@
+"""What a served model needs of its requests beside validation: options of `generate`, or graphs of cells."""
+
+from typing import NamedTuple
+
+from penstock.worker.batching.stage import ServedModel
+from penstock.worker.requests.generation import GenerationRequests
+from penstock.worker.requests.sequences import SequenceRequests
+
+
+class StepRequests(NamedTuple):
+    """One of the two, or none for an encoder."""
+
+    generation: GenerationRequests | None
+    cells: SequenceRequests | None
+
+
+def step_requests(served: ServedModel, max_reply_bytes: int) -> StepRequests:
+    """Called once, when the worker is made."""
+    info, read_options, read_fields = served.info, served.read_options, served.read_fields
+    return StepRequests(
+        None if read_options is None else GenerationRequests(info, read_options),
+        None if read_fields is None else SequenceRequests(info, read_fields, max_reply_bytes),
+    )

@@ -1,0 +1,73 @@
+"""A model made of cells: warmed up, and served step by step. Imports torch."""
+
+import functools
+import time
+from collections.abc import Callable
+
+import structlog
+
+from penstock.engine import ServedCells
+from penstock.engine.cells.graph import GraphBuilder, GraphLimits
+from penstock.engine.cells.model import CellModel
+from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.producer.wire.sequence_codec import MAX_COLUMNS
+from penstock.worker.batching.stage import ServedModel
+from penstock.worker.requests.request import PendingSequence
+from penstock.worker.stepping.cell_runner import CellRunner
+from penstock.worker.stepping.contract import StepJob
+from penstock.worker.stepping.sequence_checks import SequenceChecks
+from penstock.worker.stepping.sequence_work import SequenceWork
+from penstock.worker.stepping.step_model import StepModel
+
+_WARM_UP_S = 3.0  # at most, beside its last task
+_WARM_UP_ROWS = (1, 8, 64)  # of one task
+
+log = structlog.get_logger("penstock.cells")
+
+
+def served_cells(served: ServedCells) -> Callable[[], ServedModel]:
+    """Warm a model up, whose tasks are timed. Blocks for seconds. The result is called on the event loop.
+
+    Raises InvalidCell for a step that does not do what its cell declares, and UnsupportedCheckpoint.
+    """
+    if len(served.info.emissions) > MAX_COLUMNS:
+        raise UnsupportedCheckpoint(
+            f"{served.info.name!r} emits {len(served.info.emissions)} names; a reply holds at most {MAX_COLUMNS}."
+        )
+    model = served.model
+    runner = CellRunner(model.specs, [served.engine()])
+    _warm_up(runner, model)
+    checks = SequenceChecks(model, served.num_slots, served.limits)
+    probe = one_step(model, 0)
+    return functools.partial(StepModel, served.info, runner, _work, probe, read_fields=checks.work)
+
+
+def one_step(model: CellModel, cell: int) -> SequenceWork:
+    """A step of one cell, from zeros: whether an engine works at all."""
+    spec = model.specs[cell]
+    builder = GraphBuilder(model.specs, model.types, GraphLimits())
+    zeros = {name: [0] for name in spec.inputs}
+    builder.add(spec.name, steps=1, **zeros)
+    return SequenceWork(builder.build(), 1, 0)
+
+
+def _work(sequence: PendingSequence) -> SequenceWork:
+    if sequence.work is None:
+        raise RuntimeError("A sequence of cells has no graph. This is a bug.")
+    return sequence.work
+
+
+def _warm_up(runner: CellRunner, model: CellModel) -> None:
+    """Run batches of growing size of each cell: libraries are loaded, and the scheduler learns the times of tasks."""
+    started, num_tasks = time.monotonic(), 0
+    for rows in _WARM_UP_ROWS:
+        for cell in range(len(model.specs)):
+            work = one_step(model, cell)
+            runner.add([StepJob(row, work, started, None, False) for row in range(rows)])
+            while not runner.is_idle and time.monotonic() - started < _WARM_UP_S:
+                runner.advance(time.monotonic())
+                num_tasks += 1
+            runner.cancel(range(rows))
+    while not runner.is_idle:
+        runner.advance(time.monotonic())
+    log.info("steps_timed", tasks=num_tasks, rows=rows, seconds=round(time.monotonic() - started, 3))
