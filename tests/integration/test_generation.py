@@ -86,7 +86,8 @@ async def test_generated_tokens_are_those_of_transformers(
         assert [last] == await client.generate(texts[0], **ways[0])
         seeded: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 2.0, "seed": 11}
         assert await client.generate(ids=batch, **seeded) == await client.generate(ids=batch, **seeded)
-        unseeded = [await client.generate(ids=batch[:1], max_new_tokens=20, do_sample=True) for _ in range(4)]
+        flat: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 50.0, "top_k": 0}
+        unseeded = [await client.generate(ids=batch[:1], **flat) for _ in range(4)]
         assert len({row.tokens for (row,) in unseeded}) > 1
 
 
