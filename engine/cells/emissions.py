@@ -74,6 +74,12 @@ def join(outputs: Sequence[NodeOutput], emissions: Sequence[Emission]) -> Float3
     return np.concatenate([counts.view(np.float32), *flat])
 
 
+def has_nan(outputs: Sequence[NodeOutput]) -> bool:
+    """Whether a node has emitted NaN: an engine on a GPU does not look."""
+    floats = [values for output in outputs for values in output.values.values() if values.dtype == np.float32]
+    return any(np.isnan(values).any() for values in floats)
+
+
 def split(row: Float32Array, emissions: Sequence[Emission]) -> Mapping[str, Emitted]:
     """The columns of what `join` returned, each [rows, width]."""
     counts = row[: len(emissions)].view(np.int32).tolist()
