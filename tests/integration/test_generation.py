@@ -75,7 +75,8 @@ async def test_generated_tokens_are_those_of_transformers(
                 assert list(row.tokens) == expected(reference, ids, **options)
                 assert row.text == " ".join(f"w{token}" for token in row.tokens if token != 2)
             assert await client.generate(ids=batch, **options) == rows  # from the cache
-        source, streamed = batch[2], {"max_new_tokens": 40, "min_new_tokens": 40}
+        source = batch[2]
+        streamed: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
         *partial, last = [row async for row in client.stream(ids=source, **streamed)]
         assert list(last.tokens) == expected(reference, source, **streamed)
         assert last.finish == "length"

@@ -187,7 +187,7 @@ def test_partial_results_reach_the_sequences_that_stream_and_not_too_often(
     bench.now += 1.0
     bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[2])]))
     assert bench.partials == [(streaming, rows[0]), (streaming, rows[2])]
-    assert bench.dispatcher.num_queued == 2  # whoever does not stream has a job of its own
+    assert bench.dispatcher.num_queued == 2  # the other, which does not stream, has a job of its own
     bench.dispatcher.take_back({streaming[0].request.record.source}, bulk_only=False, begun=True)
     bench.now += 1.0
     bench.dispatcher.on_events(StepEvents(emitted=[(0, rows[3])]))
