@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 help:
 	@echo 'make demo        classify real messages through a worker on this machine'
-	@echo 'make quick       unit tests without the slow ones, the benchmarks and the broker, in a minute and a half'
+	@echo 'make quick       unit tests without the slow ones, the benchmarks and the broker, in a minute'
 	@echo 'make test        all unit tests, and the integration tests where Java and Maven are installed'
 	@echo 'make test-gpu    the tests that need a CUDA GPU (pip install .[gpu] or .[gpu-cuda13] first)'
 	@echo 'make check       ruff and mypy'
@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 	$(BIN)/penstock demo
 
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration' --hypothesis-profile quick
+	$(BIN)/python -m pytest -p no:logging --numprocesses 2 --dist loadgroup --ignore tests/integration --ignore tests/gpu --ignore-glob 'tests/ops/test_bench*' -m 'not slow and not integration' --hypothesis-profile quick
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

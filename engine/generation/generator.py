@@ -14,7 +14,7 @@ A scheduler's task becomes `encode(ids)` or `decode(ids, quantum)`, with one id 
 scheduler, `step()` is one step of all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +28,8 @@ from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
+
+_NONE: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class _Request:
     source: Int32Array
     hypotheses: Hypotheses
     num_pages: int  # that it needs at most
-    source_row: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))  # [1] once it has joined
-    rows: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))  # [num_beams] once it has joined
+    source_row: Int64Array = field(default_factory=lambda: _NONE)  # [1] once it has joined
+    rows: Int64Array = field(default_factory=lambda: _NONE)  # [num_beams] once it has joined
 
 
 class Generator:
@@ -54,6 +56,7 @@ class Generator:
 
     A request waits after `start`, joins with `encode`, and leaves when `decode` reports its finish or with `cancel`.
     Joining reserves the pages that the request needs at most, so a request that has joined always finishes.
+    A call that raises changes nothing that a later one reads, and leaves pages and rows as they were.
     """
 
     def __init__(self, weights: Seq2SeqWeights, limits: GeneratorLimits, threads: int = 1) -> None:
@@ -66,7 +69,8 @@ class Generator:
         self._targets = PageTable(self._pool, limits.max_rows, limits.max_new_tokens, limits.page_size)
         self._waiting: dict[int, _Request] = {}  # by id, in the order of `start`
         self._active: dict[int, _Request] = {}  # by id, in the order of `encode`
-        self._reserved = 0
+        self._copies = _NONE, _NONE  # of pages, first to second, before the next step
+        self._unclean: list[Int64Array] = []  # pages that may hold NaN, to clear before the device computes
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -81,7 +85,7 @@ class Generator:
     @property
     def num_free_pages(self) -> int:
         """Pages that no request has reserved."""
-        return self._limits.num_pages - self._reserved
+        return self._limits.num_pages - sum(request.num_pages for request in self._active.values())
 
     def start(self, id: int, input_ids: Int32Array, options: GenerationOptions, seed: int = 0) -> None:
         """Let a request wait. `id` is none that is waiting or active. seed: of sampling.
@@ -104,20 +108,14 @@ class Generator:
         ids: in order of precedence; all that wait by default. The first for which no room is free, and those after
         it, keep waiting, so that large requests are not overtaken forever. Where it raises, all keep waiting.
         """
-        joining: list[_Request] = []
-        num_tokens = 0
-        for id in list(self._waiting) if ids is None else ids:
-            request = self._waiting[id]
-            num_tokens += len(request.source)
-            if not self._has_room(request) or (joining and num_tokens > self._limits.max_encode_tokens):
-                break
-            self._reserve(request)
-            joining.append(request)
+        joining = self._fitting(_named(self._waiting, self.waiting if ids is None else ids))
         try:
+            for request in joining:
+                self._open(request)
             self._run_encoder(joining)
         except BaseException:
             for request in joining:
-                self._release(request)
+                self._close(request, has_ended=False)
             raise
         self._active.update((request.id, self._waiting.pop(request.id)) for request in joining)
         return [request.id for request in joining]
@@ -128,7 +126,7 @@ class Generator:
         Returns what is new, in the order of `ids`: requests with new tokens or a finish. A step that raises changes
         nothing. The steps of the quantum before it are returned, and the error is raised by the next call.
         """
-        chosen = [self._active[id] for id in (self.active if ids is None else ids)]
+        chosen = _named(self._active, self.active if ids is None else ids)
         tokens: dict[int, tuple[int, ...]] = {request.id: () for request in chosen}
         finishes: dict[int, Literal["stop", "length", "invalid"]] = {}
         for index in range(quantum):
@@ -161,21 +159,42 @@ class Generator:
             return True
         return self._waiting.pop(id, None) is not None
 
+    def check_integrity(self) -> None:
+        """Raise unless all pages and rows belong to active requests or are free. Called by tests, and when idle."""
+        active = list(self._active.values())
+        self._pool.check_integrity(self._sources, self._targets)
+        self._sources.check_integrity([int(row) for request in active for row in request.source_row])
+        self._targets.check_integrity([int(row) for request in active for row in request.rows])
+        if not 0 <= self.num_free_pages <= self._pool.num_free:
+            raise RuntimeError("more pages are in use than requests have reserved. This is a bug.")
+        for request in active:
+            lengths = {len(row) - 1 for row in request.hypotheses.rows}
+            if lengths != set(self._targets.lengths[request.rows].tolist()):
+                raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
+
     def _step(self, requests: Sequence[_Request]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""
         rows = np.concatenate([request.rows for request in requests])
         slots = self._targets.extend(rows)
         try:
+            self._clear_pages()
+            self._device.copy_pages(*self._copies)
             logits = self._device.step(self._decoder_rows(requests, rows, slots))
+            choices = choose(logits, [request.hypotheses for request in requests])
         except BaseException:
-            self._device.clear_pages(self._targets.retract(rows))
+            self._targets.retract(rows)  # what was written there is written again before it is read
             raise
-        choices = choose(logits, [request.hypotheses for request in requests])
+        self._copies = self._fork(requests, choices)
+        for request, choice in zip(requests, choices, strict=True):
+            if not choice.is_finished:
+                request.hypotheses.accept(choice)
+        return choices
+
+    def _fork(self, requests: Sequence[_Request], choices: Sequence[Choice]) -> tuple[Int64Array, Int64Array]:
+        """Continue in the rows of each request what their parents hold. Returns the copies that this needs."""
         forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
         moved = [(own, own[parents]) for own, parents in forks if parents is not None]
-        if moved:
-            self._device.copy_pages(*self._targets.reorder(*map(np.concatenate, zip(*moved, strict=True))))
-        return choices
+        return self._targets.reorder(*map(np.concatenate, zip(*moved, strict=True))) if moved else (_NONE, _NONE)
 
     def _decoder_rows(self, requests: Sequence[_Request], rows: Int64Array, slots: Int64Array) -> DecoderRows:
         lengths = self._targets.lengths[rows]
@@ -190,31 +209,56 @@ class Generator:
             rows_per_source=np.array([len(request.rows) for request in requests]),
         )
 
-    def _has_room(self, request: _Request) -> bool:
-        num_rows = request.hypotheses.options.num_beams
-        return request.num_pages <= self.num_free_pages and num_rows <= self._targets.num_free_rows
+    def _fitting(self, requests: Iterable[_Request]) -> list[_Request]:
+        """The first requests, as many as there are pages and rows for, and as the encoder takes at once."""
+        fitting: list[_Request] = []
+        num_pages = num_rows = num_tokens = 0
+        num_free_pages = self.num_free_pages
+        for request in requests:
+            num_pages += request.num_pages
+            num_rows += request.hypotheses.options.num_beams
+            num_tokens += len(request.source)
+            has_room = num_pages <= num_free_pages and num_rows <= self._targets.num_free_rows
+            if not has_room or (fitting and num_tokens > self._limits.max_encode_tokens):
+                break
+            fitting.append(request)
+        return fitting
 
-    def _reserve(self, request: _Request) -> None:
-        self._reserved += request.num_pages
+    def _open(self, request: _Request) -> None:
         request.source_row = self._sources.open(1)
         request.rows = self._targets.open(request.hypotheses.options.num_beams)
 
-    def _release(self, request: _Request, *, has_ended: bool = False) -> None:
+    def _close(self, request: _Request, *, has_ended: bool) -> None:
         """Give rows and pages back. Those of a request that has not ended as it should may hold NaN."""
-        self._reserved -= request.num_pages
-        for table, rows in ((self._sources, request.source_row), (self._targets, request.rows)):
-            pages = table.close(rows)
-            if not has_ended:
-                self._device.clear_pages(pages)
+        pages = np.concatenate([self._sources.close(request.source_row), self._targets.close(request.rows)])
+        request.source_row = request.rows = _NONE
+        if not has_ended:
+            self._unclean.append(pages)
+        is_needed = ~np.isin(self._copies[1], pages)
+        self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
+
+    def _clear_pages(self) -> None:
+        if self._unclean:
+            self._device.clear_pages(np.concatenate(self._unclean))
+            self._unclean.clear()
 
     def _run_encoder(self, requests: Sequence[_Request]) -> None:
         if requests:
             slots = [self._sources.fill(int(request.source_row[0]), len(request.source)) for request in requests]
+            self._clear_pages()
             self._device.encode([request.source for request in requests], slots)
 
     def _leave(self, request: _Request, *, has_ended: bool) -> None:
         del self._active[request.id]
-        self._release(request, has_ended=has_ended)
+        self._close(request, has_ended=has_ended)
+
+
+def _named(requests: Mapping[int, _Request], ids: Iterable[int]) -> list[_Request]:
+    """The requests of some ids, each of which is there and named once."""
+    ids = list(ids)
+    if len(set(ids)) < len(ids) or not requests.keys() >= set(ids):
+        raise ValueError(f"requests {ids} were named, of which one is unknown or named twice. This is a bug.")
+    return [requests[id] for id in ids]
 
 
 def _finish(request: _Request, choice: Choice) -> Literal["stop", "length", "invalid"]:

@@ -1,6 +1,5 @@
 """Options of generation, with the names and the meaning of transformers' generation_config.json."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from penstock.engine.errors import InvalidOption
 
 _DEFAULT_NEW_TOKENS = 20  # transformers' default
 _MAX_PENALTY = 10  # a power of a length that float32 holds
+_MIN_FACTOR, _MAX_FACTOR = 0.01, 100  # of scores; beyond, products may leave float32. 0.01 is vLLM's least temperature
 
 # Options that are not implemented -> the value that changes nothing.
 _NEUTRAL: dict[str, Any] = {
@@ -47,7 +47,7 @@ class GenerationOptions:
     """How tokens are chosen, and when generation ends. The start token counts in no length."""
 
     decoder_start_token_id: int
-    eos_token_ids: tuple[int, ...] = ()  # generation ends with one of them; none: at max_new_tokens
+    eos_token_ids: tuple[int, ...] = ()  # generation ends with one of them, each listed once; none: at max_new_tokens
     max_new_tokens: int = _DEFAULT_NEW_TOKENS
     min_new_tokens: int = 0  # no token of eos_token_ids before
     num_beams: int = 1
@@ -67,6 +67,7 @@ class GenerationOptions:
     renormalize_logits: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eos_token_ids", tuple(dict.fromkeys(self.eos_token_ids)))
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
         _require(self.num_beams >= 1, "num_beams", self.num_beams, "at least 1")
@@ -74,10 +75,10 @@ class GenerationOptions:
         _require(
             self.early_stopping in (True, False, "never"), "early_stopping", self.early_stopping, "true, false, never"
         )
-        _require(0 < self.temperature < math.inf, "temperature", self.temperature, "above 0")
+        _require_factor("temperature", self.temperature)
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require_factor("repetition_penalty", self.repetition_penalty)
         _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0")
         _require(all(self.bad_words_ids), "bad_words_ids", self.bad_words_ids, "sequences of at least one token")
         if self.do_sample and self.num_beams > 1:
@@ -134,6 +135,10 @@ def _without_start(values: dict[str, Any]) -> dict[str, Any]:
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise InvalidOption(f"{name} must be {wanted}, not {value!r}.")
+
+
+def _require_factor(name: str, value: float) -> None:
+    _require(_MIN_FACTOR <= value <= _MAX_FACTOR, name, value, f"in [{_MIN_FACTOR}, {_MAX_FACTOR}]")
 
 
 def _int(name: str, value: Any) -> int:

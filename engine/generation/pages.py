@@ -4,6 +4,8 @@ A page holds a fixed number of positions of every layer. A table has a row of pa
 Beams share pages by reference counts. Nothing here knows of tensors.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +47,15 @@ class PagePool:
         pages = pages[pages != NO_PAGE]
         np.subtract.at(self._counts, pages, 1)
         self._free.extend(np.unique(pages[self._counts[pages] == 0]).tolist())
+
+    def check_integrity(self, *tables: "PageTable") -> None:
+        """Raise unless each page is as often referenced as `tables` hold it, and free where they do not."""
+        held = np.bincount(np.concatenate([table.pages.ravel() for table in tables]), minlength=len(self._counts))
+        held[NO_PAGE] = 1
+        if not np.array_equal(self._counts, held):
+            raise RuntimeError("references of pages are not those of the tables. This is a bug.")
+        if sorted(self._free) != np.flatnonzero(held == 0).tolist():
+            raise RuntimeError("the free pages are not those without references. This is a bug.")
 
 
 class PageTable:
@@ -92,15 +103,13 @@ class PageTable:
         slots: Int64Array = self.pages[rows, columns] * self._page_size + offsets
         return slots
 
-    def retract(self, rows: Int64Array) -> Int64Array:
-        """Take back each row's last position: `extend` undone. Returns the pages that rows give back."""
+    def retract(self, rows: Int64Array) -> None:
+        """Take back each row's last position: `extend` undone."""
         self.lengths[rows] -= 1
         columns, offsets = np.divmod(self.lengths[rows], self._page_size)
         emptied, columns = rows[offsets == 0], columns[offsets == 0]
-        pages: Int64Array = self.pages[emptied, columns]
-        self._pool.drop(pages)
+        self._pool.drop(self.pages[emptied, columns])
         self.pages[emptied, columns] = NO_PAGE
-        return pages
 
     def reorder(self, rows: Int64Array, parents: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Continue in each of `rows` what the row of `parents` at its place has held until now.
@@ -118,6 +127,14 @@ class PageTable:
         copies = [copy for row in rows.tolist() if (copy := self._own_last_page(row)) is not None]
         sources, destinations = np.array(copies, np.int64).reshape(-1, 2).T
         return sources, destinations
+
+    def check_integrity(self, open_rows: Sequence[int]) -> None:
+        """Raise unless `open_rows` and the free rows are all rows, and each has the pages of its positions."""
+        if sorted([*self._free_rows, *open_rows]) != list(range(len(self.lengths))):
+            raise RuntimeError("a row is neither free nor in use, or both. This is a bug.")
+        is_needed = np.arange(self.pages.shape[1]) * self._page_size < self.lengths[:, None]
+        if self.lengths[self._free_rows].any() or not np.array_equal(self.pages != NO_PAGE, is_needed):
+            raise RuntimeError("rows have other pages than their positions need. This is a bug.")
 
     def _own_last_page(self, row: int) -> tuple[int, int] | None:
         column, offset = divmod(int(self.lengths[row]), self._page_size)

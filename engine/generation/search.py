@@ -62,7 +62,10 @@ class Continuations:
 
 
 class BeamSearch:
-    """Hypotheses of one sequence: `num_beams` that grow, and the best `num_beams` that have ended."""
+    """Hypotheses of one sequence: `num_beams` that grow, and the best `num_beams` that have ended.
+
+    `advance` replaces its lists and arrays, so a shallow copy keeps the search before a step.
+    """
 
     def __init__(self, options: GenerationOptions) -> None:
         """Expects that options of one sequence do not change."""
@@ -77,7 +80,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations that `advance` needs: so many that enough of them end with no end token."""
+        """Continuations that `advance` needs, or all: so many that enough of them end with no end token."""
         return max(2, 1 + len(self._options.eos_token_ids)) * self._options.num_beams
 
     @property

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -30,6 +31,14 @@ class Hypotheses:
         self.beams = BeamSearch(self.options) if self.options.num_beams > 1 else None
         self.rows = [[self.options.decoder_start_token_id] for _ in range(self.options.num_beams)]
 
+    def accept(self, choice: "Choice") -> None:
+        """Add the tokens of a step that has not finished the sequence."""
+        if choice.beams is None:
+            self.rows[0].extend(choice.tokens)
+        else:
+            self.beams = choice.beams
+            self.rows = [[self.options.decoder_start_token_id, *tokens] for tokens in choice.beams.hypotheses]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -37,27 +46,28 @@ class Choice:
 
     tokens: tuple[int, ...]  # that are certain now; of beams none before the end
     is_finished: bool
+    beams: BeamSearch | None = None  # the search after this step; None at the end
     parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
-    is_invalid: bool = False  # whether scores were not numbers, or the rules left no token
+    is_invalid: bool = False  # whether scores were not finite, or the rules left no token
 
 
 _INVALID = Choice((), is_finished=True, is_invalid=True)
 
 
 def choose(logits: Tensor, sequences: Sequence[Hypotheses]) -> list[Choice]:
-    """Choose tokens by logits [R, V], the rows of each sequence following each other, and add them to `sequences`.
+    """Choose tokens by logits [R, V], the rows of each sequence following each other, for `Hypotheses.accept`.
 
-    Sequences whose rules are equal are processed together. A sequence's choice depends on its own logits only.
+    Changes no sequence. Those whose rules are equal are processed together. A choice depends on its own logits only.
     """
     starts = list(accumulate((len(sequence.rows) for sequence in sequences), initial=0))
-    is_invalid = torch.isnan(logits.amax(dim=1)).numpy()
+    is_finite = _is_finite(logits).numpy()
     choices: dict[int, Choice] = {}
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
-        if is_invalid[starts[index] : starts[index + 1]].any():
-            choices[index] = _INVALID
-        else:
+        if is_finite[starts[index] : starts[index + 1]].all():
             groups.setdefault(id(sequence.rules), []).append(index)
+        else:
+            choices[index] = _INVALID
     for members in groups.values():
         rows = [row for index in members for row in range(starts[index], starts[index + 1])]
         group = [sequences[index] for index in members]
@@ -72,32 +82,37 @@ def _choose_by_rules(logits: Tensor, sequences: list[Hypotheses]) -> Iterator[Ch
     max_new_tokens = [sequence.options.max_new_tokens for sequence in sequences for _ in sequence.rows]
     scores = torch.log_softmax(logits, dim=-1) if options.num_beams > 1 else logits
     scores = rules.apply(scores, histories, np.array(max_new_tokens))
-    has_token = (scores.amax(dim=1) > -math.inf).tolist()
+    has_token = _is_finite(scores)
     if options.num_beams > 1:
-        return _advance_beams(scores, has_token, sequences)
+        return _advance_beams(scores.masked_fill(~has_token[:, None], -math.inf), has_token.tolist(), sequences)
     if options.do_sample:
         seeds = [sequence.seed for sequence in sequences]
         tokens = sample(scores, seeds, [len(history) - 1 for history in histories])
     else:
         tokens = greedy(scores)
-    return map(_append, sequences, tokens, has_token)
+    return map(_choice_of, sequences, tokens, has_token.tolist())
 
 
-def _append(sequence: Hypotheses, token: int, has_token: bool) -> Choice:
+def _is_finite(scores: Tensor) -> Tensor:
+    """Whether each row [R, V] can be chosen from: it has a token, and no score is NaN or infinitely good."""
+    return scores.amax(dim=1).isfinite()
+
+
+def _choice_of(sequence: Hypotheses, token: int, has_token: bool) -> Choice:
     if not has_token:
         return _INVALID
     (row,), options = sequence.rows, sequence.options
-    row.append(token)
-    return Choice((token,), is_finished=token in options.eos_token_ids or len(row) > options.max_new_tokens)
+    return Choice((token,), is_finished=token in options.eos_token_ids or len(row) >= options.max_new_tokens)
 
 
 def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypotheses]) -> Iterator[Choice]:
-    searches = [sequence.beams for sequence in sequences if sequence.beams is not None]
+    searches = [copy(sequence.beams) for sequence in sequences if sequence.beams is not None]
     vocab_size = scores.shape[1]
     sums = scores + torch.from_numpy(np.concatenate([search.scores for search in searches]))[:, None]
-    best = torch.topk(sums.view(len(searches), -1), searches[0].num_candidates)
+    sums = sums.view(len(searches), -1)
+    best = torch.topk(sums, min(searches[0].num_candidates, sums.shape[1]))
     parents, tokens = np.divmod(best.indices.numpy(), vocab_size)
-    for i, (sequence, search) in enumerate(zip(sequences, searches, strict=True)):
+    for i, search in enumerate(searches):
         first = i * len(search.hypotheses)
         if not any(has_token[first : first + len(search.hypotheses)]):
             yield _INVALID
@@ -106,6 +121,4 @@ def _advance_beams(scores: Tensor, has_token: list[bool], sequences: list[Hypoth
         if chosen is None:
             yield Choice(search.best, is_finished=True)
         else:
-            start = sequence.options.decoder_start_token_id
-            sequence.rows = [[start, *hypothesis] for hypothesis in search.hypotheses]
-            yield Choice((), is_finished=False, parents=chosen)
+            yield Choice((), is_finished=False, beams=search, parents=chosen)

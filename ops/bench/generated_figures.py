@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from penstock.ops.bench import capacity_check
 from penstock.ops.bench.bulk import bulk_tables as bulk
 from penstock.ops.bench.cache import cache_tables as cache
+from penstock.ops.bench.cellular import cellular_tables as cellular
 from penstock.ops.bench.common.kept_tables import is_kept, run_table
 from penstock.ops.bench.cpu import cpu_tables as cpu
 from penstock.ops.bench.delivery import delivery_tables as delivery
@@ -32,8 +34,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cpu-targets": cpu.against_targets,
     "cache": cache.figures,
     "cache-targets": cache.against_targets,
+    "cellular": cellular.figures,
+    "cellular-targets": cellular.against_targets,
     "bulk": bulk.jobs,
     "bulk-targets": bulk.against_targets,
+    "capacity": capacity_check.kept_table,
     "pipeline-throughput": pipeline.throughput,
     "pipeline-latency": pipeline.latency,
     "pipeline-robustness": pipeline.robustness,
@@ -80,10 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not chosen.check:
             path.write_text(text, encoding="utf-8")
     if chosen.plots:
-        from penstock.ops.bench.gpu.report import gpu_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.cellular import cellular_plots  # matplotlib is an optional dependency
+        from penstock.ops.bench.gpu.report import gpu_plots
         from penstock.ops.bench.pipeline import pipeline_plots
 
-        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest()]:
+        for path in [*gpu_plots.draw_newest(), *pipeline_plots.draw_newest(), *cellular_plots.draw_newest()]:
             print(f"drawn: {path.relative_to(ROOT)}")
     return 1 if chosen.check and stale else 0
 

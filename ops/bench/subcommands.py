@@ -1,4 +1,4 @@
-"""`penstock bench`: workers behind Kafka (pipeline), batching policies (serve), and a simulated fleet (simulate)."""
+"""`penstock bench`: workers behind Kafka (pipeline), batching (serve, cellular), and a simulated fleet (simulate)."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,12 +9,13 @@ from pydantic import Field, ValidationError, field_validator
 from penstock.ops.bench.common.runs import RESULTS
 from penstock.ops.bench.pipeline.pipeline_settings import PipelineSettings, plan_of
 from penstock.ops.bench.serving.length_ranges import DISTRIBUTIONS
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.settings_sources import Settings
 
 _PARTS = "saturation,paper,goodput,bursts,classes,scheduler,validation"
 _SWEEP_PARTS = "load,fleet,cache,loss"
+_CELL_PARTS = "lstm,seq2seq,tree"
 _MOST_WORKERS = 1024  # one for each of the simulated topic's partitions
 
 bench = typer.Typer(
@@ -113,6 +114,26 @@ class SimulateSettings(Settings):
         return _each_of(name, tuple(DISTRIBUTIONS), most=1)
 
 
+class CellularSettings(Settings):
+    """Settings of the measurement."""
+
+    parts: str = Field(_CELL_PARTS, description="Workloads to measure.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where cells run. A CPU has small models.")
+    seconds: float | None = Field(None, gt=0, description="Duration of each load. Default: 0.8, or 0.25 on a CPU.")
+    time_limit_s: float = Field(240.0, gt=0, description="No load begins after it.")
+    commit: str | None = Field(None, description="Commit that is measured, where there is no git checkout.")
+    output: Path | None = Field(
+        None,
+        description="Folder of kept runs. Default: ops/bench/results if all parts run for their default duration, "
+        "else none.",
+    )
+
+    @field_validator("parts")
+    @classmethod
+    def _known_parts(cls, listed: str) -> str:
+        return _each_of(listed, tuple(_CELL_PARTS.split(",")))
+
+
 @bench.command("pipeline")
 @takes(PipelineSettings)
 def bench_pipeline(settings: PipelineSettings) -> int:
@@ -157,6 +178,37 @@ def bench_serve(settings: ServeSettings) -> int:
     return run_serving_benchmark(
         plan, model=settings.model, device=settings.device, dtype=settings.dtype, output=settings.output
     )
+
+
+@bench.command("cellular")
+@takes(CellularSettings)
+def bench_cellular(settings: CellularSettings) -> int:
+    """Measure cellular batching beside the policies before it: an LSTM, Seq2Seq and a TreeLSTM, as BatchMaker's paper.
+
+    $ penstock bench cellular
+
+    The tables show each policy's peak throughput, and its latency, split into
+    queueing and computation, over a sweep of Poisson loads. All policies use
+    the same engine and kernels; each is tuned in the run. On one GPU with the
+    paper's sizes; on a CPU with small ones. Needs no Kafka. Takes at most four
+    minutes.
+    """
+    import torch
+
+    from penstock.ops.bench.cellular.cellular_run import CellularPlan, run_cellular_benchmark
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    plan = CellularPlan(
+        parts=_names(settings.parts),
+        device=device,
+        seconds=settings.seconds,
+        time_limit_s=settings.time_limit_s,
+        output=settings.output,
+        commit=settings.commit,
+    )
+    return run_cellular_benchmark(plan)
 
 
 @bench.command("simulate")

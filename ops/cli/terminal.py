@@ -14,15 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = (
-    0,
-    1,
-    2,
-    70,
-    129,
-    130,
-    143,
-)
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_BUG = 0, 1, 2, 70
+EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED = 129, 130, 143
 
 _READABLE = ("penstock.", "aiokafka.")  # packages whose errors are sentences; any other exception is a bug
 

@@ -5,14 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.logs.histogram import LogHistogram, bins_of
+from penstock.ops.logs.columns import FloatArray, Int64Array, distinct
+from penstock.ops.logs.histogram import NUM_BINS, LogHistogram, bins_of
 from penstock.ops.logs.libraries import polars
 from penstock.ops.logs.series import LOGGED, TRIGGERS, Series
 
 NUM_LONGEST = 50
 _MAX_TOKENS_BIN = 24
+_NUM_SIZES = _MAX_TOKENS_BIN + 1
 _ROWS_AT_ONCE = 100_000
-_SUMMED = ("batches", "sequences", "tokens", "slots", "predicted_s", "device_s")
+_SUMMED = ("sequences", "tokens", "slots", "predicted_s", "device_s")
 
 
 @dataclass(slots=True)
@@ -40,6 +42,15 @@ class Group:
     def error(self, percent: float) -> float:
         """A percentile of |predicted / measured - 1|."""
         return self.ratios.deviation(1.0, percent)
+
+    def add(self, batches: int, sums: FloatArray) -> None:
+        """Count batches, of which the sums are those of _SUMMED."""
+        self.batches += batches
+        self.sequences, self.tokens, self.slots = (
+            known + round(new) for known, new in zip((self.sequences, self.tokens, self.slots), sums[:3], strict=True)
+        )
+        self.predicted_s += float(sums[3])
+        self.device_s += float(sums[4])
 
 
 class BatchTotals:
@@ -70,11 +81,7 @@ class BatchTotals:
         pl = polars()
         source, frame, self._waiting = self._source, pl.concat(self._waiting), []
         frame = frame.drop_nulls(["sequences", "tokens", "max_seqlen", "predicted_s", "device_s"])
-        _, size = np.frexp(np.maximum(frame["tokens"].to_numpy() - 1.0, 0.0))  # n: 2^(n-1) < tokens <= 2^n
-        frame = frame.with_columns(
-            slots=pl.col("sequences") * pl.col("max_seqlen"),
-            size=pl.Series(np.minimum(size, _MAX_TOKENS_BIN).astype(np.int64)),
-        )
+        frame = frame.with_columns(slots=pl.col("sequences") * pl.col("max_seqlen"))
         if not len(frame):
             return
         self._count(frame)
@@ -89,10 +96,34 @@ class BatchTotals:
         self.seconds.add(numpy["device_s"])
         gains = numpy["dp_gain"]
         self.dp_gain.add(gains[np.isfinite(gains) & (gains > 0)])
-        groups = _grouped(frame)
-        for key, table in (("trigger", self.by_trigger), ("partition", self.by_partition), ("size", self.by_tokens)):
-            _add_to_table(table, key, groups)
-        _add_to_table({"": self.all}, "", groups)
+        self._add_groups(frame)
+
+    def _add_groups(self, frame: Any) -> None:
+        """Add up batches that are alike in trigger, partition and size, and put the few kinds into the tables."""
+        triggers, trigger = _texts(frame["trigger"])
+        partitions, partition = _texts(frame["partition"])
+        size = _sizes(frame["tokens"].to_numpy())
+        kinds, kind = distinct((trigger * len(partitions) + partition) * _NUM_SIZES + size)
+        columns = [frame[name].to_numpy() for name in _SUMMED]
+        batches = np.bincount(kind)
+        sums = np.stack([np.bincount(kind, column) for column in columns])
+        ratios = columns[3] / np.maximum(columns[4], 1e-9)
+        bins, in_bin = distinct(kind * NUM_BINS + bins_of(ratios))
+        counts = np.bincount(in_bin)
+        of_texts, size = np.divmod(kinds, _NUM_SIZES)
+        trigger, partition = np.divmod(of_texts, len(partitions))
+        for table, names, key in (
+            ({"": self.all}, [""], np.zeros_like(kinds)),
+            (self.by_trigger, triggers, trigger),
+            (self.by_partition, partitions, partition),
+            (self.by_tokens, range(_NUM_SIZES), size),
+        ):
+            for number in np.unique(key).tolist():
+                group = table.setdefault(names[number], Group())
+                is_own = key == number
+                group.add(int(batches[is_own].sum()), sums[:, is_own].sum(axis=1))
+                is_own = is_own[bins // NUM_BINS]
+                group.ratios.add_counts(bins[is_own] % NUM_BINS, counts[is_own])
 
     def _keep_longest(self, source: int, frame: Any) -> None:
         if len(self.longest_batches) == NUM_LONGEST:
@@ -102,36 +133,32 @@ class BatchTotals:
         self.longest_batches = sorted(merged, key=lambda row: -row["device_s"])[:NUM_LONGEST]
 
 
-def _grouped(frame: Any) -> Any:
-    """Batches that are alike in all keys and in the bin of their cost's error, added up."""
-    pl = polars()
-    ratios = frame["predicted_s"].to_numpy() / np.maximum(frame["device_s"].to_numpy(), 1e-9)
-    frame = frame.with_columns(bin=pl.Series(bins_of(ratios)), batches=pl.lit(1))
-    # One number for all keys is grouped in a third of the time of four columns.
-    units = {"trigger": 2**40, "partition": 2**18, "size": 2**13, "bin": 1}
-    key = sum(pl.col(name).to_physical().cast(pl.Int64) * unit for name, unit in units.items())
-    return (
-        frame.group_by(key.alias("key"))
-        .agg(pl.col(*units).first(), pl.col(_SUMMED).sum())
-        .with_columns(pl.lit("").alias(""))
-    )
-
-
-def _add_to_table(table: dict[Any, Group], key: str, groups: Any) -> None:
-    for (name,), part in groups.partition_by(key, as_dict=True).items():
-        group = table.setdefault(name, Group())
-        for column in _SUMMED:
-            setattr(group, column, getattr(group, column) + part[column].sum())
-        group.ratios.add_counts(part["bin"].to_numpy(), part["batches"].to_numpy())
-
-
 def _add_to_series(frame: Any, series: Series) -> None:
-    pl = polars()
-    sums = [pl.col(name).sum().alias(f"logged_{name}") for name in ("sequences", "tokens", "slots", "device_s")]
     frame = frame.drop_nulls("second")
-    for row in frame.group_by("second").agg(pl.len().alias(LOGGED[0]), *sums).iter_rows(named=True):
-        series.add(row.pop("second"), row)
-    key = pl.col("second") * 2**22 + pl.col("trigger").to_physical().cast(pl.Int64)
-    triggers = frame.group_by(key.alias("key")).agg(pl.col("second", "trigger").first(), pl.len())
-    for second, trigger, number in triggers.select("second", "trigger", "len").iter_rows():
-        series.add(second, {trigger if trigger in TRIGGERS else TRIGGERS[-1]: number})
+    seconds, second = distinct(frame["second"].to_numpy())
+    triggers, trigger = _texts(frame["trigger"])
+    sums = [np.bincount(second)]
+    sums += [np.bincount(second, frame[name].to_numpy()) for name in ("sequences", "tokens", "slots", "device_s")]
+    rows = [dict(zip(LOGGED, row, strict=True)) for row in np.stack(sums, axis=1).tolist()]
+    names = [name if name in TRIGGERS else TRIGGERS[-1] for name in triggers]
+    pairs, pair = distinct(second * len(triggers) + trigger)
+    for place, count in zip(pairs.tolist(), np.bincount(pair).tolist(), strict=True):
+        row, name = rows[place // len(triggers)], names[place % len(triggers)]
+        row[name] = row.get(name, 0) + count
+    for time_s, row in zip(seconds.tolist(), rows, strict=True):
+        series.add(time_s, row)
+
+
+def _texts(column: Any) -> tuple[list[str], Int64Array]:
+    """The distinct texts of a column, and the place of each row's among them."""
+    texts = column.unique()
+    names = dict(zip(texts.to_physical().to_list(), texts.to_list(), strict=True))
+    codes, place = distinct(column.to_physical().to_numpy().astype(np.int64))
+    return [names[code] for code in codes.tolist()], place
+
+
+def _sizes(tokens: Int64Array) -> Int64Array:
+    """The key of `by_tokens` for each batch."""
+    _, exponents = np.frexp(np.maximum(tokens - 1.0, 0.0))
+    sizes: Int64Array = np.minimum(exponents.astype(np.int64), _MAX_TOKENS_BIN)
+    return sizes

@@ -1,10 +1,13 @@
 """Everything that logs say, added up in one pass: the summary, the tables, `diff` and the report read it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from penstock.ops.logs.batch_totals import BatchTotals
 from penstock.ops.logs.block_parser import LineCounts
+from penstock.ops.logs.columns import column_of, distinct
 from penstock.ops.logs.event import Event, number
 from penstock.ops.logs.lifecycle import Gaps, Lifecycle
 from penstock.ops.logs.reader import LogReader, Part
@@ -45,26 +48,37 @@ class Digest:
 
     def _add(self, part: Part) -> None:
         self.batches.add(part.source, part.batches, self.series)
+        self._add_samples([event for event in part.events if event.name == "request_done"])
         for event in part.events:
-            self._add_event(event)
+            if event.name != "request_done":
+                self._add_event(event)
         seconds = part.batches["second"].drop_nulls().unique().to_list()
         self.gaps.add(part.source, [*seconds, *{event.time_s for event in part.events if event.time_s is not None}])
+
+    def _add_samples(self, events: Sequence[Event]) -> None:
+        """Events of request_done, which are nearly all that are no batches."""
+        self.requests.add_samples(events)
+        timed = [event for event in events if event.time_s is not None]
+        seconds, place = distinct(np.array([int(event.time_s or 0) for event in timed], np.int64))
+        greatest = np.zeros((2, len(seconds)))
+        for row, key in zip(greatest, ("kafka_ms", "total_ms"), strict=True):
+            np.maximum.at(row, place, np.nan_to_num(column_of(timed, key)) / 1e3)
+        for second, kafka_s, slowest_s in zip(seconds.tolist(), *greatest.tolist(), strict=True):
+            self.series.add(second, {"kafka_s": kafka_s, "slowest_s": slowest_s})
 
     def _add_event(self, event: Event) -> None:
         self.requests.add(event)
         self.lifecycle.add(event)
-        if event.name == "settings_resolved":
+        name = event.name
+        if name == "settings_resolved":
             self.settings = event.fields
-        elif event.name == "worker_ready" and (model := event.text("model")):
+        elif name == "worker_ready" and (model := event.text("model")):
             self.models.add(model)
         if event.time_s is None:
             return
-        if event.name == "worker_load":
+        if name == "worker_load":
             self._add_load(event, event.time_s)
-        elif event.name == "request_done":
-            times = {"kafka_s": event.number("kafka_ms"), "slowest_s": event.number("total_ms")}
-            self.series.add(event.time_s, {name: ms / 1e3 for name, ms in times.items() if ms is not None})
-        elif event.name == "request_refused":
+        elif name == "request_refused":
             self.series.add(event.time_s, {"refused": event.number("records") or 1.0})
         elif event.level in ("error", "critical"):
             self.series.add(event.time_s, {"errors": 1})

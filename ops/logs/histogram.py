@@ -12,29 +12,21 @@ import numpy.typing as npt
 _SHIFT = 46  # of the 52 bits of a float's fraction, those that do not matter
 _TO_CENTRE = 1.0 + 2.0**-7  # 1 is then in the middle of a bin
 _LOWEST = 1e-7
-_MAX_SINGLE = 4096
 _MAX_COUNTED = 1 << 17
-_BINS = 4100  # up to 1e12
+NUM_BINS = 4100  # up to 1e12
 
 
 class LogHistogram:
     """Counts by bins. Bin 0 has zero and what is below 1e-7."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_BINS, np.int64)
-        self._sums = np.zeros(_BINS)
+        self._counts = np.zeros(NUM_BINS, np.int64)
+        self._sums = np.zeros(NUM_BINS)
         self.total = 0.0  # sum of the numbers
         self._greatest = 0.0
-        self._single: list[float] = []  # numbers that are not in the bins yet
 
     def __len__(self) -> int:
-        return int(self._counts.sum()) + len(self._single)
-
-    def add_one(self, value: float) -> None:
-        """Count one finite number."""
-        self._single.append(value)
-        if len(self._single) >= _MAX_SINGLE:
-            self._settle()
+        return int(self._counts.sum())
 
     def add(self, numbers: Iterable[float] | npt.NDArray[np.float64]) -> None:
         """Count finite numbers; negative ones as zero."""
@@ -43,8 +35,8 @@ class LogHistogram:
             return
         values = np.maximum(values, 0.0)
         places = bins_of(values)
-        self._counts += np.bincount(places, minlength=_BINS)
-        self._sums += np.bincount(places, values, _BINS)
+        self._counts += np.bincount(places, minlength=NUM_BINS)
+        self._sums += np.bincount(places, values, NUM_BINS)
         self.total += float(values.sum())
         self._greatest = max(self._greatest, float(values.max()))
 
@@ -57,19 +49,18 @@ class LogHistogram:
         numbers = np.flatnonzero(counts)
         counts = counts[numbers]
         places, sums = bins_of(numbers.astype(np.float64)), numbers * counts
-        self._counts += np.bincount(places, counts, _BINS).astype(np.int64)
-        self._sums += np.bincount(places, sums, _BINS)
+        self._counts += np.bincount(places, counts, NUM_BINS).astype(np.int64)
+        self._sums += np.bincount(places, sums, NUM_BINS)
         self.total += float(sums.sum())
         self._greatest = max(self._greatest, float(numbers[-1]))
 
     def add_counts(self, bins: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
         """Count numbers of which only the bins are known, by `bins_of`."""
-        self._counts += np.bincount(bins, counts, _BINS).astype(np.int64)
-        self._sums += np.bincount(bins, counts * _centres()[bins], _BINS)
+        self._counts += np.bincount(bins, counts, NUM_BINS).astype(np.int64)
+        self._sums += np.bincount(bins, counts * _centres()[bins], NUM_BINS)
 
     def percentile(self, percent: float) -> float:
         """The mean of its bin, so within 1 %. NaN without numbers."""
-        self._settle()
         count = len(self)
         if not count:
             return float("nan")
@@ -78,7 +69,6 @@ class LogHistogram:
 
     def deviation(self, centre: float, percent: float) -> float:
         """A percentile of |number / centre - 1|. NaN without numbers."""
-        self._settle()
         if not len(self):
             return float("nan")
         distances = np.abs(_centres() / centre - 1.0)
@@ -89,30 +79,23 @@ class LogHistogram:
     @property
     def mean(self) -> float:
         """NaN without numbers."""
-        self._settle()
         return self.total / len(self) if len(self) else float("nan")
 
     @property
     def greatest(self) -> float:
         """Of the numbers that were added themselves; 0 without any."""
-        self._settle()
         return self._greatest
 
     def between(self, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Counts between edges, [len(edges) - 1], for a plot."""
-        self._settle()
         return np.histogram(_centres(), edges, weights=self._counts)[0].astype(np.int64)
-
-    def _settle(self) -> None:
-        numbers, self._single = self._single, []
-        self.add(numbers)
 
 
 def bins_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bin of each number. None is negative."""
     bins = (values * _TO_CENTRE).view(np.int64) >> _SHIFT
     bins -= _bits_before_lowest()
-    return np.clip(bins, 0, _BINS - 1, out=bins)
+    return np.clip(bins, 0, NUM_BINS - 1, out=bins)
 
 
 @functools.cache
@@ -122,7 +105,7 @@ def _bits_before_lowest() -> int:
 
 @functools.cache
 def _centres() -> npt.NDArray[np.float64]:
-    edges = ((np.arange(_BINS + 1) + _bits_before_lowest()) << _SHIFT).view(np.float64) / _TO_CENTRE
+    edges = ((np.arange(NUM_BINS + 1) + _bits_before_lowest()) << _SHIFT).view(np.float64) / _TO_CENTRE
     centres: npt.NDArray[np.float64] = (edges[:-1] + edges[1:]) / 2
     centres[0] = 0.0
     return centres

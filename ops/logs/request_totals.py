@@ -1,11 +1,16 @@
 """Requests, added up: the stages of sampled ones, the slowest, and rejections by code."""
 
 import heapq
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from penstock.ops.logs.event import Event, number
+import numpy as np
+
+from penstock.ops.logs.columns import column_of
+from penstock.ops.logs.event import Event
 from penstock.ops.logs.histogram import LogHistogram
 
 STAGES = ("kafka", "tokenize", "cache", "schedule", "compute", "total")  # the fields of request_done are STAGE_ms
@@ -38,7 +43,6 @@ class RequestTotals:
 
     def __init__(self) -> None:
         self.stages = {stage: LogHistogram() for stage in STAGES}  # of the first ones: a fair sample
-        self._times = [(f"{stage}_ms", times) for stage, times in self.stages.items()]  # by their fields
         self.num_ahead = 0  # requests whose producer's clock was ahead of the worker's
         self.refused: dict[str, Rejected] = {}  # by code
         self.problems: dict[str, Rejected] = {}  # other lines of level warning and worse, by event
@@ -47,32 +51,36 @@ class RequestTotals:
         self._number = count()
 
     def add(self, event: Event) -> None:
-        """Any event."""
-        self.events[event.name if event.name in self.events or len(self.events) < _MAX_CODES else "…"] += 1
-        if event.name == "request_done":
-            self._add_sample(event)
-        elif event.name == "request_refused":
+        """Any event but request_done."""
+        name = event.name
+        self._count(name, 1)
+        if name == "request_refused":
             code, records = event.text("code") or "?", event.number("records")
             _of(self.refused, code).add(event, 1 if records is None else int(records))
         elif event.level in ("warning", "error", "critical"):
-            _of(self.problems, event.name).add(event, 1)
+            _of(self.problems, name).add(event, 1)
 
     @property
     def slowest(self) -> list[Event]:
         """The slowest requests that were logged, slowest first."""
         return [event for _, _, event in sorted(self._slowest, reverse=True)]
 
-    def _add_sample(self, event: Event) -> None:
-        total = event.number("total_ms")
-        if total is not None:
-            self._keep_slowest(total, event)
-        if event.fields.get("sample") != "first":
+    def add_samples(self, events: Sequence[Event]) -> None:
+        """Events of request_done."""
+        if not events:
             return
-        for stage, times in self._times:
-            time_ms = number(event.fields.get(stage))
-            if time_ms is not None:
-                times.add_one(time_ms / 1e3)
-        self.num_ahead += (event.number("kafka_ms") or 0.0) < -1.0
+        self._count("request_done", len(events))
+        times_ms = {stage: column_of(events, f"{stage}_ms") for stage in STAGES}
+        least_ms = self._slowest[0][0] if len(self._slowest) == NUM_SLOWEST else -math.inf
+        for place in np.flatnonzero(times_ms["total"] > least_ms).tolist():
+            self._keep_slowest(float(times_ms["total"][place]), events[place])
+        is_first = np.array([event.fields.get("sample") == "first" for event in events])
+        for stage, column in times_ms.items():
+            self.stages[stage].add(column[is_first & ~np.isnan(column)] / 1e3)
+        self.num_ahead += int((times_ms["kafka"][is_first] < -1.0).sum())
+
+    def _count(self, name: str, number: int) -> None:
+        self.events[name if name in self.events or len(self.events) < _MAX_CODES else "…"] += number
 
     def _keep_slowest(self, total_ms: float, event: Event) -> None:
         if len(self._slowest) < NUM_SLOWEST:

@@ -20,7 +20,7 @@ COUNTED = ("batches", "answered", "sequences", "cached", "tokens", "slots", "dev
 LOGGED = tuple([f"logged_{name}" for name in ("batches", "sequences", "tokens", "slots", "device_s")])  # by batch_done
 SUMS = (*COUNTED, *LOGGED, *MISSES, *TRIGGERS, *LATENCIES, "refused", "errors", "warnings")
 GREATEST = ("backlog_s", "queued_sequences", "kafka_s", "slowest_s")
-_GREATEST = frozenset(GREATEST)
+_NUM_SUMS = len(SUMS)
 _COLUMN = {name: index for index, name in enumerate((*SUMS, *GREATEST))}
 _MAX_SPANS = 50_000
 
@@ -38,16 +38,14 @@ class Series:
     def add(self, time_s: float, values: Mapping[str, float], spread_s: int = 1) -> None:
         """Add to the sums, and raise the greatest values. `spread_s`: the seconds before `time_s` that share sums."""
         last = int(time_s)
-        sums = [(_COLUMN[name], value / spread_s) for name, value in values.items() if value and name not in _GREATEST]
-        greatest = [(_COLUMN[name], value) for name, value in values.items() if name in _GREATEST]
         for second in range(last - spread_s + 1, last + 1):
             row = self._row(second)
-            for column, value in sums:
-                row[column] += value
-            for column, value in greatest:
-                if value > row[column]:
+            for name, value in values.items():
+                column = _COLUMN[name]
+                if column < _NUM_SUMS:
+                    row[column] += value / spread_s
+                elif value > row[column]:
                     row[column] = value
-        self._bound()
 
     def spans(self, width_s: int) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray]]:
         """Starts in Unix seconds and the columns, in spans of at least `width_s`, without holes between them."""
@@ -72,26 +70,25 @@ class Series:
         return (max(self._rows) - min(self._rows) + 1) * self.width_s if self._rows else 0
 
     def _row(self, second: int) -> list[float]:
-        key = second // self.width_s
-        row = self._rows.get(key)
+        row = self._rows.get(second // self.width_s)
         if row is None:
-            row = self._rows[key] = [0.0] * len(_COLUMN)
+            while len(self._rows) >= _MAX_SPANS:
+                self._halve()
+            row = self._rows.setdefault(second // self.width_s, [0.0] * len(_COLUMN))
         return row
 
-    def _bound(self) -> None:
-        while len(self._rows) > _MAX_SPANS:
-            halves, self._rows = self._rows, {}
-            self.width_s *= 2
-            for key, row in halves.items():
-                into = np.array(self._rows.get(key // 2, [0.0] * len(row)))
-                _merge(into, np.array(row))
-                self._rows[key // 2] = into.tolist()
+    def _halve(self) -> None:
+        halves, self._rows = self._rows, {}
+        self.width_s *= 2
+        for key, row in halves.items():
+            into = np.array(self._rows.get(key // 2, [0.0] * len(row)))
+            _merge(into, np.array(row))
+            self._rows[key // 2] = into.tolist()
 
 
 def _merge(into: FloatArray, row: FloatArray) -> None:
-    sums = len(SUMS)
-    into[:sums] += row[:sums]
-    np.maximum(into[sums:], row[sums:], out=into[sums:])
+    into[:_NUM_SUMS] += row[:_NUM_SUMS]
+    np.maximum(into[_NUM_SUMS:], row[_NUM_SUMS:], out=into[_NUM_SUMS:])
 
 
 def latency_column(bound: str) -> str:

@@ -77,7 +77,7 @@ class Fleet:
             for worker, values in answer.workers.items():
                 self._add(address, worker, time_s, values)
         if not self._members:
-            raise NoAnswer(". ".join([*self.silent.values(), "A worker serves metrics with --metrics-port"]))
+            raise NoAnswer(". ".join([*self.silent.values(), "A worker serves metrics with --metrics-port."]))
         if (rate := self.total().requests_s) is not None:
             self.rates.append(rate)
 

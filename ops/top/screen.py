@@ -79,7 +79,7 @@ def screen(fleet: Fleet, view: View, moment: datetime, width: int) -> Renderable
     rows = _ordered(fleet.rows(), view.sort)
     parts: list[RenderableType] = [_head(fleet, rows, moment)]
     if len(fleet.rates) > 1 and any(fleet.rates):
-        parts.append(curve(list(fleet.rates), "requests/s", width=min(60, width - 14)))
+        parts.append(curve(list(fleet.rates), "requests/s", width=max(1, min(60, width - 14))))
     parts += [Text(), _table(fleet, rows, view, width)]
     parts += [Text(f"{reason}.", style=BAD) for reason in fleet.silent.values()]
     if view.is_live:

@@ -55,7 +55,9 @@ class TopicDirectory:
 
         Raises UnknownTopicOrPartitionError if there is none, and what `partitions` raises.
         """
-        if partition in await self.partitions(producer, topic):
+        self._use(producer, topic)
+        known = producer.client.cluster.partitions_for_topic(topic)  # without the time limit's cost
+        if partition in (known or await self.partitions(producer, topic)):
             return
         await self._refresh(producer)
         if partition not in await self.partitions(producer, topic):

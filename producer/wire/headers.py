@@ -86,24 +86,23 @@ def parse_address(headers: Mapping[str, bytes]) -> ReplyAddress:
     Raises:
         InvalidRequest: no reply topic, or a malformed reply header; such a request cannot be answered.
     """
-    raw_topic = headers.get(REPLY_TOPIC)
+    topic, partition = _destination(headers.get(REPLY_TOPIC), headers.get(REPLY_PARTITION))
+    return ReplyAddress(topic, partition, headers.get(CORRELATION_ID), headers.get(TRACEPARENT), headers.get(REPLAY_OF))
+
+
+@functools.lru_cache(maxsize=1024)  # a client has one
+def _destination(raw_topic: bytes | None, raw_partition: bytes | None) -> tuple[str, int | None]:
+    """The topic and partition of a reply; a partition of None is chosen by the reply's key."""
     if not raw_topic:
         raise InvalidRequest(f"The record has no `{REPLY_TOPIC}` header, so it cannot be answered.")
-    raw_partition = headers.get(REPLY_PARTITION)
     if raw_partition is not None and len(raw_partition) != 4:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must be 4 bytes, a big-endian int32.")
     partition = None if raw_partition is None else int.from_bytes(raw_partition, "big", signed=True)
     if partition is not None and partition < 0:
         raise InvalidRequest(f"`{REPLY_PARTITION}` must not be negative. Given: {partition}")
-    carried = headers.get(CORRELATION_ID), headers.get(TRACEPARENT), headers.get(REPLAY_OF)
-    return ReplyAddress(_topic_name(raw_topic), partition, *carried)
-
-
-@functools.lru_cache(maxsize=1024)
-def _topic_name(raw: bytes) -> str:
-    if not _TOPIC_NAME.fullmatch(raw):
+    if not _TOPIC_NAME.fullmatch(raw_topic):
         raise InvalidRequest(f"`{REPLY_TOPIC}` is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
-    return raw.decode()
+    return raw_topic.decode(), partition
 
 
 def position(topic: str, partition: int, offset: int) -> bytes:

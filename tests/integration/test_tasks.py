@@ -13,7 +13,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest, PenstockError, TokenClass, TooLong, UnsupportedTask
-from penstock.producer.wire.messages import Options, Request
+from penstock.producer.wire.messages import Options, Request, Text
 from tests.engine.helpers import (
     MAX_TOKENS,
     VOCAB,
@@ -135,7 +135,8 @@ async def test_documents_are_ranked_as_a_cross_encoder_ranks_them(
         logits = np.array([row.score for row in rows])
         np.testing.assert_allclose(1 / (1 + np.exp(-logits)), in_order, atol=1e-5)
 
-        mixed = await client.map("rerank", [("w1", "w2"), "w3", ("w1", "w2 " * MAX_TOKENS)])
+        unlike: list[Text] = [("w1", "w2"), "w3", ("w1", "w2 " * MAX_TOKENS)]
+        mixed = await client.map("rerank", unlike)
         assert isinstance(mixed[0], float)
         assert [type(row) for row in mixed[1:]] == [InvalidRequest, TooLong]
         [refused] = await client.map("rerank", ids=[[2, 6, 3]])

@@ -26,6 +26,7 @@ from penstock.ops.bench.pipeline.pipeline_measures import CLOSED, measures
 from penstock.ops.bench.pipeline.pipeline_plan import PARTS, PipelinePlan
 from penstock.ops.bench.pipeline.pipeline_plots import draw
 from penstock.ops.bench.pipeline.pipeline_run import run_pipeline_benchmark
+from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, descendants
 from penstock.ops.bench.pipeline.run_clock import RunClock, TimeUp
 
@@ -130,6 +131,19 @@ def test_a_run_without_time_says_what_was_not_begun_and_is_kept(tmp_path: Path) 
     assert sum("FAILED" in line for line in lines) == 3
 
 
+def test_errors_of_predictions_are_of_batches_and_of_the_sums_of_one_member() -> None:
+    def batch(member: int, predicted_s: float, device_s: float) -> dict[str, Any]:
+        return {"command": 0, "pid": member, "predicted_s": predicted_s, "device_s": device_s}
+
+    by_turns = [batch(1, 2e-3, 1e-3), batch(2, 1e-3, 1e-3), batch(1, 2e-3, 3e-3), batch(2, 1e-3, 1e-3)] * 4
+    errors = prediction_errors([*by_turns, batch(1, 4e-3, 5e-3)])
+    assert errors["batches"] == 17
+    assert errors["p95"] == pytest.approx(1.0)
+    assert errors["long_p95"] == pytest.approx(0.2)
+    assert errors["sums_p95"] == pytest.approx(0.0)
+    assert prediction_errors([]) == {"batches": 0, "p50": None, "p95": None, "long_p95": None, "sums_p95": None}
+
+
 @pytest.mark.slow
 def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
     made = run_once("pipeline.prepare_process", {"model": "bert-tiny", "folder": str(tmp_path)}, tmp_path / "log")
@@ -152,6 +166,7 @@ def test_a_fleet_of_two_null_workers_is_measured(tmp_path: Path, monkeypatch: py
     found = kept(tmp_path)["parts"]
     assert found["fleet"]["members"] == 2
     assert all(load["requests_per_s"] > 0 for load in found["closed"]["loads"].values())
+    assert found["fleet"]["batches"]["prediction_errors"]["ids 2-100"]["batches"] > 0
     used = found["closed"]["loads"]["ids 2-100"]["cores"]
     assert {"broker", "member 0", "member 1", "client 0"} <= used.keys()
     assert found["open"]["loads"]["100/s"]["answered_share"] == 1

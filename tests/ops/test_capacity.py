@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from penstock.cache import CostKey, CostTables
+from penstock.ops.bench import capacity_check
+from penstock.ops.bench.serving import length_ranges
 from penstock.ops.bench.serving.length_ranges import draw
 from penstock.ops.bench.serving.simulation.noise import Noise
-from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, Traffic, simulate_fleet
+from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Traffic, simulate_fleet
 from penstock.ops.cli.planning.capacity_plan import (
     CapacityPlan,
     Device,
     ImpossibleLoad,
+    Lengths,
     full_batches,
     lengths_in,
     lengths_of,
@@ -49,15 +52,27 @@ def plan_for(cost: PackedCost, device: Device, rate_per_s: float, slo_s: float) 
     )
 
 
-def share_in_time(plan: CapacityPlan, cost: PackedCost, devices: int, seconds: float = 1.0) -> float:
-    """Of simulated requests; those that are rejected are not in time."""
+def simulated(plan: CapacityPlan, cost: PackedCost, devices: int, lengths: str = "2-100") -> FleetOutcome:
+    """A second of the plan's load on so many devices."""
     caps = GPU_CAPS if plan.device.is_gpu else CPU_CAPS
     max_wait_s = 0.0 if plan.device.is_gpu else 0.002
     settings = SchedulerSettings(max_wait_s, *caps, slo_s=plan.slo_s, num_lanes=plan.device.lanes)
-    traffic = Traffic(plan.rate_per_s, int(plan.rate_per_s * seconds), "2-100")
     fleet = Fleet(devices, settings, cost, Noise.none(), num_partitions=plan.partitions)
-    outcome = simulate_fleet(traffic, fleet)
+    return simulate_fleet(Traffic(plan.rate_per_s, int(plan.rate_per_s), lengths), fleet)
+
+
+def share_in_time(plan: CapacityPlan, outcome: FleetOutcome) -> float:
+    """Requests that are rejected are not in time."""
     return float(np.mean(outcome.finish - outcome.arrival <= (plan.slo_s or 0.0)))
+
+
+def check_promises(plan: CapacityPlan, outcome: FleetOutcome) -> None:
+    """Of the plan's own fleet: latencies, and that lanes are not less busy than the plan says."""
+    assert plan.slo_s is not None
+    assert share_in_time(plan, outcome) >= 0.999
+    assert outcome.percentile_s(99) <= plan.slo_s
+    busy = float(outcome.busy_s.sum()) / (plan.devices * plan.device.lanes * outcome.span_s)
+    assert busy >= 0.95 * plan.load  # most of the time more than that: batches that are not full cost more
 
 
 @pytest.mark.slow
@@ -73,17 +88,37 @@ def test_a_simulated_fleet_of_the_plan_meets_the_objective_and_a_saturated_one_d
     cost: PackedCost, device: Device, rate_per_s: float, slo_s: float
 ) -> None:
     plan = plan_for(cost, device, rate_per_s, slo_s)
-    assert share_in_time(plan, cost, plan.devices) >= 0.999
+    check_promises(plan, simulated(plan, cost, plan.devices))
     saturated = int(plan.rate_per_s / plan.device_per_s)  # full batches would not suffice
     if saturated:
-        assert share_in_time(plan, cost, saturated) < 0.99
+        assert share_in_time(plan, simulated(plan, cost, saturated)) < 0.99
 
 
 @pytest.mark.slow
-def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches() -> None:
-    plan = plan_for(H200, ONE_GPU, 10_000.0, 1.0)
-    settings = SchedulerSettings(0.0, *GPU_CAPS, slo_s=None)
-    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, H200, Noise.none()))
+def test_a_simulated_fleet_of_a_plan_for_a_mean_and_a_percentile_meets_the_objective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = lengths_of(40, 120)
+
+    def drawn(count: int, seed: int) -> Lengths:
+        return np.random.default_rng(seed).choice(lengths, count)
+
+    monkeypatch.setattr(length_ranges, "DISTRIBUTIONS", {"40/120": drawn})
+    max_sequences, max_tokens = CPU_CAPS
+    caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+    plan = plan_capacity(CPU, FOUR_CORES, lengths, rate_per_s=8000.0, slo_s=0.1, **caps)
+    check_promises(plan, simulated(plan, CPU, plan.devices, "40/120"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cost", "device", "caps"), [(H200, ONE_GPU, GPU_CAPS), (CPU, FOUR_CORES, CPU_CAPS)])
+def test_the_simulated_throughput_of_a_saturated_device_is_that_of_full_batches(
+    cost: PackedCost, device: Device, caps: tuple[int, int]
+) -> None:
+    """So that a plan's load is the part of the capacity that is in use."""
+    plan = plan_for(cost, device, 10_000.0, 1.0)
+    settings = SchedulerSettings(0.0, *caps, slo_s=None, num_lanes=device.lanes)
+    outcome = simulate_fleet(Traffic(1e6, 50_000, "2-100"), Fleet(1, settings, cost, Noise.none()))
     assert 50_000 / float(outcome.finish.max()) == pytest.approx(plan.device_per_s, rel=0.05)
 
 
@@ -141,6 +176,23 @@ def test_lengths_have_the_mean_and_the_percentile(mean: float, p95: float) -> No
 def test_lengths_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("5\n7\n")
     assert set(lengths_in(tmp_path / "lengths.txt").tolist()) == {5, 7}
+
+
+def test_the_real_check_holds_exactly_if_one_machine_is_enough_where_the_plan_says_so() -> None:
+    good, bad = (capacity_check.Answers(0.01, 0.1, share, 100.0, 0.8) for share in (1.0, 0.8))
+    held = [
+        capacity_check.Checked("load", 100.0, machines, first, second).holds
+        for machines, first, second in [(1, good, good), (2, bad, bad), (1, good, bad), (1, bad, good), (2, good, bad)]
+    ]
+    assert held == [True, True, False, False, False]
+
+
+def test_the_table_of_the_real_check() -> None:
+    answers = {"p99_s": 0.1, "in_time": 1.0, "busy": 0.8}
+    rejected = {"p99_s": None, "in_time": 0.8, "busy": 1.0}
+    loads = [{"name": "much", "rate_per_s": 76.2, "machines": 1, "simulated": answers, "real": rejected}]
+    last = capacity_check.grid([{"lanes": 2, "loads": loads}]).splitlines()[-1]
+    assert last == "| 2, much | 76 | 1 | 100, rejected | 100.0%, 80.0% | 80.0%, 100.0% |"
 
 
 @pytest.fixture
@@ -247,6 +299,15 @@ class TestCommand:
         assert code == 2, text
         assert f"{option} (or " in text
         assert f"Given: '{value}'" in text
+
+    def test_another_model_and_no_file(self, costs: Path) -> None:
+        args = ("--rate", "1", "--lengths", "5/9", "--costs")
+        code, text = penstock("capacity", "--model", "other", *args, str(costs))
+        assert code == 1
+        assert "has no cost table of 'other'. It has tables of intents. penstock calibrate measures one." in text
+        code, text = penstock("capacity", "--model", "intents", *args, str(costs.parent / "nowhere"))
+        assert code == 2
+        assert f"--costs (or PENSTOCK_COSTS): There is no file {costs.parent / 'nowhere'}." in text
 
     @pytest.mark.parametrize("content", [b"", b"no database" * 1000])
     def test_a_file_of_costs_at_fault(self, tmp_path: Path, content: bytes) -> None:

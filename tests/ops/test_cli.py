@@ -26,7 +26,7 @@ from penstock.ops.cli.jobs.classify import ClassifySettings
 from penstock.ops.cli.jobs.embed import EmbedSettings
 from penstock.ops.cli.jobs.generate import GenerateSettings
 from penstock.ops.cli.main import COMMANDS, app
-from penstock.ops.cli.options import option_name
+from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
 from penstock.producer.errors import Overloaded
 from penstock.producer.settings_sources import env_name

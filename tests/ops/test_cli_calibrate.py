@@ -8,8 +8,8 @@ import pytest
 
 from penstock.cache import CostKey
 from penstock.engine import BatchOutput, NullEngine, PackedBatch
-from penstock.ops.cli.options import option_name
 from penstock.ops.cli.planning.calibrate_screen import law, show_costs
+from penstock.ops.cli.setting_options import option_name
 from penstock.producer.settings_sources import env_name
 from penstock.scheduler import CostTable, PackedCost, PaddedCost
 from penstock.scheduler.costs.table import Sample

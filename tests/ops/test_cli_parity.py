@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.ops.cli.checks.parity import ParitySettings
-from penstock.ops.cli.options import option_name
+from penstock.ops.cli.setting_options import option_name
 from penstock.ops.parity.compare import Agreement, Check
 from penstock.producer.settings_sources import env_name
 from tests.engine.helpers import save_classifier, save_encoder, save_tagger, write_json

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.ops.cli.main import app
-from penstock.ops.cli.options import option_name
+from penstock.ops.cli.setting_options import option_name
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, env_name
 from penstock.worker.process import EXIT_S

@@ -38,8 +38,8 @@ import os, signal, sys, time
 from pathlib import Path
 from penstock.ops.cli.terminal import exit_code_of, say
 def body():
-    say("ready")
     try:
+        say("ready")
         if len(sys.argv) > 2:
             os.kill(os.getpid(), signal.SIGHUP)
         else:

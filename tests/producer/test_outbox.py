@@ -67,6 +67,9 @@ class StandIn:
     def die(self) -> None:
         self._sender.sender_task.set_result(None)
 
+    def partitions_for_topic(self, topic: str) -> None:
+        """No topic is known: each is asked for."""
+
     async def partitions_for(self, topic: str) -> set[int]:
         if topic == "nowhere" or (topic == "late" and self.brokers_away):
             raise UnknownTopicOrPartitionError(topic)

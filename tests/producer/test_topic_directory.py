@@ -36,6 +36,9 @@ class Producer:
         self.known = {topic: self.there.get(topic, 0) for topic in self._topics}
         return self.has_broker
 
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return set(range(self.known[topic])) if self.known.get(topic) else None
+
     def topics(self) -> set[str]:
         return {topic for topic, number in self.known.items() if number}
 
@@ -55,6 +58,14 @@ def directory(now: list[float], monkeypatch: pytest.MonkeyPatch) -> TopicDirecto
     real_sleep = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", pass_time)
     return TopicDirectory(lambda: now[0])
+
+
+async def test_a_partition_that_is_known_is_not_asked_for(directory: TopicDirectory) -> None:
+    producer: Any = Producer()
+    producer.there["t"] = 2
+    for partition in 0, 1, 0:
+        await directory.check_partition(producer, "t", partition)
+    assert producer.asked == ["t"]
 
 
 async def test_a_missing_topic_is_forgotten_and_not_asked_for_again_for_a_while(

@@ -33,20 +33,20 @@ class LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]  # aiokafka has no
     def next_batch(self) -> Any:
         """The next batch, which can be iterated once."""
         raw = self._next_slice
-        if raw is not None and len(raw) >= _MIN_BYTES and raw[_MAGIC] < 2:
-            self._cache_next()
-            return DefaultRecordBatch(stand_in(raw, OLD_FORMAT))
-        batch = super().next_batch()
-        return _Batch(batch, raw) if isinstance(batch, DefaultRecordBatch) else batch
+        if raw is None or len(raw) < _MIN_BYTES:
+            return super().next_batch()  # none, or an error
+        self._cache_next()
+        return _Batch(raw) if raw[_MAGIC] >= 2 else DefaultRecordBatch(stand_in(raw, OLD_FORMAT))
 
 
 class _Batch:
     """aiokafka's batch with another iteration, which does not fail."""
 
-    def __init__(self, batch: DefaultRecordBatch, raw: memoryview) -> None:
-        self._batch = batch
+    def __init__(self, raw: memoryview) -> None:
         self._raw = raw
-        self._is_intact = bool(batch.validate_crc())
+        self._batch = DefaultRecordBatch(raw)
+        self._is_intact = bool(self._batch.validate_crc())
+        self.next_offset: int = self._batch.next_offset  # which aiokafka asks of every batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
@@ -56,8 +56,10 @@ class _Batch:
 
     def validate_crc(self) -> bool:
         """False only if the batch's extent cannot be trusted either, so that no other record is skipped with it."""
+        if self._is_intact:
+            return True
         num_records = int.from_bytes(self._raw[_NUM_RECORDS], "big")
-        return self._is_intact or bool(self._batch.next_offset - self._batch.base_offset == num_records)
+        return bool(self.next_offset - self._batch.base_offset == num_records)
 
     @property
     def is_control_batch(self) -> bool:
@@ -65,13 +67,14 @@ class _Batch:
         return self._is_intact and bool(self._batch.is_control_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._records() if self._is_intact else self._stand_in("its checksum is wrong"))
-
-    def _records(self) -> list[Any]:
+        if not self._is_intact:
+            return iter(self._stand_in("its checksum is wrong"))
         try:
-            return list(self._batch)
+            return iter(list(self._batch))
         except Exception:  # also what the lenient parser reads
-            pass
+            return iter(self._read_again())
+
+    def _read_again(self) -> list[Any]:
         try:
             return list(_LenientBatch(self._raw))
         except Exception as error:

@@ -123,9 +123,9 @@ class Delivery:
 
     def _send(self, answers: Iterable[_Reply]) -> None:
         for destination, chosen in _by_destination(answers):
-            self._backpressure.reply_bytes += _num_bytes(chosen)
-            is_blocked = self._destinations.is_blocked(destination)
-            self._destinations.sent(destination, _held(chosen))
+            held, is_blocked = _held(chosen), self._destinations.is_blocked(destination)
+            self._backpressure.reply_bytes += held.reply_bytes
+            self._destinations.sent(destination, held)
             if is_blocked:
                 asyncio.get_running_loop().call_soon(chosen[0].done, chosen, KafkaError(_BLOCKED))
             else:
@@ -156,9 +156,10 @@ class Delivery:
         self._pay([answer.origin for answer in answers])
 
     def _note_ended(self, answers: Sequence[_Reply], error: KafkaError | None) -> None:
-        self._backpressure.reply_bytes -= _num_bytes(answers)
         for destination, ended in _by_destination(answers):
-            self._destinations.ended(destination, _held(ended), acknowledged=error is None)
+            held = _held(ended)
+            self._backpressure.reply_bytes -= held.reply_bytes
+            self._destinations.ended(destination, held, acknowledged=error is None)
 
     def _keep_undeliverable(self, answers: Sequence[_Reply], error: KafkaError) -> None:
         """The reply topic does not take the answers: dead letters say so, so that the requests are not lost."""

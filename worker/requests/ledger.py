@@ -53,13 +53,13 @@ class RecordLedger:
         first = originals[0]
         source, bulk_topic = (first.topic, first.partition), first.topic == self._bulk_topic
         records = [PendingRecord(original, source, bulk_topic) for original in originals]
-        self._add(records, 1)
+        self._backpressure.add_records(len(records), _held_bytes(records), bulk=bulk_topic)
         return records
 
     def release(self, records: Collection[PendingRecord]) -> None:
         """The worker gives these up before validation. The partition's next owner reads them again."""
         _advance(records, _RECEIVED, RecordState.RELEASED)
-        self._add(records, -1)
+        self._remove(records)
 
     def admit(self, records: Sequence[PendingRecord]) -> Sequence[PendingRecord]:
         """From here on this worker has to answer these. Called in the order of each partition.
@@ -86,7 +86,7 @@ class RecordLedger:
 
     def _skip(self, records: Collection[PendingRecord]) -> None:
         _advance(records, _ADMITTED, RecordState.ACKNOWLEDGED)
-        self._add(records, -1)
+        self._remove(records)
         self.num_skipped += len(records)
 
     def queue(self, requests: Collection[PendingRequest]) -> None:
@@ -108,7 +108,7 @@ class RecordLedger:
         """Admitted records of partitions that are being revoked. The next owner reads them again."""
         _advance(records, _UNANSWERED, RecordState.RELEASED)
         self._add_sequences(records, -1)
-        self._add(records, -1)
+        self._remove(records)
         self.num_running -= len(records)
         for record in self._of_present_readings(records):
             self._offsets.give_up(record.source, 1)
@@ -117,12 +117,13 @@ class RecordLedger:
     def acknowledge(self, records: Collection[PendingRecord]) -> None:
         """The broker has all that these records are owed: their offsets are finished."""
         _advance(records, _ANSWERED, RecordState.ACKNOWLEDGED)
-        self._add(records, -1)
-        offsets: dict[Source, list[int]] = {}
-        for record in self._of_present_readings(records):
-            offsets.setdefault(record.source, []).append(record.original.offset)
-        for source, finished in offsets.items():
-            self._offsets.finish(source, finished)
+        self._remove(records)
+        offsets: dict[tuple[Source, int], list[int]] = {}
+        for record in records:
+            offsets.setdefault((record.source, record.reading), []).append(record.original.offset)
+        for (source, reading), finished in offsets.items():
+            if reading == self._offsets.reading(source):
+                self._offsets.finish(source, finished)
         self._note_step()
 
     def forget(self, sources: set[Source]) -> None:
@@ -163,10 +164,9 @@ class RecordLedger:
     def _of_present_readings(self, records: Iterable[PendingRecord]) -> Iterable[PendingRecord]:
         return [record for record in records if record.reading == self._offsets.reading(record.source)]
 
-    def _add(self, records: Iterable[PendingRecord], sign: int) -> None:
+    def _remove(self, records: Iterable[PendingRecord]) -> None:
         for bulk, chosen in _by_topic(records):
-            num_bytes = sum([record.held_bytes for record in chosen])
-            self._backpressure.add_records(sign * len(chosen), sign * num_bytes, bulk=bulk)
+            self._backpressure.add_records(-len(chosen), -_held_bytes(chosen), bulk=bulk)
 
     def _add_sequences(self, records: Iterable[PendingRecord], sign: int) -> None:
         for bulk, chosen in _by_topic(records):
@@ -182,6 +182,10 @@ class RecordLedger:
 def _by_topic(records: Iterable[PendingRecord]) -> Iterator[tuple[bool, list[PendingRecord]]]:
     """Runs of records of the bulk topic, or of the other. Nearly always one."""
     return ((bulk, list(run)) for bulk, run in groupby(records, _IS_BULK))
+
+
+def _held_bytes(records: Iterable[PendingRecord]) -> int:
+    return sum([record.held_bytes for record in records])
 
 
 def _poll(record: PendingRecord) -> int:

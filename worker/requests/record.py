@@ -47,10 +47,12 @@ class PendingRecord:
     is_condemned: bool = False  # it has ended `num_attempts` workers, and is not run again
     num_owed: int = 0  # error replies and dead letters that the broker has yet to acknowledge
     trace: RecordTrace | None = None  # of a record whose trace is recorded
+    num_bytes: int = field(init=False)  # of its value
     held_bytes: int = field(init=False)  # of its value, key and headers: what it holds in memory
 
     def __post_init__(self) -> None:
         original = self.original
+        self.num_bytes = len(original.value or b"")
         headers = [len(name) + len(value or b"") for name, value in original.headers]
         self.held_bytes = self.num_bytes + len(original.key or b"") + sum(headers)
 
@@ -58,8 +60,3 @@ class PendingRecord:
         """The record is answered with an error: its trace says so."""
         if self.trace is not None:
             self.trace.error = error
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the record's value."""
-        return len(self.original.value or b"")

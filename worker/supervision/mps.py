@@ -17,7 +17,8 @@ TOGETHER_S = 2.0  # one fault ends the members of a GPU within a tenth of a seco
 
 _PROGRAM = "nvidia-cuda-mps-control"
 _PIPES_OF_A_SYSTEM = "/tmp/nvidia-mps"
-_ANSWER_S = 20.0
+_START_S = 20.0
+_QUIT_S = 20.0
 
 log = structlog.get_logger("penstock.supervisor")
 
@@ -40,23 +41,43 @@ def mps_program() -> str:
 def mps_daemon() -> Iterator[Mapping[str, str]]:
     """Run a daemon of one's own, with its own pipes and logs. Yields the variables of the processes that use it.
 
-    Raises MpsUnavailable.
+    The daemon ends with the context, or with this process. Raises MpsUnavailable.
     """
     program = mps_program()
-    with tempfile.TemporaryDirectory(prefix="penstock-mps-") as folder:
-        variables = {f"CUDA_MPS_{use.upper()}_DIRECTORY": str(Path(folder, use)) for use in ("pipe", "log")}
-        for directory in variables.values():
-            Path(directory).mkdir()
-        environment = {**os.environ, **variables}
+    folder = tempfile.mkdtemp(prefix="penstock-mps-")
+    variables = {f"CUDA_MPS_{use.upper()}_DIRECTORY": str(Path(folder, use)) for use in ("pipe", "log")}
+    for directory in variables.values():
+        Path(directory).mkdir()
+    environment = {**os.environ, **variables}
+    with ExitStack() as stack:
         try:
-            subprocess.run([program, "-d"], env=environment, check=True, timeout=_ANSWER_S, stdin=subprocess.DEVNULL)
+            stack.enter_context(_guard(program, folder, environment))
+            subprocess.run([program, "-d"], env=environment, check=True, timeout=_START_S, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError) as error:
             raise MpsUnavailable(f"--mps on: {_PROGRAM} does not start ({error}). Use --mps off.") from error
-        try:
-            yield variables
-        finally:
-            with suppress(OSError, subprocess.SubprocessError):  # the members have ended: the stop stays a clean one
-                subprocess.run([program], env=environment, check=False, timeout=_ANSWER_S, input=b"quit\n")
+        yield variables
+
+
+@contextmanager
+def _guard(program: str, folder: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a process that ends the daemon and removes its folder, after the context or when this process ends.
+
+    The kernel closes the guard's input when this process ends, also by SIGKILL. A daemon that was told to quit accepts
+    no new clients and waits for those that it has: members that have lost their supervisor still drain.
+    """
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'trap "" HUP INT TERM; read -r _; echo quit | "$0"; /bin/rm -rf "$1"', program, folder],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    try:
+        yield
+    finally:
+        with suppress(subprocess.TimeoutExpired):  # the members have ended, and the guard goes on
+            guard.communicate(timeout=_QUIT_S)
 
 
 class MpsClients:
@@ -87,8 +108,12 @@ class MpsClients:
             log.info("mps_unavailable", reason=str(error))
 
     def on_start_failed(self, reason: str) -> bool:
-        """Returns whether the member may start again at once, without the service."""
-        return self._give_up(f"a member did not start with it: {reason}")
+        """Called for a member that was started with the variables. Returns whether it may start again without them.
+
+        Several may fail at the same time; each may start again.
+        """
+        self._give_up(f"a member did not start with it: {reason}")
+        return not self.variables
 
     def on_death(self, device: str, now_s: float) -> None:
         """Called for each member that ends unasked, with the monotonic clock."""
@@ -96,12 +121,10 @@ class MpsClients:
         if last_s is not None and now_s - last_s <= TOGETHER_S:
             self._give_up(f"members of {device} ended at the same moment")
 
-    def _give_up(self, reason: str) -> bool:
-        if self._mode != "auto" or not self.variables:
-            return False
-        self.variables = {}
-        log.warning("mps_given_up", reason=reason)
-        return True
+    def _give_up(self, reason: str) -> None:
+        if self._mode == "auto" and self.variables:
+            self.variables = {}
+            log.warning("mps_given_up", reason=reason)
 
 
 def _runs_already() -> bool:

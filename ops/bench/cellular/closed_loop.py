@@ -9,19 +9,7 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_SLOT, CellBatch, Int32Array, RunningCells, StepEngine
 
-MEAN_LENGTH, MAX_LENGTH = 24.0, 330
-_SIGMA = 0.65  # the longest of 100,000 is then about 330, as of WMT-15's sentences
 _DEPTH = 2  # batches underway
-
-
-def wmt_like_lengths(count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Tokens of sentences: lognormal, sigma 0.65, mean 24, rounded up, at most 330.
-
-    The parameters are ours: of WMT-15 the paper states the mean 24 and the maximum 330.
-    """
-    location = np.log(MEAN_LENGTH - 0.5) - _SIGMA**2 / 2  # rounding up adds a half on average
-    drawn = np.random.default_rng(seed).lognormal(location, _SIGMA, count)
-    return np.clip(np.ceil(drawn), 1, MAX_LENGTH).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

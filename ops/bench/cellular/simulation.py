@@ -28,8 +28,6 @@ class CellScheduling(Protocol):
         self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
     ) -> list[int]: ...
 
-    def cancel(self, ids: Iterable[int]) -> int: ...
-
 
 @dataclass
 class Life:

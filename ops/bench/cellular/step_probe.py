@@ -30,10 +30,11 @@ from penstock.engine.gpu.products import MAX_ROWS
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.step_engine import GpuStepEngine, quantum_of
 from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences, wmt_like_lengths
+from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences
 from penstock.ops.bench.cellular.cudnn_baseline import padded_requests_per_s, sorted_requests_per_s
 from penstock.ops.bench.cellular.host_engine import HostEngine
 from penstock.ops.bench.cellular.lstm_models import LstmModel
+from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
 from penstock.ops.bench.gpu.timing import Recorder, deadline, once_ms
 
 SEED = 2026

@@ -1,10 +1,11 @@
 """One fleet behind one broker, and the measurements of it. The parts of a run are its methods."""
 
 import dataclasses
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from penstock.ops.bench.common.processes import ProcessFailed
-from penstock.ops.bench.pipeline.call_times import Floats, figures, recovery_s, timeline
+from penstock.ops.bench.pipeline.call_times import figures, recovery_s, timeline
 from penstock.ops.bench.pipeline.client_fleet import ClientFleet
 from penstock.ops.bench.pipeline.loads import ROWS, SHORT, Load
+from penstock.ops.bench.pipeline.prediction_errors import prediction_errors
 from penstock.ops.bench.pipeline.process_cpu import cores_used, read_cpu_s
 from penstock.ops.bench.pipeline.run_clock import RunClock
 from penstock.ops.bench.pipeline.worker_fleet import FleetSpec, WorkerFleet
@@ -57,6 +59,7 @@ class FleetBench:
         self._broker = broker
         self._workers = workers
         self._clients = clients
+        self._loads: list[tuple[str, float, float]] = []  # name, and Unix times of the measured seconds
 
     @property
     def num_members(self) -> int:
@@ -69,9 +72,10 @@ class FleetBench:
         start = self._clients.begin(load)
         watched = self._watched()
         _sleep_until(start + load.warm_s)
-        before = read_cpu_s(watched)
+        before, begun = read_cpu_s(watched), time.time()
         _sleep_until(start + load.span_s)
         cores = cores_used(before, read_cpu_s(watched), load.seconds)
+        self._loads.append((load.name, begun, time.time()))
         offered = self._clients.collect(load, start)
         record = {
             "load": dataclasses.asdict(load),
@@ -103,12 +107,12 @@ class FleetBench:
         )
         begun = time.time()
         record = self.offer(load)
-        errors = self._prediction_errors(begun)
+        errors = prediction_errors(_ended(self._workers.events("batch_done"), begun, math.inf))
         return {
             **record,
             "peak_per_s": peak_per_s,
             "in_time_share_of_peak": record["in_time_per_s"] / peak_per_s,
-            "prediction_error_p95": float(np.percentile(errors, 95)) if len(errors) else None,
+            "prediction_error_p95": errors["p95"],
         }
 
     def kill(self, saturation_per_s: float, *, whole_gpu: bool = False) -> Record:
@@ -178,18 +182,11 @@ class FleetBench:
             "sequences_p50": float(np.median(sequences)),
             "tokens_p50": float(np.median(tokens)),
             "tokens_max": float(tokens.max()),
-            "prediction_error_p95": float(np.percentile(self._prediction_errors(), 95)),
+            "prediction_error_p95": prediction_errors(found)["p95"],
+            "prediction_errors": {
+                name: prediction_errors(_ended(found, since, until)) for name, since, until in self._loads
+            },
         }
-
-    def _prediction_errors(self, since: float = 0.0) -> Floats:
-        """|predicted / measured - 1| of batches that have ended since a Unix time."""
-        ended = [
-            (event["predicted_s"], event["device_s"])
-            for event in self._workers.events("batch_done")
-            if datetime.fromisoformat(event["timestamp"]).timestamp() >= since
-        ]
-        predicted_s, measured_s = np.array(ended, np.float64).reshape(-1, 2).T
-        return np.abs(predicted_s / np.maximum(measured_s, 1e-9) - 1)
 
     def _single_calls(self, name: str, rate_per_s: float, seconds: float, timeout_s: float) -> Load:
         low, high = SHORT
@@ -230,6 +227,11 @@ def open_fleet(bench: Bench, name: str, spec: FleetSpec, model: Path | None) -> 
         }
         bench.clock.say(f"{name}: {found['members']} members ready after {ready_s:.1f} s")
         yield FleetBench(bench, broker, workers, clients), found
+
+
+def _ended(batches: Iterable[Record], since: float, until: float) -> list[Record]:
+    """Those of the batches' events that were logged between two Unix times."""
+    return [one for one in batches if since <= datetime.fromisoformat(one["timestamp"]).timestamp() < until]
 
 
 def _sleep_until(moment: float) -> None:

@@ -78,12 +78,13 @@ class BenchHarness:
         self._errors: dict[EngineKind, list[float]] = {}  # of every batch of every real run
 
     @classmethod
-    def load(cls, model: Path, *, device: str, dtype: str) -> "BenchHarness":
-        """The model on this machine, with a worker's defaults."""
+    def load(cls, model: Path, *, device: str, dtype: str, lanes: int | None = None) -> "BenchHarness":
+        """The model on this machine, with a worker's defaults. `lanes`: None: a worker's."""
         sys.setswitchinterval(0.0005)  # as a worker does
         packed = load_engine(str(model), device=device, dtype=dtype, engine="packed")
         calm_garbage_collection()
-        return cls(WorkerSettings.model_validate({"model": str(model), "device": device, "dtype": dtype}), packed)
+        settings = {"model": str(model), "device": device, "dtype": dtype, "lanes": lanes}
+        return cls(WorkerSettings.model_validate(settings), packed)
 
     @property
     def is_gpu(self) -> bool:

@@ -10,7 +10,7 @@ from penstock.ops.cli.checks import probes
 from penstock.ops.cli.checks.finding import CheckSettings, Finding
 from penstock.ops.cli.checks.kafka_probe import probe_kafka
 from penstock.ops.cli.checks.member_memory import MemberMemory
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, narrate_logs
 from penstock.worker.supervision.machine import this_machine
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from penstock.ops.cli.options import is_secret, metavar, option_name, takes
+from penstock.ops.cli.setting_options import is_secret, metavar, option_name, takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, env_name

@@ -33,7 +33,7 @@ from penstock.ops.cli.dead_letters.replayer import (
     ReplyPartition,
     ReplyTopicName,
 )
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail, narrate_logs, say
 from penstock.producer.settings import KafkaSettings, RequestTopic
 from penstock.producer.transport.cluster import KafkaCluster

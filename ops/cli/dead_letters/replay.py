@@ -19,7 +19,7 @@ from penstock.ops.cli.dead_letters.replayer import (
     check_range,
 )
 from penstock.ops.cli.dead_letters.topic_reader import open_reader
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import BadUsage, narrate_logs
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster

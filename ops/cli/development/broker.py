@@ -4,7 +4,7 @@ import threading
 
 from pydantic import Field
 
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import say
 from penstock.ops.kafka import BrokerKind, open_broker
 from penstock.producer.settings_sources import Settings

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from penstock.ops.cli.jobs.job_settings import JobSettings, OneText, Paths
 from penstock.ops.cli.jobs.text_jobs import run_job
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.producer.wire.generation import read_generation
 from penstock.producer.wire.messages import Options
 

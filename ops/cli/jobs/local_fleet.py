@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
-from penstock.ops.cli.options import option_name
+from penstock.ops.cli.setting_options import option_name
 from penstock.ops.cli.terminal import BadUsage, narrate_logs, say, stderr
 from penstock.ops.demo.worker_child import WorkerFailed, WorkerProcess
 from penstock.ops.kafka import FAST_START, FULL_SPEED, KafkaBroker
@@ -81,14 +83,28 @@ async def local_worker(settings: FileJobSettings) -> AsyncIterator[WhileAlive[An
     arguments += ["--served-name", settings.served_name, "--bootstrap-servers", settings.bootstrap_servers]
     arguments += ["--partitions", str(_PARTITIONS), "--drain-s", "1", "--log-format", "json"]
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PENSTOCK_")}
-    with OwnedFolder("penstock-local-") as folder:
-        async with WorkerProcess(arguments, folder.path / "worker.jsonl", environment) as worker:
+    with OwnedFolder("penstock-local-") as folder, _kept_if_named(folder.path / "worker.jsonl") as log_path:
+        async with WorkerProcess(arguments, log_path, environment) as worker:
             try:
                 with _phases(f"Starting a worker for {settings.model}") as show:
                     await worker.while_alive(_until_ready(worker, settings, show))
             except WorkerFailed as failure:
                 raise WorkerFailed(_fault(worker.log_path) or str(failure)) from failure
             yield worker.while_alive
+
+
+@contextmanager
+def _kept_if_named(log_path: Path) -> Iterator[Path]:
+    """Keep a copy of the worker's log where an error names it: the log's folder ends with this command."""
+    try:
+        yield log_path
+    except WorkerFailed as failure:
+        if str(log_path) not in str(failure):
+            raise
+        descriptor, kept = tempfile.mkstemp(prefix="penstock-worker-", suffix=".jsonl")
+        os.close(descriptor)
+        shutil.copyfile(log_path, kept)
+        raise WorkerFailed(str(failure).replace(str(log_path), kept)) from failure
 
 
 async def _as_it_is(work: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, fail, narrate_logs, say, stderr
 from penstock.worker.settings import ModelSettings
 

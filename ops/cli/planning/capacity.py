@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cache import CostKey, CostTables
-from penstock.ops.cli.options import takes
 from penstock.ops.cli.planning.capacity_plan import (
     PARTITIONS_PER_MEMBER,
     UTILISATION,
@@ -22,6 +21,7 @@ from penstock.ops.cli.planning.capacity_plan import (
     lengths_of,
     plan_capacity,
 )
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import EXIT_OK, EXIT_PROBLEM, BadUsage, fail
 from penstock.producer.settings_sources import Settings, env_name
 from penstock.producer.wire.topics import served_name_of
@@ -64,19 +64,21 @@ def capacity(settings: CapacitySettings) -> int:
         lengths = _sample(settings.lengths)
     except ValueError as error:
         raise BadUsage(f"--lengths (or {env_name('lengths')}): {error}.") from error
+    if settings.costs is not None and not settings.costs.is_file():
+        raise BadUsage(f"--costs (or {env_name('costs')}): There is no file {settings.costs}.")
     return uvloop.run(_show_plans(settings, lengths))
 
 
 async def _show_plans(settings: CapacitySettings, lengths: Lengths) -> int:
     path = settings.costs or default_cost_path()
     tables = CostTables(path)
-    found: dict[CostKey, MeasuredCosts] = {}
-    for key in await tables.keys():
-        costs = await kept_costs(tables, key) if served_name_of(key.model) == served_name_of(settings.model) else None
-        if costs is not None:
-            found[key] = costs
+    wanted, keys = served_name_of(settings.model), await tables.keys()
+    kept = {key: await kept_costs(tables, key) for key in keys if served_name_of(key.model) == wanted}
+    found = {key: costs for key, costs in kept.items() if costs is not None}
     if not found:
-        fail(f"{path} has no cost table of {served_name_of(settings.model)!r}. penstock calibrate measures one.")
+        others = ", ".join(sorted({served_name_of(key.model) for key in keys} - {wanted}))
+        has = f" It has tables of {others}." if others else ""
+        fail(f"{path} has no cost table of {wanted!r}.{has} penstock calibrate measures one.")
         return EXIT_PROBLEM
     code = EXIT_OK
     for key, costs in sorted(found.items(), key=lambda item: item[1].measured_at):

@@ -1,6 +1,6 @@
 """`penstock worker`: this machine's members of a model's consumer group."""
 
-from penstock.ops.cli.options import takes
+from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import exit_code_of
 from penstock.worker.settings import WorkerSettings
 

@@ -65,6 +65,15 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 FAMILIES = tuple(_CONFIGS)
 
+# Requests of a mix: the lengths of their sources, and their options.
+LENGTHS = (1, 9, 24, 4)
+KINDS: tuple[dict[str, Any], ...] = (
+    {"max_new_tokens": 11, "no_repeat_ngram_size": 1},
+    {"max_new_tokens": 5, "eos_token_id": 89},
+    {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 14, "do_sample": True, "temperature": 1.5, "top_k": 20},
+)
+
 _AUTO_MODEL: Any = transformers.AutoModelForSeq2SeqLM  # transformers leaves from_config untyped
 SMALL = GeneratorLimits(num_pages=400, page_size=4, max_rows=64, max_source_tokens=64, max_new_tokens=64)
 
@@ -136,3 +145,22 @@ def small_generator(**limits: int) -> Generator:
 def options_of(**changes: Any) -> GenerationOptions:
     """The options of `small_generator`'s model, with some changed."""
     return model_of("marian")[0].options(**changes)
+
+
+@cache
+def alone(length: int, kind: int) -> list[int]:
+    """Tokens of one request: transformers', and of a sampled one its own in a batch of one."""
+    source, options = source_of(length), KINDS[kind]
+    if not options.get("do_sample"):
+        return expected(model_of("marian")[1], source, **options)
+    generator = small_generator()
+    generator.start(0, source, options_of(**options), seed=length)
+    return drain(generator)[0]
+
+
+def source_of(length: int) -> Int32Array:
+    return sources([length], seed=length)[0]
+
+
+def start(generator: Generator, id: int, length: int, kind: int) -> None:
+    generator.start(id, source_of(length), options_of(**KINDS[kind]), seed=length)

@@ -1,7 +1,6 @@
-"""Requests that join and leave: schedules, cancellation, memory that is full, and steps that fail."""
+"""Requests that join and leave: schedules, cancellation, memory that is full."""
 
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -13,38 +12,20 @@ from hypothesis import strategies as st
 
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.weights import Seq2SeqWeights
-from penstock.engine.types import Int32Array
-from tests.engine.generation.helpers import SMALL, drain, expected, model_of, options_of, small_generator, sources
-
-pytestmark = pytest.mark.slow
-
-LENGTHS = (1, 9, 24, 4)
-KINDS: tuple[dict[str, Any], ...] = (
-    {"max_new_tokens": 11, "no_repeat_ngram_size": 1},
-    {"max_new_tokens": 5, "eos_token_id": 89},
-    {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2},
-    {"max_new_tokens": 14, "do_sample": True, "temperature": 1.5, "top_k": 20},
+from tests.engine.generation.helpers import (
+    KINDS,
+    LENGTHS,
+    SMALL,
+    alone,
+    drain,
+    model_of,
+    options_of,
+    small_generator,
+    source_of,
+    start,
 )
 
-
-@cache
-def alone(length: int, kind: int) -> list[int]:
-    """Tokens of one request: transformers', and of a sampled one its own in a batch of one."""
-    source, options = source_of(length), KINDS[kind]
-    if not options.get("do_sample"):
-        return expected(model_of("marian")[1], source, **options)
-    generator = small_generator()
-    generator.start(0, source, options_of(**options), seed=length)
-    return drain(generator)[0]
-
-
-def source_of(length: int) -> Int32Array:
-    return sources([length], seed=length)[0]
-
-
-def start(generator: Generator, id: int, length: int, kind: int) -> None:
-    generator.start(id, source_of(length), options_of(**KINDS[kind]), seed=length)
-
+pytestmark = pytest.mark.slow
 
 Action = tuple[str, int, int]  # what, and two numbers that it reads
 ACTIONS = st.lists(
@@ -91,6 +72,7 @@ def test_any_schedule_gives_each_request_its_own_tokens(actions: list[Action]) -
                 if was_here:
                     del wanted[first]
                     finished.add(first)
+        generator.check_integrity()
     while generator.waiting or generator.active:
         take(generator.step())
     assert {id: tokens[id] for id in wanted} == wanted
@@ -117,6 +99,17 @@ def test_a_request_cancelled_in_the_middle_gives_its_pages_back_at_once() -> Non
     assert generator.num_free_pages == before + 6 + 3 * 3  # of 24 and of 3 * 9 positions
     assert generator.active == (0,)
     assert not generator.cancel(1)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_request_takes_the_pages_of_one_that_was_cancelled(num_steps: int) -> None:
+    """Copies between the pages of its beams, which the next step would have made, are cancelled too."""
+    generator = small_generator(num_pages=15)
+    start(generator, 0, 24, 2)
+    generator.step(num_steps)
+    generator.cancel(0)
+    start(generator, 1, 24, 2)
+    assert drain(generator) == {1: alone(24, 2)}
 
 
 def test_admission_waits_while_no_pages_are_free() -> None:
@@ -195,35 +188,3 @@ def with_nan_word(weights: Seq2SeqWeights, token: int) -> Seq2SeqWeights:
     words[token] = torch.nan
     encoder = replace(weights.encoder, embeddings=replace(weights.encoder.embeddings, words=words))
     return replace(weights, encoder=encoder)
-
-
-@pytest.mark.parametrize("failing", ["encode", "step"])
-def test_a_batch_that_raises_changes_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same requests go on when they are given again."""
-    generator = small_generator()
-    start(generator, 0, 9, 0)
-    start(generator, 1, 4, 2)
-    failures = fail_once(generator, failing, monkeypatch)
-    tokens: dict[int, list[int]] = {}
-    while generator.waiting or generator.active:
-        try:
-            for progress in generator.step(quantum=3):
-                tokens.setdefault(progress.id, []).extend(progress.tokens)
-        except RuntimeError as error:
-            failures.append(error)
-    assert len(failures) == 1
-    assert tokens == {0: alone(9, 0), 1: alone(4, 2)}
-    assert generator.num_free_pages == SMALL.num_pages
-
-
-def fail_once(generator: Generator, name: str, monkeypatch: pytest.MonkeyPatch) -> list[RuntimeError]:
-    """Let the device's function fail the first time. Returns a list for errors that are caught."""
-    device = generator._device
-    run = getattr(device, name)
-
-    def fail(*_: Any) -> None:
-        monkeypatch.setattr(device, name, run)
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(device, name, fail)
-    return []

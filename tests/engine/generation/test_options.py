@@ -53,6 +53,10 @@ def test_the_start_token_is_the_bos_token_by_default() -> None:
     assert GenerationOptions.of({"bos_token_id": 5}).decoder_start_token_id == 5
 
 
+def test_an_end_token_that_is_listed_twice_counts_once() -> None:
+    assert GenerationOptions.of(START | {"eos_token_id": [2, 5, 2]}).eos_token_ids == (2, 5)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -83,12 +87,16 @@ def test_options_that_are_not_implemented(name: str, value: Any) -> None:
         (START | {"num_beams": True}, "num_beams must be an integer"),
         (START | {"num_beams": 2, "do_sample": True}, "do_sample with num_beams"),
         (START | {"temperature": 0.0}, "temperature"),
+        (START | {"temperature": 1e-40}, r"temperature must be in \[0.01, 100\], not 1e-40"),
+        (START | {"temperature": 1e39}, "temperature must be in"),
+        (START | {"temperature": float("nan")}, "temperature must be in"),
         (START | {"temperature": "hot"}, "temperature must be a number"),
         (START | {"top_p": 0.0}, "top_p"),
         (START | {"top_k": -1}, "top_k"),
         (START | {"length_penalty": float("nan")}, "length_penalty"),
         (START | {"early_stopping": "later"}, "early_stopping"),
-        (START | {"repetition_penalty": 0}, "repetition_penalty"),
+        (START | {"repetition_penalty": 0}, r"repetition_penalty must be in \[0.01, 100\]"),
+        (START | {"repetition_penalty": 1e39}, "repetition_penalty must be in"),
         (START | {"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
         (START | {"bad_words_ids": [[]]}, "bad_words_ids"),
         (START | {"bad_words_ids": [[1.5]]}, "bad_words_ids must be an integer"),

@@ -13,9 +13,10 @@ from penstock.engine.gpu.cell_batches import CellLayout, row_bucket, row_buckets
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.torch_quantum import TorchQuantum
 from penstock.ops.bench.cellular.cell_checks import check_decoder, check_lstm, decoder
-from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences, wmt_like_lengths
+from penstock.ops.bench.cellular.closed_loop import ClosedLoop, Sentences
 from penstock.ops.bench.cellular.host_engine import HostEngine
 from penstock.ops.bench.cellular.lstm_models import LstmModel
+from penstock.ops.bench.cellular.request_shapes import wmt_like_lengths
 from tests.engine.gpu import lstm_reference
 
 CPU = torch.device("cpu")

@@ -54,6 +54,12 @@ def test_a_row_for_each_member_and_one_for_all_together(looks: Looks) -> None:
     assert [row[:3] for row in rows] == [["0", "up", "10"], ["1", "up", "1,000"], ["together", "1,010", "1,010"]]
 
 
+@pytest.mark.parametrize("width", [1, 10, 14])
+def test_a_terminal_too_narrow_for_a_table_is_no_error(looks: Looks, width: int) -> None:
+    looks.rates.extend([1.0, 2.0])
+    assert text_of(looks, width=width)
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_a_narrow_terminal_shows_fewer_figures_and_breaks_no_line(looks: Looks, width: int) -> None:
     lines = text_of(looks, width=width)

@@ -27,6 +27,8 @@ class FakeMember:
         self.environment: Mapping[str, str] = {}
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.has_joined = asyncio.Event()  # or ended
+        self.may_load = asyncio.Event()
+        self.may_load.set()
 
     def end(self, code: int, *, served_s: float | None = None) -> None:
         """End the process."""
@@ -36,6 +38,7 @@ class FakeMember:
             self.has_joined.set()
 
     async def loaded(self, timeout_s: float) -> bool:
+        await self.may_load.wait()
         return self.report.phase != "loading"
 
     async def joined(self, timeout_s: float) -> bool:

@@ -214,6 +214,27 @@ async def test_a_worker_starts_where_the_service_does_not_work(processes: FakePr
         assert len(running.named("mps_given_up")) == 1
 
 
+async def test_members_that_fail_with_the_service_at_the_same_time_are_all_started_without_it(
+    processes: FakeProcesses, mps: None
+) -> None:
+    def fails_with_the_service(member: FakeMember) -> None:
+        if member.environment:
+            member.may_load.clear()
+            fails(member)
+
+    processes.script = scripted(works, fails_with_the_service, fails_with_the_service)
+    async with supervisor(2, gpus=[0, 1]) as running:
+        await running.event("member_started", 3)
+        for member in processes.members[1:]:
+            assert "CUDA_MPS_PIPE_DIRECTORY" in member.environment
+            member.may_load.set()
+        await processes.until(6)
+        assert [member.environment for member in processes.members[3:]] == [{}, {}, {}]
+        assert running.states() == {"serving": 4}
+        assert len(running.named("mps_given_up")) == 1
+        assert running.named("member_exited") == []  # which would count as a failed start
+
+
 async def test_a_model_that_does_not_load_is_not_tried_again_without_the_service(
     processes: FakeProcesses, mps: None
 ) -> None:

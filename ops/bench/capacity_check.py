@@ -1,0 +1,154 @@
+"""`python -m penstock.ops.bench.capacity_check`: what `penstock capacity` promises, in the simulator and in a real run.
+
+A model is timed as a worker does it. By its cost table and an SLO, `penstock capacity` plans one machine for a load of
+up to three quarters of what full batches answer. That load, and one that full batches would not answer either, are
+offered to a worker's scheduler and engine on this machine, without Kafka, and to the simulator. The first must be
+answered within the SLO, and the second must not. It takes less than a minute. The run is kept.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.ops.bench.common.kept_tables import of_newest_machine
+from penstock.ops.bench.common.machine import describe_machine
+from penstock.ops.bench.common.markdown import table
+from penstock.ops.bench.common.runs import RESULTS, begin, finite, keep
+from penstock.ops.bench.serving.harness import BenchHarness, Load
+from penstock.ops.bench.serving.outcome import Outcome
+from penstock.ops.bench.serving.systems import default
+from penstock.ops.cli.planning.capacity_plan import UTILISATION, CapacityPlan, Device, plan_capacity
+from penstock.worker.telemetry.logs import configure_logs
+
+_SUITE = "capacity"
+_LENGTHS = "2-100"
+_SLO_S = 0.2
+_TOO_MUCH = 1.25  # times what full batches answer
+_IN_TIME = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers to one load."""
+
+    p50_s: float  # infinite: most requests were rejected
+    p99_s: float
+    in_time: float  # share of all requests
+    answered_per_s: float
+    busy: float  # share of the lanes' time in batches
+
+    @classmethod
+    def of(cls, outcome: Outcome, num_lanes: int, slo_s: float) -> "Answers":
+        in_time = float((outcome.latency_s <= slo_s).mean())
+        busy = outcome.busy_s / (num_lanes * outcome.span_s)
+        return cls(outcome.percentile_s(50), outcome.percentile_s(99), in_time, outcome.answered_per_s(), busy)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One load on one machine."""
+
+    name: str
+    rate_per_s: float
+    machines: int  # of the plan for this load
+    simulated: Answers
+    real: Answers
+
+    @property
+    def holds(self) -> bool:
+        """Whether one machine answers in time exactly if the plan says that one is enough."""
+        return all((one.in_time >= _IN_TIME) == (self.machines == 1) for one in (self.simulated, self.real))
+
+
+def check(bench: BenchHarness, *, seconds: float, slo_s: float = _SLO_S) -> list[Checked]:
+    """Offer the two loads for some seconds each. `bench`: of a model whose longest request fits the SLO."""
+    capacity_per_s = _plan(bench, 1.0, slo_s).device_per_s
+    rates = [part * capacity_per_s for part in (UTILISATION, _TOO_MUCH)]
+    system = default(bench.limits(slo_s), slo_s)
+    # Before the real runs, from which the cost table learns.
+    machines = [_plan(bench, rate * (1 - 1e-9), slo_s).devices for rate in rates]  # despite rounding
+    simulated = [bench.simulated(system, Load(_LENGTHS, rate, seconds)) for rate in rates]
+    real = [bench.real(system, Load(_LENGTHS, rate, seconds), grace_s=2 * slo_s) for rate in rates]
+    return [
+        Checked(f"{rate / capacity_per_s:.0%} of what full batches answer", rate, count, *answers)
+        for rate, count, *answers in zip(
+            rates,
+            machines,
+            [Answers.of(one, bench.num_lanes, slo_s) for one in simulated],
+            [Answers.of(one, bench.num_lanes, slo_s) for one in real],
+            strict=True,
+        )
+    ]
+
+
+def _plan(bench: BenchHarness, rate_per_s: float, slo_s: float) -> CapacityPlan:
+    return plan_capacity(
+        bench.table("packed"),
+        Device(is_gpu=False, lanes=bench.num_lanes, members=1),
+        bench.lengths(_LENGTHS, 20_000),
+        rate_per_s=rate_per_s,
+        slo_s=slo_s,
+        max_sequences=bench.settings.max_batch_sequences,
+        max_tokens=bench.settings.max_batch_tokens,
+    )
+
+
+def kept_table() -> str:
+    """Table `capacity`: of the newest runs."""
+    return of_newest_machine(_SUITE, [_SUITE], lambda runs: grid([run.record["parts"][_SUITE] for run in runs]))
+
+
+def grid(parts: Sequence[Mapping[str, Any]]) -> str:
+    """A table of runs, as their files hold them. In each pair the simulator's figure comes first."""
+    titles = ["cores, load", "sequences/s", "machines planned", "p99, ms", "in time", "lanes busy"]
+    return table(titles, [_row(part["lanes"], one) for part in parts for one in part["loads"]])
+
+
+def _row(lanes: int, load: Mapping[str, Any]) -> list[str]:
+    simulated, real = load["simulated"], load["real"]
+    shares = [f"{simulated[name]:.1%}, {real[name]:.1%}" for name in ("in_time", "busy")]
+    latency = f"{_ms(simulated['p99_s'])}, {_ms(real['p99_s'])}"
+    return [f"{lanes}, {load['name']}", f"{load['rate_per_s']:,.0f}", str(load["machines"]), latency, *shares]
+
+
+def _ms(seconds: float | None) -> str:
+    return "rejected" if seconds is None else f"{seconds * 1e3:.0f}"
+
+
+def main() -> int:
+    """Exit code: 0 if the plan's promise holds, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.ops.bench.capacity_check", description=__doc__)
+    parser.add_argument("--model", type=Path, help="checkpoint; default: all-MiniLM-L6-v2's shape, with random weights")
+    parser.add_argument("--lanes", type=int, help="cores to use; default: all")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of kept runs")
+    chosen = parser.parse_args()
+    configure_logs("console", "warning")
+    header = begin(_SUITE, describe_machine())
+    with tempfile.TemporaryDirectory() as folder:
+        model = chosen.model or _random_minilm(Path(folder))
+        bench = BenchHarness.load(model, device="cpu", dtype="float32", lanes=chosen.lanes)
+        checked = check(bench, seconds=chosen.seconds)
+    part = finite({"slo_s": _SLO_S, "lanes": bench.num_lanes, "loads": [asdict(one) for one in checked]})
+    path = keep({**header, "engines": bench.describe(), "parts": {_SUITE: part}}, chosen.output)
+    print(grid([part]))
+    print(f"Kept: {path}")
+    return 0 if all(one.holds for one in checked) else 1
+
+
+def _random_minilm(folder: Path) -> Path:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    shape = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    BertModel(shape).save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

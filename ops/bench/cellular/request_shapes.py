@@ -1,0 +1,59 @@
+"""Published and stated distributions of what requests look like: lengths of sentences, and binary parse trees."""
+
+import numpy as np
+import numpy.typing as npt
+
+Lengths = npt.NDArray[np.int64]
+Merge = tuple[int, int]
+
+MEAN_LENGTH, MAX_LENGTH = 24.0, 330
+_SIGMA = 0.65  # the longest of 100,000 is then about 330, as of WMT-15's sentences
+_RATIO_SIGMA = 0.2
+MAX_EXTRA_STEPS = 50  # of a decoder, beyond the length of its input
+
+_MEAN_WORDS, _WORDS_DEVIATION, _MAX_WORDS = 19.1, 9.3, 56
+
+
+def wmt_like_lengths(count: int, seed: int) -> Lengths:
+    """Tokens of sentences: lognormal, sigma 0.65, mean 24, rounded up, at most 330.
+
+    The parameters are ours: of WMT-15 the paper states the mean 24 and the maximum 330.
+    """
+    location = np.log(MEAN_LENGTH - 0.5) - _SIGMA**2 / 2  # rounding up adds a half on average
+    drawn = np.random.default_rng(seed).lognormal(location, _SIGMA, count)
+    return np.clip(np.ceil(drawn), 1, MAX_LENGTH).astype(np.int64)
+
+
+def translated_lengths(lengths: Lengths, seed: int) -> Lengths:
+    """Tokens of translations: the input's length times a lognormal factor of sigma 0.2, at most 50 more, at least 1.
+
+    The factor is ours: the paper draws sentence pairs from WMT-15 and states no joint distribution.
+    """
+    factors = np.random.default_rng(seed).lognormal(0.0, _RATIO_SIGMA, len(lengths))
+    return np.clip(np.rint(lengths * factors), 1, lengths + MAX_EXTRA_STEPS).astype(np.int64)
+
+
+def parse_trees(count: int, seed: int) -> list[list[Merge]]:
+    """Merges of binary trees over words: 19 words on average, deviation 9.3, 2 to 56; a span splits anywhere.
+
+    The numbers are those of Stanford's Sentiment Treebank, from a normal distribution that is cut off; that each span
+    of words splits at a uniform place is ours. Nodes are numbered as `binary_tree_classifier` takes them.
+    """
+    random = np.random.default_rng(seed)
+    sizes = np.clip(np.rint(random.normal(_MEAN_WORDS, _WORDS_DEVIATION, count)), 2, _MAX_WORDS).astype(int)
+    return [_parse_tree(size, random) for size in sizes.tolist()]
+
+
+def _parse_tree(num_words: int, random: np.random.Generator) -> list[Merge]:
+    merges: list[Merge] = []
+
+    def parse(first: int, last: int) -> int:
+        """The node over the words in [first, last)."""
+        if last - first == 1:
+            return first
+        middle = int(random.integers(first + 1, last))
+        merges.append((parse(first, middle), parse(middle, last)))
+        return num_words + len(merges) - 1
+
+    parse(0, num_words)
+    return merges

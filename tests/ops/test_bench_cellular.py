@@ -1,0 +1,320 @@
+"""The evaluation of cellular batching: what its driver counts, and that all policies compute the same results."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.cells.contract import CellBatch
+from penstock.engine.gpu import lstm as fused
+from penstock.ops.bench.cellular import cellular_tables, workloads
+from penstock.ops.bench.cellular.cell_work import padded_work
+from penstock.ops.bench.cellular.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING, measures
+from penstock.ops.bench.cellular.contestants import Contestant, Tried, contestants
+from penstock.ops.bench.cellular.evaluation import SHARES, Effort, Evaluation
+from penstock.ops.bench.cellular.host_engine import HostEngine
+from penstock.ops.bench.cellular.load import Driver, MonotonicClock, Offered
+from penstock.ops.bench.cellular.measured_load import latencies, measure_peak, throughput
+from penstock.ops.bench.cellular.null_engine import NullEngine
+from penstock.ops.bench.cellular.policies import GraphBatching, depths, depths_results_last
+from penstock.ops.bench.cellular.request_shapes import parse_trees, translated_lengths, wmt_like_lengths
+from penstock.ops.bench.cellular.tape import RecordedBatch, RecordingEngine, Tape
+from penstock.ops.bench.cellular.workloads import WORKLOADS, Shape, Workload
+from penstock.ops.bench.common.verdicts import targets
+from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellTask
+from penstock.worker.stepping.contract import StepEvents, StepJob
+from tests.engine.gpu import lstm_reference
+
+CPU = torch.device("cpu")
+SHAPE = Shape(hidden=8, vocabulary=600, requests=24, max_rows=8, max_slots=256, dtype=torch.float32, device=CPU)
+TRIED = Tried(rows=(8,), quanta=(4,), widths=(10,), trees=(4,))
+NOTHING = np.zeros(0, np.float32)
+
+
+class VirtualClock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait_until(self, moment: float) -> None:
+        assert moment >= self.time
+        self.time = moment
+
+
+class OneByOne:
+    """A runner that serves one request after another, each for `service_s`."""
+
+    def __init__(self, clock: VirtualClock, service_s: float, *, repeats: bool = False) -> None:
+        self._clock, self._service_s, self._repeats = clock, service_s, repeats
+        self.jobs: list[StepJob] = []
+        self.added: list[StepJob] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.jobs
+
+    def add(self, jobs: Sequence[StepJob]) -> None:
+        self.jobs += jobs
+        self.added += jobs
+
+    def advance(self, now: float) -> StepEvents:
+        assert now == self._clock.time
+        self._clock.time += self._service_s
+        job = self.jobs[0] if self._repeats else self.jobs.pop(0)
+        return StepEvents(finished=[(job.id, NOTHING)])
+
+
+def test_latencies_count_from_the_scheduled_arrival_however_late_the_driver_is() -> None:
+    """Ten requests come within a second that the runner spends on the first: none of them is left out or moved."""
+    clock = VirtualClock()
+    runner = OneByOne(clock, 1.0)
+    arrivals = np.linspace(0.0, 0.9, 10)
+    offered = Driver(runner, ["a", "b", "c"], clock).offer(arrivals)
+    assert [job.id for job in runner.added] == list(range(10))
+    assert [job.arrival for job in runner.added] == pytest.approx(100 + arrivals)
+    assert [job.work for job in runner.added] == list("abcabcabca")
+    assert offered.ends - offered.arrivals == pytest.approx([1 + 0.9 * place for place in range(10)])
+
+
+def test_an_idle_driver_waits_for_the_next_arrival() -> None:
+    clock = VirtualClock()
+    offered = Driver(OneByOne(clock, 0.5), ["a"], clock).offer(np.array([0.0, 10.0, 20.0]))
+    assert offered.ends - offered.arrivals == pytest.approx([0.5, 0.5, 0.5])
+    assert offered.ended == 120.5
+
+
+def test_a_closed_loop_keeps_as_many_requests_in_flight_and_ends_all() -> None:
+    clock = VirtualClock()
+    runner = OneByOne(clock, 1.0)
+    offered = Driver(runner, ["a"], clock).saturate(in_flight=4, seconds=10.0)
+    assert len(offered.ends) == 4 + 9  # each that ends before the time is up is replaced
+    assert not np.isnan(offered.ends).any()
+    assert offered.ends[4:] - offered.arrivals[4:] == pytest.approx([4.0] * 9)
+
+
+def test_a_request_that_ends_twice_is_an_error() -> None:
+    clock = VirtualClock()
+    with pytest.raises(RuntimeError, match="Request 0 ended twice"):
+        Driver(OneByOne(clock, 1.0, repeats=True), ["a"], clock).offer(np.array([0.0, 0.1]))
+
+
+def test_a_request_that_is_lost_is_an_error() -> None:
+    clock = VirtualClock()
+    runner = OneByOne(clock, 1.0)
+    runner.add = lambda jobs: None  # type: ignore[method-assign]  # loses them
+    with pytest.raises(RuntimeError, match="1 requests have not ended"):
+        Driver(runner, ["a"], clock).offer(np.array([0.0]))
+
+
+def test_requests_of_the_warm_up_are_not_counted_and_latency_is_queueing_and_computation() -> None:
+    arrivals = np.arange(11.0)
+    offered = Offered(arrivals, arrivals + 3, 0.0, 13.0)
+    found = latencies(offered, arrivals + 1, warm_up=0.2)
+    assert found["counted"] == 9
+    assert found["latency_ms"]["p90"] == pytest.approx(3000)
+    assert found["queueing_ms"]["p99"] == pytest.approx(1000)
+    assert found["computation_ms"]["p50"] == pytest.approx(2000)
+    assert found["throughput_per_s"] == pytest.approx(1)
+
+
+def test_throughput_does_not_depend_on_where_a_batch_of_ends_falls() -> None:
+    """Four requests end each second, at once."""
+    offered = Offered(np.zeros(40), np.repeat(np.arange(1.0, 11.0), 4), 0.0, 10.0)
+    assert throughput(offered, 2.5, 6.5) == throughput(offered, 2.9, 6.9) == 4.0
+    assert throughput(offered, 2.9, 3.1) == 4.0  # one batch: the whole load counts
+
+
+def test_a_recording_tells_requests_with_the_same_token_apart_by_their_order() -> None:
+    """Request 2 has the token of request 0. Each has two first nodes, which may begin with several batches."""
+    tape = Tape(lambda: 0.0)
+    for begin, tokens in [(1.0, [0, 1]), (2.0, [0, 0]), (3.0, [0, 1])]:
+        tape.batches.append(RecordedBatch(begin, begin + 1, "leaf", 2, 1, 2, np.array(tokens, np.int32)))
+    begins = tape.begins(4, num_firsts=[2, 2])
+    assert begins[:3].tolist() == [1.0, 1.0, 2.0]
+    assert math.isnan(begins[3])
+
+
+def test_a_batch_begins_once_the_one_before_has_ended() -> None:
+    clock = VirtualClock()
+    tape = Tape(clock.now)
+    workload = made("lstm")
+    engine = RecordingEngine(workload.engine, "read", tape)
+    slots = np.array([1], np.int32)
+    batch = CellBatch(
+        "read", slots[:, None], slots, {"token": np.array([[7]], np.int32)}, slots, np.ones(1, np.bool_), 1
+    )
+    first = engine.start(batch)
+    clock.time += 1e-9  # much less than the batch takes
+    second = engine.start(batch)
+    first.result()
+    second.result()
+    assert tape.batches[0].begin == 100.0
+    assert tape.batches[1].begin == tape.batches[0].end > 100.0
+    assert tape.batches[0].tokens.tolist() == [7]
+
+
+def made(name: str, shape: Shape = SHAPE) -> Workload:
+    return WORKLOADS[name](shape, 3)
+
+
+def results_of(workload: Workload, contestant: Contestant) -> dict[int, list[float]]:
+    """Results of all requests of the pool, given at once."""
+    clock = VirtualClock()
+    runner = contestant.make(Tape(clock.now))
+    runner.add([StepJob(i, work, 100.0, None, False) for i, work in enumerate(contestant.works)])
+    found: dict[int, list[float]] = {}
+    while not runner.is_idle:
+        for job_id, result in runner.advance(clock.now()).finished:
+            assert job_id not in found
+            found[job_id] = result.tolist()
+    return found
+
+
+def test_translations_have_the_length_that_the_load_chose_by_every_policy() -> None:
+    workload = made("seq2seq")
+    every = contestants(workload, TRIED)
+    assert [contestant.name for contestant in every] == [OURS, PADDING, GRAPH]
+    found = [results_of(workload, contestant) for contestant in every]
+    lengths = translated_lengths(wmt_like_lengths(SHAPE.requests, 3), 4)
+    for results in found:
+        decoded = {number: np.array(result[1:], np.float32).view(np.int32) for number, result in results.items()}
+        assert {number: len(tokens) for number, tokens in decoded.items()} == dict(enumerate(lengths.tolist()))
+        assert all(tokens[-1] == 0 for tokens in decoded.values())
+
+
+def test_trees_have_the_same_scores_by_every_policy() -> None:
+    workload = made("tree")
+    every = contestants(workload, TRIED)
+    assert [contestant.name for contestant in every] == [OURS, DEPTH, AGENDA]
+    ours, *others = [results_of(workload, contestant) for contestant in every]
+    assert ours.keys() == set(range(SHAPE.requests))
+    for results in others:
+        for number, scores in ours.items():
+            assert results[number] == pytest.approx(scores, abs=1e-5)
+
+
+def test_every_way_ends_every_sentence() -> None:
+    workload = made("lstm")
+    every = contestants(workload, TRIED)
+    assert [contestant.name for contestant in every] == [OURS, PADDING, GRAPH, NN_LSTM]
+    for contestant in every:
+        assert results_of(workload, contestant).keys() == set(range(SHAPE.requests))
+
+
+def test_padded_requests_run_to_the_end_of_their_bucket() -> None:
+    workload = made("seq2seq")
+    for work in workload.works:
+        longer = padded_work(work, 10)
+        encode, decode = work.unfolded.steps.tolist()
+        assert longer.graph.steps.tolist() == [-(-encode // 10) * 10, decode]
+        tokens = longer.unfolded.inputs["token"].values
+        assert tokens[:encode].tolist() == work.unfolded.inputs["token"].values[:encode].tolist()
+        assert len(tokens) == longer.graph.steps[0] + 1
+
+
+def test_depths_are_those_of_the_longest_paths() -> None:
+    """Nodes 0 and 1 are leaves, 2 merges them, 3 is another leaf, 4 merges 2 and 3, 5 classifies."""
+    graph = CellGraph(
+        *(
+            np.array(values, np.int32)
+            for values in ([0, 0, 1, 0, 1, 2], [1] * 6, [0, 0, 0, 2, 2, 4, 5], [0, 1, 2, 3, 4])
+        )
+    )
+    assert depths(graph).tolist() == [1, 1, 2, 1, 3, 4]
+    assert depths_results_last(graph).argsort(kind="stable").tolist() == [0, 1, 3, 2, 4, 5]
+    assert depths_results_last(graph)[5] > 1000
+
+
+def test_the_next_batch_of_requests_is_planned_behind_the_last_task_of_the_one_before() -> None:
+    """So the device does not idle between two batches. A third task waits."""
+    policy = GraphBatching([CellRule("a", 4, max_steps=8)], max_jobs=2)
+    policy.add([CellJob(number, CellGraph.of_stages((0, 8)), 0.0) for number in range(4)], 0.0)
+    first, second = policy.poll(0.0), policy.poll(0.0)
+    assert isinstance(first, CellTask)
+    assert isinstance(second, CellTask)
+    assert (first.jobs.tolist(), second.jobs.tolist()) == ([0, 1], [2, 3])
+    assert not isinstance(policy.poll(0.0), CellTask)
+    is_stopped = np.zeros(2, np.bool_)
+    assert policy.finished(first.id, 0.0, first.steps, is_stopped, 1.0) == [0, 1]
+    assert policy.finished(second.id, 0.0, second.steps, is_stopped, 1.0) == [2, 3]
+
+
+def test_trees_have_the_sizes_that_are_stated() -> None:
+    trees = parse_trees(5000, 1)
+    words = np.array([len(tree) + 1 for tree in trees])
+    assert words.mean() == pytest.approx(19.1, abs=0.7)
+    assert (words.min(), words.max()) == (2, pytest.approx(52, abs=4))
+    for tree in trees[:50]:
+        children = [child for merge in tree for child in merge]
+        assert sorted(children) == list(range(2 * len(tree)))  # each node but the root has one parent
+        assert all(max(merge) < len(tree) + 1 + place for place, merge in enumerate(tree))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_runs_in_the_frame_of_the_gpu_in_half_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels' references, on the CPU."""
+    for kernel in ("lstm_begin", "lstm_step", "short_lstm_step"):
+        monkeypatch.setattr(fused, kernel, getattr(lstm_reference, kernel))
+    monkeypatch.setattr(workloads, "_on_device", fused_on_device())
+    monkeypatch.setattr(workloads, "_engine", lambda shape, cells: HostEngine(cells, shape.max_slots + 1))
+    workload = made(name, replace(SHAPE, dtype=torch.float16))
+    for contestant in contestants(workload, TRIED):
+        assert results_of(workload, contestant).keys() == set(range(SHAPE.requests))
+
+
+def fused_on_device() -> Callable[..., object]:
+    """`_on_device` as on a GPU, but for the move there."""
+
+    def on_device(cell, shape, module=None, words=None):  # type: ignore[no-untyped-def]  # as the original
+        return cell if module is None else fused.lstm_cell(cell.spec, module, words.to(shape.dtype))
+
+    return on_device
+
+
+def test_an_evaluation_has_all_figures_of_the_targets() -> None:
+    parts = {name: evaluated(name) for name in WORKLOADS}
+    parts["lstm"]["offline"] = {"requests_per_s": 1.0}
+    for name, part in parts.items():
+        assert [load["contestant"] for load in part["sweep"]].count(OURS) == len(SHARES)
+        assert part["skipped"] == []
+        assert list(cellular_tables.load_grids(name, part))
+    record = {"parts": parts, "machine": {"gpu": "none"}}
+    found = measures(record)
+    assert {target.measure for target in targets("cellular")} <= found.keys()
+    assert {target.measure for target in targets("cellular-cpu")} <= found.keys()
+    assert len(cellular_tables.verdict_grid(record).rows) == len(targets("cellular"))
+
+
+def evaluated(name: str) -> dict[str, Any]:
+    """Results of a short evaluation, which are told as they come."""
+    workload, told = made(name), []
+    effort = Effort(seconds=0.02, in_flight=32, ends=math.inf, seed=1)
+    evaluation = Evaluation(effort, MonotonicClock(), lambda results: told.append(len(results["peaks"])))
+    results = evaluation.run(workload, contestants(workload, TRIED))
+    assert told[0] == 1
+    return results
+
+
+def test_without_a_device_the_host_does_the_same_work() -> None:
+    workload = made("tree")
+    idle = replace(workload, engine=NullEngine(workload.model.specs, workload.engine.num_slots))
+    ours = contestants(idle, TRIED)[0]
+    figures = measure_peak(ours, 32, 0.05, MonotonicClock())
+    assert figures["requests_per_s"] > 0
+    assert figures["device_busy"] == 0
+
+
+def test_loads_are_skipped_once_the_time_is_up() -> None:
+    workload = made("tree")
+    evaluation = Evaluation(Effort(0.01, 8, -math.inf, 1), MonotonicClock(), lambda results: None)
+    results = evaluation.run(workload, contestants(workload, TRIED))
+    assert results["peaks"] == results["sweep"] == []
+    assert len(results["skipped"]) >= 3
