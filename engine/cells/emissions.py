@@ -39,7 +39,7 @@ def no_values(emission: "StateSpec", rows: int, quantum: int) -> Emitted:
 
 
 def emissions_of(specs: Sequence["CellSpec"]) -> tuple[Emission, ...]:
-    """The emissions of a model's cells. Raises InvalidCell where there is none, or two differ under one name."""
+    """The emissions of a model's cells. Raises InvalidCell where two differ under one name."""
     found: dict[str, Emission] = {}
     for spec in specs:
         for state in spec.emits:
@@ -49,8 +49,6 @@ def emissions_of(specs: Sequence["CellSpec"]) -> tuple[Emission, ...]:
                     f"cell {spec.name!r}: emission {state.name!r} has another width or type than in another cell. "
                     "A reply has one column of each name; give it another name."
                 )
-    if not found:
-        raise InvalidCell("no cell emits anything, so that a reply would be empty; give one of them `emits`.")
     return tuple(found.values())
 
 
