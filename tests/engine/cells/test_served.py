@@ -43,7 +43,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_its_facts_are_those_of_its_cells(directory: Path) -> None:
     info = load_served_cells(str(directory), device="cpu").info
-    assert (info.name, info.device, info.dtype, info.tasks) == ("lm", "cpu", "float32", {"sequence"})
+    assert (info.name, info.device, info.dtype, info.tasks) == ("lm", "cpu", "float32", frozenset({"sequence"}))
     assert info.emissions == (Emission("token", 1, "int32"), Emission("score", 1, "float32"))
 
 
