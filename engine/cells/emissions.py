@@ -39,7 +39,7 @@ def no_values(emission: "StateSpec", rows: int, quantum: int) -> Emitted:
 
 
 def emissions_of(specs: Sequence["CellSpec"]) -> tuple[Emission, ...]:
-    """The emissions of a model's cells. Raises InvalidCell where there is none, or two differ under one name."""
+    """The emissions of a model's cells. Raises InvalidCell where two differ under one name."""
     found: dict[str, Emission] = {}
     for spec in specs:
         for state in spec.emits:
@@ -49,8 +49,6 @@ def emissions_of(specs: Sequence["CellSpec"]) -> tuple[Emission, ...]:
                     f"cell {spec.name!r}: emission {state.name!r} has another width or type than in another cell. "
                     "A reply has one column of each name; give it another name."
                 )
-    if not found:
-        raise InvalidCell("no cell emits anything, so that a reply would be empty; give one of them `emits`.")
     return tuple(found.values())
 
 
@@ -72,6 +70,12 @@ def join(outputs: Sequence[NodeOutput], emissions: Sequence[Emission]) -> Float3
     counts = np.array([sum(map(len, column)) for column in parts], np.int32)
     flat = [np.ascontiguousarray(part).view(np.float32).ravel() for column in parts for part in column]
     return np.concatenate([counts.view(np.float32), *flat])
+
+
+def has_nan(outputs: Sequence[NodeOutput]) -> bool:
+    """Whether a node has emitted NaN: an engine on a GPU does not look."""
+    floats = [values for output in outputs for values in output.values.values() if values.dtype == np.float32]
+    return any(np.isnan(values).any() for values in floats)
 
 
 def split(row: Float32Array, emissions: Sequence[Emission]) -> Mapping[str, Emitted]:

@@ -32,6 +32,9 @@ class ServedCells:
     def __init__(self, loaded: LoadedCells, name: str, dtype: str, device: str, num_slots: int | None) -> None:
         """num_slots: without NO_SLOT. Raises InvalidCell where a reply could not hold what the cells emit."""
         self.model: CellModel = loaded.model
+        emissions = emissions_of(self.model.specs)
+        if not emissions:
+            raise InvalidCell("no cell emits anything, so that a reply would be empty; give one of them `emits`.")
         self.limits = GraphLimits()
         self.num_slots = num_slots or _num_slots(self.model.specs)
         self.info = ModelInfo(
@@ -44,7 +47,7 @@ class ServedCells:
             tasks=frozenset({"sequence"}),
             dim=0,
             labels=(),
-            emissions=emissions_of(self.model.specs),
+            emissions=emissions,
         )
 
     def engine(self) -> StepEngine:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.emissions import emissions_of, join
+from penstock.engine.cells.emissions import emissions_of, has_nan, join
+from penstock.engine.cells.errors import CellFailed
 from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
@@ -15,6 +16,8 @@ from penstock.scheduler.types import RejectedJob
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.isolation import IsolatedCells, failed_output
 from penstock.worker.stepping.sequence_work import SequenceWork
+
+_NOT_NUMBERS = CellFailed("the cells emitted NaN for this request; the other requests were not affected.")
 
 
 class _Device(NamedTuple):
@@ -154,7 +157,9 @@ class CellRunner:
         if isinstance(running, IsolatedCells):
             self._isolating.discard(task.device)
         applied = sessions.apply(batch, output)
-        finished = [(job_id, join(sessions.emitted(job_id), self._emissions)) for job_id in applied.finished]
+        outputs = {job_id: sessions.emitted(job_id) for job_id in applied.finished}
+        failed = applied.failed | {job_id: _NOT_NUMBERS for job_id, found in outputs.items() if has_nan(found)}
+        finished = [(job_id, join(found, self._emissions)) for job_id, found in outputs.items() if job_id not in failed]
         self._leave([*applied.finished, *applied.failed])
         self._scheduler.cancel(applied.failed)
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
@@ -162,7 +167,7 @@ class CellRunner:
             raise RuntimeError(f"The scheduler ended {ended}, and the sessions {applied.finished}. This is a bug.")
         name, num_steps = batch.batch.cell, int(output.steps.sum())
         stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
-        return StepEvents(finished=finished, failed=applied.failed, stats=stats)
+        return StepEvents(finished=finished, failed=failed, stats=stats)
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
         try:

@@ -69,7 +69,8 @@ def ours(workload: Workload, rows: int, quantum: int) -> Contestant:
         return CellRunner(specs, [RecordingEngine(workload.engine, workload.entry, tape)])
 
     settings = {"rows": rows} | ({} if workload.name == "tree" else {"quantum": quantum})
-    return Contestant(OURS, settings, [SequenceWork(work.unfolded, 0) for work in workload.works], make)
+    works = [SequenceWork(work.unfolded, int(work.unfolded.steps.sum()), 0) for work in workload.works]
+    return Contestant(OURS, settings, works, make)
 
 
 def _padding(workload: Workload, works: Sequence[CellWork], rows: int, width: int) -> Contestant:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.emissions import EmissionColumns
+from penstock.engine.cells.emissions import emissions_of, join
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.types import Float32Array
@@ -34,7 +34,7 @@ class PolicyRunner:
     ) -> None:
         self._engine, self._policy, self._clock = engine, policy, clock
         self._sessions = Sessions(specs, StatePool(engine.num_slots))
-        self._columns = EmissionColumns(specs)
+        self._emissions = emissions_of(specs)
         self._works: dict[int, CellWork] = {}
         self._fresh: set[int] = set()  # without slots
         self._underway: deque[_Underway] = deque()
@@ -80,7 +80,7 @@ class PolicyRunner:
         self._underway.append(_Underway(task, batch, self._engine.start(batch.batch)))
 
     def _close(self, job_id: int) -> Float32Array:
-        result = self._columns.join(self._sessions.emitted(job_id))
+        result = join(self._sessions.emitted(job_id), self._emissions)
         self._sessions.close(job_id)
         del self._works[job_id]
         return result

@@ -57,6 +57,7 @@ class DeviceStandIn:
     most_underway: int = 0
     start_error: Callable[[CellBatch], Exception | None] = lambda batch: None
     result_error: Callable[[CellBatch], Exception | None] = lambda batch: None
+    changed: Callable[[CellOutput], CellOutput] = lambda output: output
     _underway: deque[CellBatch] = field(default_factory=deque)
 
     @property
@@ -81,7 +82,7 @@ class DeviceStandIn:
         error = self.result_error(batch)
         if error is not None:
             raise error
-        return self.engine.start(batch).result()
+        return self.changed(self.engine.start(batch).result())
 
 
 @dataclass

@@ -1,7 +1,13 @@
 """The cell runner: jobs join, fail, expire and leave, on one device or several."""
 
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from penstock.engine.cells.contract import CellOutput
 from penstock.engine.cells.errors import CellFailed
 from penstock.engine.errors import DeviceFailed
 from penstock.scheduler.types import Cause
@@ -91,6 +97,21 @@ def test_a_batch_that_is_lost_fails_the_jobs_in_it_and_no_other() -> None:
     assert bench.results == {later[0]: expected([12, 13])}
 
 
+def test_emissions_that_are_not_numbers_fail_their_job_though_the_engine_does_not_look() -> None:
+    bench = Bench()
+
+    def spoil(output: CellOutput) -> CellOutput:
+        half = output.emitted.get("half", np.zeros(0, np.float32))
+        return replace(output, emitted={**output.emitted, "half": np.where(half == 11.5, np.float32(np.nan), half)})
+
+    bench.devices[0].changed = spoil
+    good, bad = bench.add([11, 13], [11, 12])
+    bench.drain()
+    assert bench.results == {good: expected([11, 13])}
+    assert list(bench.failed) == [bad]
+    assert "NaN" in str(bench.failed[bad])
+
+
 def test_an_engine_that_fails_on_clean_input_is_at_fault() -> None:
     bench = Bench()
     bench.devices[0].start_error = lambda batch: OSError("no device")
@@ -152,6 +173,22 @@ def test_a_cancelled_job_leaves_before_its_next_step_and_frees_its_slot() -> Non
     bench.drain()
     assert bench.results == {patient: expected([13])}
     assert len(bench.devices[0].started) <= 4
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
+    bench = Bench(num_slots=4)
+    bench.devices[0].start_error = holds(BREAKS)
+    works = [bench.checks.work({"values": values}) for values in ([11] * 30, [12], [BREAKS], [RAISES], [13] * 9)]
+    graphs = [weakref.ref(work.graph) for work in works]
+    bench.runner.add([StepJob(number, work, 0.0, 4.0, False) for number, work in enumerate(works)])
+    del works
+    bench.advance()
+    bench.runner.cancel([4])
+    bench.now = 5.0
+    bench.drain()
+    bench.failed.clear()  # an error's traceback holds what it came from
+    gc.collect()
+    assert [graph() for graph in graphs] == [None] * 5
 
 
 def test_an_idle_runner_has_nothing_to_tell() -> None:
