@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.selection import choose
 from tests.engine.generation.helpers import KINDS, LENGTHS, SMALL, alone, small_generator, start
@@ -43,6 +44,7 @@ class _FailingCalls:
         self._failing = failing
         self._numbers = count()
         device = generator._device
+        assert isinstance(device, CpuSeq2Seq)
         self._memory = device._key_values.flatten(1, 2)
         for name, written in _WRITTEN.items():
             patch.setattr(device, name, self._wrap(getattr(device, name), written))
