@@ -1,7 +1,7 @@
 """A served model made of cells: its probe is a step that can run, and a request reaches its runner as a graph."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from penstock.engine import load_served_cells
 from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.errors import InvalidCell
+from penstock.engine.cells.graph import GraphBuilder
 from penstock.engine.cells.model import CellModel
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.errors import InvalidRequest
@@ -36,7 +37,11 @@ def many(states: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
 def model_of(*steps: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]) -> CellModel:
     specs = [CellSpec(step.__name__, (SUM,), ("value",), emits=(SUM,)) for step in steps]
     cells = [Cell(spec, step) for spec, step in zip(specs, steps, strict=True)]
-    return CellModel.of(cells, lambda request, graph: graph.add(steps[0].__name__, value=request["values"]))
+
+    def unfold(request: Mapping[str, Any], graph: GraphBuilder) -> None:
+        graph.add(steps[0].__name__, value=request["values"])
+
+    return CellModel.of(cells, unfold)
 
 
 def some_fail_on_zeros() -> CellModel:
@@ -49,7 +54,11 @@ def all_fail_on_zeros() -> CellModel:
 
 def emits_many_names() -> CellModel:
     emits = tuple(StateSpec(f"x{number}", 1) for number in range(65))
-    return CellModel.of([Cell(CellSpec("many", (SUM,), emits=emits), many)], lambda request, graph: graph.add("many"))
+
+    def unfold(request: Mapping[str, Any], graph: GraphBuilder) -> None:
+        graph.add("many")
+
+    return CellModel.of([Cell(CellSpec("many", (SUM,), emits=emits), many)], unfold)
 
 
 def load(attribute: str) -> Any:
