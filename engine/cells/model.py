@@ -56,7 +56,7 @@ class CellModel:
         except InvalidGraph:
             raise
         except Exception as error:  # the model's own code, on a request that was not checked before
-            raise InvalidRequest(f"the model cannot unfold this request: {error!r}.") from error
+            raise InvalidRequest(f"the model cannot unfold this request. Raised: {error!r}") from error
         check_graph(graph, specs, limits)
         return graph
 

@@ -31,5 +31,5 @@ def take_count(request: Request, name: str) -> int:
     """A number that is at least 1. The limit of steps bounds it, with the graph."""
     value: Any = request.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise InvalidRequest(f"the request needs {name!r}, an integer of at least 1; found {value!r}.")
+        raise InvalidRequest(f"the request needs {name!r}, an integer of at least 1. Given: {value!r}")
     return value

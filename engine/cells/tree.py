@@ -120,9 +120,9 @@ def _unfold_merges(request: Request, graph: GraphBuilder) -> None:
         raise InvalidRequest("`merges` must be a list of pairs of nodes.")
     for merge in merges:
         if not isinstance(merge, list | tuple) or not all(isinstance(node, int) and node >= 0 for node in merge):
-            raise InvalidRequest(f"`merges` must be pairs of nodes; found {merge!r}.")
+            raise InvalidRequest(f"`merges` must be pairs of nodes. Given: {merge!r}")
         if len(merge) != 2:
-            raise WrongArity(f"`merges` must be pairs of nodes; found {len(merge)} in {merge!r}.")
+            raise WrongArity(f"`merges` must be pairs of nodes. Given: {len(merge)} in {merge!r}")
         root = graph.add("merge", reads=merge)
     graph.add("classify", reads=[root])
 

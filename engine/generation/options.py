@@ -7,6 +7,7 @@ from typing import Any, Literal
 from penstock.engine.errors import InvalidOption
 
 _DEFAULT_NEW_TOKENS = 20  # transformers' default
+_MAX_ENDS = 64  # of each candidate of each beam, all are compared
 _MAX_PENALTY = 10  # a power of a length that float32 holds
 _MIN_FACTOR, _MAX_FACTOR = 0.01, 100  # of scores; beyond, products may leave float32. 0.01 is vLLM's least temperature
 
@@ -68,6 +69,8 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eos_token_ids", tuple(dict.fromkeys(self.eos_token_ids)))
+        num_ends = len(self.eos_token_ids)
+        _require(num_ends <= _MAX_ENDS, "eos_token_id", num_ends, f"at most {_MAX_ENDS} tokens")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(self.min_new_tokens >= 0, "min_new_tokens", self.min_new_tokens, "at least 0")
         _require(self.num_beams >= 1, "num_beams", self.num_beams, "at least 1")
@@ -94,7 +97,7 @@ class GenerationOptions:
         given = {name: value for name, value in given.items() if name not in _NEUTRAL or value != _NEUTRAL[name]}
         start = given.pop("decoder_start_token_id", config.get("bos_token_id"))
         if not isinstance(start, int):
-            raise InvalidOption(f"decoder_start_token_id must be a token, not {start!r}.")
+            raise InvalidOption(f"decoder_start_token_id must be a token. Given: {start!r}")
         values: dict[str, Any] = {"decoder_start_token_id": start}
         for name, kind in _KINDS.items():
             if name in given:
@@ -134,7 +137,7 @@ def _without_start(values: dict[str, Any]) -> dict[str, Any]:
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise InvalidOption(f"{name} must be {wanted}, not {value!r}.")
+        raise InvalidOption(f"{name} must be {wanted}. Given: {value!r}")
 
 
 def _require_factor(name: str, value: float) -> None:

@@ -87,7 +87,7 @@ def test_options_that_are_not_implemented(name: str, value: Any) -> None:
         (START | {"num_beams": True}, "num_beams must be an integer"),
         (START | {"num_beams": 2, "do_sample": True}, "do_sample with num_beams"),
         (START | {"temperature": 0.0}, "temperature"),
-        (START | {"temperature": 1e-40}, r"temperature must be in \[0.01, 100\], not 1e-40"),
+        (START | {"temperature": 1e-40}, r"temperature must be in \[0.01, 100\]. Given: 1e-40"),
         (START | {"temperature": 1e39}, "temperature must be in"),
         (START | {"temperature": float("nan")}, "temperature must be in"),
         (START | {"temperature": "hot"}, "temperature must be a number"),
@@ -110,7 +110,7 @@ def test_values_that_are_rejected(config: dict[str, Any], words: str) -> None:
 
 
 def test_tokens_outside_the_vocabulary() -> None:
-    with pytest.raises(InvalidOption, match=r"bad_words_ids must be a token in \[0, 10\), not 10"):
+    with pytest.raises(InvalidOption, match=r"bad_words_ids must be a token in \[0, 10\). Given: 10"):
         GenerationOptions(0, bad_words_ids=((3, 10),)).require_tokens(10)
 
 

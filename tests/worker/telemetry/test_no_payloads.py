@@ -1,7 +1,7 @@
 """No line of the log holds a part of a payload, whatever goes wrong with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -10,13 +10,22 @@ import structlog
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 
 from penstock.engine import NullEngine
+from penstock.engine.cells.contract import Cell, CellSpec, StateSpec
+from penstock.engine.cells.errors import InvalidGraph
+from penstock.engine.cells.graph import GraphBuilder
+from penstock.engine.cells.model import CellModel
+from penstock.engine.cells.requests import take_count
+from penstock.engine.errors import InvalidOption
+from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.types import BatchOutput, PackedBatch
+from penstock.producer.errors import PenstockError
 from penstock.producer.transport.outbox import OutRecord
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import request_headers
 from penstock.producer.wire.messages import Options, Request, join_tokens
 from penstock.worker.replies import dead_letters
 from penstock.worker.telemetry.logs import configure_logs
+from penstock.worker.telemetry.record_fields import unquoted_reason
 from penstock.worker.worker import Worker
 from tests.worker.test_worker import A, FakeConsumer, FakeOutbox, kafka, make_worker, outbox, polled
 
@@ -136,3 +145,27 @@ async def test_the_canary_is_in_no_line(
     expected |= {"reply_undeliverable", "error_reply_undeliverable"} if answers_are_refused else set()
     assert [event for event in expected if event not in logged] == []
     assert str(IDS[1]) not in logged
+
+
+def unfold(request: Mapping[str, Any], graph: GraphBuilder) -> None:
+    graph.add("cell", token=[int(request["text"])])
+
+
+CELL = Cell(CellSpec("cell", (StateSpec("sum", 1),), ("token",)), lambda states, inputs: (states, {}))
+
+
+@pytest.mark.parametrize(
+    "reject",
+    [
+        lambda: CellModel.of([CELL], unfold).unfold({"text": TEXT}),
+        lambda: take_count({"max_tokens": TEXT}, "max_tokens"),
+        lambda: GenerationOptions.of({"decoder_start_token_id": 0, "temperature": TEXT}),
+        lambda: GenerationOptions.of({"decoder_start_token_id": 0, "bad_words_ids": [TEXT]}),
+    ],
+)
+def test_what_fields_and_options_hold_is_in_the_reply_and_not_in_the_log(reject: Callable[[], object]) -> None:
+    with pytest.raises((InvalidGraph, InvalidOption)) as caught:
+        reject()
+    error = PenstockError(str(caught.value))
+    assert CANARY in error.message
+    assert CANARY not in unquoted_reason(error)
