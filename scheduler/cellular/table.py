@@ -48,10 +48,10 @@ class JobTable:
         online, bulk = self._arrays.slots.tolist()
         return online, bulk
 
-    def join(self, entries: Sequence[QueuedCellJob]) -> list[int]:
-        """Add jobs, at least one. Returns the row of each."""
+    def join(self, entries: Sequence[QueuedCellJob], graphs: "Graphs | None" = None) -> list[int]:
+        """Add jobs, at least one. Returns the row of each. `graphs`: theirs, if they lie end to end already."""
         columns = [[entry.job.id, entry.number, entry.bulk, entry.job.slots] for entry in entries]
-        graphs = end_to_end([entry.job.graph for entry in entries])
+        graphs = graphs or end_to_end([entry.job.graph for entry in entries])
         self._arrays = with_room(self._arrays, len(graphs.cells), len(graphs.dependencies), len(entries))
         rows = np.empty(len(entries), np.int64)
         self._kernels.join(
