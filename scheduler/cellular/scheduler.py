@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
-from penstock.scheduler.cellular.cost import TaskCost
+from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.settings import CellSettings
 from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, end_to_end, find_invalid
@@ -46,6 +46,7 @@ class CellScheduler:
         if not rules or any(rule.max_rows < 1 or rule.max_steps < 1 for rule in rules):
             raise ValueError(f"There must be cells, with max_rows and max_steps of 1 or more. Given: {list(rules)}")
         self.cost = TaskCost()
+        self._host_s = settings.host_s
         self._rules, self._settings = tuple(rules), settings
         self._devices = [Device(len(rules)) for _ in range(settings.num_devices)]
         self._active: dict[int, _Active] = {}
@@ -132,6 +133,11 @@ class CellScheduler:
         self._join()
         return ended
 
+    def observe_host(self, measured_s: float) -> None:
+        """Correct `CellSettings.host_s` by the caller's own seconds for a task, its share where devices are several."""
+        if 0 < measured_s < math.inf:
+            self._host_s = corrected(self._host_s, measured_s)
+
     def cancel(self, ids: Iterable[int]) -> int:
         """Remove jobs; returns how many were active. Other ids are skipped.
 
@@ -199,7 +205,7 @@ class CellScheduler:
         rule, place = self._rules[cell], self._devices[device]
         num_rows = min(online[cell] + bulk[cell], rule.max_rows)
         num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
-        host_s = self._settings.host_s
+        host_s = self._host_s
         quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
         rows = place.table.plan(cell, num_rows, quantum)
         quantum = min(quantum, power_of_two(rows.longest))

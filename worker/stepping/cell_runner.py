@@ -1,7 +1,8 @@
 """The step runner of a model made of cells: one scheduler over one or several devices."""
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,12 @@ class CellRunner:
     takes them.
     """
 
-    def __init__(self, specs: Sequence[CellSpec], engines: Sequence[StepEngine]) -> None:
+    def __init__(
+        self,
+        specs: Sequence[CellSpec],
+        engines: Sequence[StepEngine],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """specs: of the model. engines: one of each device, all with these cells and equally many slots."""
         num_slots = engines[0].num_slots
         if any(engine.num_slots != num_slots for engine in engines):
@@ -62,6 +68,9 @@ class CellRunner:
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
+        self._clock = clock
+        self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
+        self._starting_s = 0.0  # of the engines' `start` since then: on a CPU it computes
         self._isolating: set[int] = set()  # devices with a task that did not start; it ends before the next one starts
 
     @property
@@ -103,6 +112,8 @@ class CellRunner:
         started, self._started = self._started, []
         expired, self._rejected = self._rejected, []
         done = self._finish(self._underway.popleft(), now) if self._underway else StepEvents()
+        if self.is_idle:
+            self._result_at = None
         return done._replace(started=started, expired=expired)
 
     def check_integrity(self) -> None:
@@ -130,6 +141,7 @@ class CellRunner:
             self._open(list(dict.fromkeys(task.jobs[is_fresh].tolist())), task.device)
             keys = self._jobs.sessions[task.jobs]
         batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
+        began = self._clock()
         try:
             running = engine.start(batch.batch)
         except DeviceFailed:
@@ -137,6 +149,7 @@ class CellRunner:
         except Exception as error:  # of the engine, on some of the rows
             running = IsolatedCells(engine, batch.batch, error)
             self._isolating.add(task.device)
+        self._starting_s += self._clock() - began
         self._underway.append(_Underway(task, batch, running))
 
     def _open(self, handles: list[int], device: int) -> None:
@@ -174,6 +187,7 @@ class CellRunner:
         return StepEvents(finished=finished, failed=failed, stats=stats)
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
+        self._observe_host()
         try:
             return running.result()
         except DeviceFailed:
@@ -182,6 +196,15 @@ class CellRunner:
             if isinstance(running, IsolatedCells):
                 raise  # the engine failed on a probe too
             return failed_output(self._specs[task.cell], batch.batch, error)
+        finally:
+            self._result_at = self._clock()
+
+    def _observe_host(self) -> None:
+        """Tell the scheduler the host's time between the last result and this wait, for quanta that hide it."""
+        if self._result_at is not None:
+            own_s = self._clock() - self._result_at - self._starting_s
+            self._scheduler.observe_host(own_s * len(self._devices))
+        self._starting_s = 0.0
 
     def _reject(self, rejected: Sequence[RejectedJob]) -> None:
         """Jobs that the scheduler has removed, as their deadlines have passed."""
