@@ -17,7 +17,6 @@ from penstock.scheduler.cellular.arrays import (
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
-    GONE,
     ID,
     INDEX,
     JOB,
@@ -98,7 +97,7 @@ def join(
         jobs[job, OPEN] = num_nodes[number]
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
-        jobs[job, GONE] = 0
+        arrays.is_gone[job] = False
         arrays.due[job] = due[number]
         lists[job] = NONE
         arrays.slots[jobs[job, BULK]] += jobs[job, SLOTS]

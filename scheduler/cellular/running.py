@@ -21,7 +21,6 @@ from penstock.scheduler.cellular.arrays import (
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
-    GONE,
     ID,
     INDEX,
     JOB,
@@ -96,10 +95,10 @@ def settle(
 
     NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
     """
-    nodes, jobs = arrays.nodes, arrays.jobs
+    nodes, jobs, is_gone = arrays.nodes, arrays.jobs, arrays.is_gone
     for row in range(len(rows)):
         node = rows[row]
-        may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], GONE]
+        may_be_short = is_stopped[row] or nodes[node, ENDED] or is_gone[nodes[node, JOB]]
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
             return NONE
     stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
@@ -110,7 +109,7 @@ def settle(
         nodes[node, ROWS] -= 1
         jobs[job, OUTSTANDING] -= 1
         is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
-        if is_done and not nodes[node, ENDED] and not jobs[job, GONE]:
+        if is_done and not nodes[node, ENDED] and not is_gone[job]:
             if nodes[node, LEFT] > 0:
                 _withdraw(nodes, arrays.lists, node)
                 arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
@@ -120,10 +119,10 @@ def settle(
             nodes[node, ENDED] = 1
             jobs[job, OPEN] -= 1
             if jobs[job, OPEN] == 0:
-                jobs[job, GONE] = 1
+                is_gone[job] = True
                 ended[num_ended] = jobs[job, ID]
                 num_ended += 1
-        if jobs[job, GONE] and jobs[job, OUTSTANDING] == 0:
+        if is_gone[job] and jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
     _release(arrays, stopped[:num_stopped])
@@ -143,7 +142,7 @@ def drop(arrays: Arrays, rows: Int64Array) -> None:
             if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
                 arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
             node = nodes[node, SIBLING]
-        jobs[job, GONE] = 1
+        arrays.is_gone[job] = True
         if jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
@@ -214,7 +213,7 @@ def _compact(arrays: Arrays, num_gone: int) -> None:
         kept = 0
         for place in range(arrays.num_jobs[group]):
             job = arrays.order[group, place]
-            if num_gone and arrays.jobs[job, GONE]:
+            if num_gone and arrays.is_gone[job]:
                 num_gone -= 1
             else:
                 arrays.order[group, kept] = job
