@@ -35,7 +35,7 @@ def take(counts: Int32Array, blocks: int, links: Int32Array, length: int) -> int
         counts[blocks + END] += 1 << bucket
     else:
         counts[blocks + bucket] = links[start]
-    return start
+    return start  # type: ignore[no-any-return]  # numpy's
 
 
 @inlined

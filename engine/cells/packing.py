@@ -7,6 +7,7 @@ of each slot; then of each input the offsets and the values. Slots and reads are
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
 
@@ -22,8 +23,15 @@ def pack(graph: "Unfolded") -> Int32Array:
     """The packed graph. Inputs are in the order of their names; an input's last offset is the number of its values."""
     plan = graph.slot_plan
     names = sorted(graph.inputs)
-    header = [*graph.reads.shape, len(names), plan.num_slots, 0]
-    nodes = [graph.cells, graph.steps, plan.slots, plan.is_last, graph.reads.ravel(), np.ravel(plan.spare)]
+    header: npt.ArrayLike = [*graph.reads.shape, len(names), plan.num_slots, 0]
+    nodes: list[npt.ArrayLike] = [
+        graph.cells,
+        graph.steps,
+        plan.slots,
+        plan.is_last,
+        graph.reads.ravel(),
+        np.ravel(plan.spare),
+    ]
     inputs = [part for name in names for part in (graph.inputs[name].offsets, graph.inputs[name].values)]
     packed: Int32Array = np.concatenate([header, *nodes, plan.references, *inputs], dtype=np.int32, casting="same_kind")
     packed[SIZE] = len(packed)
