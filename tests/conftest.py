@@ -5,6 +5,7 @@ The summary names every skip; under CI a missing broker fails.
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must run the integration tests, but {missing}.", pytrace=False)
         pytest.skip(missing)
+
+
+@pytest.fixture
+def sighup() -> Iterator[None]:
+    """Let SIGHUP reach the processes that a test starts. Under nohup the tests themselves, and so these, ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,7 @@ def test_a_job_runs_on_its_own_broker_and_worker_and_ends_them(source: Path, tmp
     wait_for(lambda: not any(map(is_alive, below)), 10.0)
 
 
+@pytest.mark.usefixtures("sighup")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_job_that_is_ended_leaves_no_process_and_no_data(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

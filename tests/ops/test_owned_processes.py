@@ -107,6 +107,7 @@ def test_the_folder_of_an_owner_that_lives_is_kept(folders: Path) -> None:
     assert sorted(path.name for path in folders.iterdir()) == ["a-link", "a-without-a-lock"]
 
 
+@pytest.mark.usefixtures("sighup")
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_command_whose_terminal_is_closed_cleans_up(tmp_path: Path, is_closed: bool) -> None:
     pid, terminal = pty.fork()

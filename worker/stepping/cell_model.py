@@ -1,15 +1,17 @@
 """A model made of cells: warmed up, and served step by step. Imports torch."""
 
 import functools
+import itertools
 import time
 from collections.abc import Callable
 
 import structlog
 
 from penstock.engine import ServedCells
+from penstock.engine.cells.errors import InvalidCell
 from penstock.engine.cells.graph import GraphBuilder, GraphLimits
 from penstock.engine.cells.model import CellModel
-from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.errors import EngineError, UnsupportedCheckpoint
 from penstock.producer.wire.sequence_codec import MAX_COLUMNS
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.requests.request import PendingSequence
@@ -19,7 +21,7 @@ from penstock.worker.stepping.sequence_checks import SequenceChecks
 from penstock.worker.stepping.sequence_work import SequenceWork
 from penstock.worker.stepping.step_model import StepModel
 
-_WARM_UP_S = 3.0  # at most, beside its last task
+_WARM_UP_S = 3.0  # after which no batch begins, but each cell's first
 _WARM_UP_ROWS = (1, 8, 64)  # of one task
 
 log = structlog.get_logger("penstock.cells")
@@ -36,9 +38,12 @@ def served_cells(served: ServedCells) -> Callable[[], ServedModel]:
         )
     model = served.model
     runner = CellRunner(model.specs, [served.engine()])
-    _warm_up(runner, model)
+    failed = _warm_up(runner, model)
+    sound = [cell for cell in range(len(model.specs)) if cell not in failed]
+    if not sound:
+        raise InvalidCell(f"no cell can run a step of zeros, by which an idle engine is checked: {failed[0]}")
     checks = SequenceChecks(model, served.num_slots, served.limits)
-    probe = one_step(model, 0)
+    probe = one_step(model, sound[0])
     return functools.partial(StepModel, served.info, runner, _work, probe, read_fields=checks.work)
 
 
@@ -57,17 +62,21 @@ def _work(sequence: PendingSequence) -> SequenceWork:
     return sequence.work
 
 
-def _warm_up(runner: CellRunner, model: CellModel) -> None:
-    """Run batches of growing size of each cell: libraries are loaded, and the scheduler learns the times of tasks."""
+def _warm_up(runner: CellRunner, model: CellModel) -> dict[int, EngineError]:
+    """Run batches of growing size of each cell: libraries are loaded, and the scheduler learns the times of tasks.
+
+    Returns the cells that fail on a step of zeros, which a cell may.
+    """
     started, num_tasks = time.monotonic(), 0
-    for rows in _WARM_UP_ROWS:
-        for cell in range(len(model.specs)):
-            work = one_step(model, cell)
-            runner.add([StepJob(row, work, started, None, False) for row in range(rows)])
-            while not runner.is_idle and time.monotonic() - started < _WARM_UP_S:
-                runner.advance(time.monotonic())
-                num_tasks += 1
-            runner.cancel(range(rows))
-    while not runner.is_idle:
-        runner.advance(time.monotonic())
+    failed: dict[int, EngineError] = {}
+    for rows, cell in itertools.product(_WARM_UP_ROWS, range(len(model.specs))):
+        if rows > 1 and time.monotonic() - started > _WARM_UP_S:
+            break
+        work = one_step(model, cell)
+        runner.add([StepJob(row, work, started, None, False) for row in range(rows)])
+        while not runner.is_idle:
+            for error in runner.advance(time.monotonic()).failed.values():
+                failed[cell] = error
+            num_tasks += 1
     log.info("steps_timed", tasks=num_tasks, rows=rows, seconds=round(time.monotonic() - started, 3))
+    return failed
