@@ -60,7 +60,8 @@ class Unfolded:
     @cached_property
     def packed(self) -> Int32Array:
         """The graph as one array: see packing.py."""
-        return pack(self)
+        inputs = [(self.inputs[name].offsets, self.inputs[name].values) for name in sorted(self.inputs)]
+        return pack(self.cells, self.steps, self.reads, self.slot_plan, inputs)
 
     @cached_property
     def dependencies(self) -> tuple[Int32Array, Int32Array]:

@@ -71,7 +71,8 @@ class NodeTable:
 
     def is_closed(self, keys: Int32Array) -> npt.NDArray[np.bool_]:
         """Whether requests have left [G]."""
-        return self.requests[keys, IS_CLOSED] != 0
+        is_closed: npt.NDArray[np.bool_] = self.requests[keys, IS_CLOSED] != 0
+        return is_closed
 
     def values_of(self, node: int, column: int, width: int) -> Int32Array:
         """What a node has emitted so far [steps, width]."""

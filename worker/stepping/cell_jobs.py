@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.cells.contract import Int32Array
 from penstock.engine.cells.graph import Unfolded
@@ -68,8 +67,9 @@ class CellJobs:
     def open_on(self, handles: Sequence[int], device: int) -> Int32Array:
         """Keys of the sessions on a device that these jobs have."""
         index = list(handles)
-        sessions: npt.NDArray[np.int32] = self.sessions[index]
-        return sessions[(self.devices[index] == device) & (sessions != NOT_OPEN)]
+        sessions = self.sessions[index]
+        found: Int32Array = sessions[(self.devices[index] == device) & (sessions != NOT_OPEN)]
+        return found
 
     def _grow(self) -> None:
         size = len(self._ids)
