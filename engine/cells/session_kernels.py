@@ -67,11 +67,12 @@ def advance(nodes: Int32Array, slots: Int32Array, places: Int32Array, values: In
         write[row] = nodes[node, SLOT]
         for place in range(read.shape[1]):
             read[row, place] = slots[node, READ, place] if begun == 0 else nodes[node, SLOT]
-        last = nodes[node, STEPS] - 1
+        last = nodes[node, STEPS] - 1 - begun
         for column in range(len(given)):
-            start, stride = places[node, START, column], places[node, STRIDE, column]
-            for step in range(given.shape[2]):
-                given[column, row, step] = values[start + min(begun + step, last) * stride]
+            stride, out = places[node, STRIDE, column], given[column, row]
+            start = places[node, START, column] + begun * stride
+            for step in range(len(out)):
+                out[step] = values[start + min(step, last) * stride]
         nodes[node, BEGUN] += steps[row]
         requests[keys[row], UNDERWAY] += 1
     return 0

@@ -89,11 +89,10 @@ class CellRunner:
             works.append(job.work)
         cell_jobs = []
         for job, work in zip(jobs, works, strict=True):
-            handle, graph = self._jobs.add(job.id, work.graph), work.graph
+            graph = work.graph
+            handle, num_slots = self._jobs.add(job.id, graph), graph.slot_plan.num_slots
             cell_graph = CellGraph(graph.cells, graph.steps, *graph.dependencies)
-            cell_jobs.append(
-                CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, graph.slot_plan.num_slots)
-            )
+            cell_jobs.append(CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, num_slots))
         self._reject(self._scheduler.add(cell_jobs, max([job.arrival for job in jobs])))
 
     def cancel(self, ids: Sequence[int]) -> None:
