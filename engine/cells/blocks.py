@@ -1,30 +1,46 @@
-"""Contiguous ranges of a growing array, handed out and taken back."""
+"""Contiguous ranges of a growing array in sizes of powers of two, handed out and taken back. For compiled callers.
 
-from collections import defaultdict
+The lists of free blocks are in `counts`: at `blocks` + i the first one of 2 ** i elements, each with the next one in
+`links`, and at `blocks` + END where the elements begin that were in no block yet. Blocks never move.
+"""
 
+from collections.abc import Callable
+from typing import TypeVar, cast
 
-class Blocks:
-    """Ranges of power-of-two sizes. A freed range serves the next request of its size; ranges never move."""
+from numba.extending import register_jitable
 
-    def __init__(self) -> None:
-        self.end = 0  # of the last range; the array must reach so far
-        self.num_taken = 0
-        self._free: defaultdict[int, list[int]] = defaultdict(list)  # size -> starts
+from penstock.engine.cells.contract import Int32Array
+from penstock.engine.cells.node_table import END, NONE
 
-    def take(self, length: int) -> int:
-        """The start of a range of at least `length` elements."""
-        size = _size(length)
-        self.num_taken += 1
-        if starts := self._free[size]:
-            return starts.pop()
-        self.end += size
-        return self.end - size
-
-    def give_back(self, start: int, length: int) -> None:
-        """Free a range that `take(length)` returned."""
-        self.num_taken -= 1
-        self._free[_size(length)].append(start)
+_Function = TypeVar("_Function", bound=Callable[..., object])
+inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
-def _size(length: int) -> int:
-    return 1 << max(0, length - 1).bit_length()
+@inlined
+def bucket_of(length: int) -> int:
+    """The power of two that is `length` or more."""
+    bucket = 0
+    while 1 << bucket < length:
+        bucket += 1
+    return bucket
+
+
+@inlined
+def take(counts: Int32Array, blocks: int, links: Int32Array, length: int) -> int:
+    """The start of a block of `length` elements or more: a free one of its size, else from the end."""
+    bucket = bucket_of(length)
+    start = counts[blocks + bucket]
+    if start == NONE:
+        start = counts[blocks + END]
+        counts[blocks + END] += 1 << bucket
+    else:
+        counts[blocks + bucket] = links[start]
+    return start  # type: ignore[no-any-return]  # numpy's
+
+
+@inlined
+def give_back(counts: Int32Array, blocks: int, links: Int32Array, start: int, length: int) -> None:
+    """Free a block that `take` returned for this length."""
+    bucket = bucket_of(length)
+    links[start] = counts[blocks + bucket]
+    counts[blocks + bucket] = start

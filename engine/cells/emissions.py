@@ -61,25 +61,12 @@ def max_bytes(graph: "Unfolded", specs: Sequence["CellSpec"]) -> int:
     return _ITEM_BYTES * total
 
 
-def join(outputs: Sequence[NodeOutput], emissions: Sequence[Emission]) -> Float32Array:
-    """The number of rows of each column, and the columns end to end: the nodes' rows, in the nodes' order.
+def split(row: Float32Array, emissions: Sequence[Emission]) -> Mapping[str, Emitted]:
+    """The columns of a result, each [rows, width].
 
+    A result is the number of rows of each column, and the columns end to end: the nodes' rows, in the nodes' order.
     Integers, and the numbers of rows, are there by their bits.
     """
-    parts = [[output.values[name] for output in outputs if name in output.values] for name, _, _ in emissions]
-    counts = np.array([sum(map(len, column)) for column in parts], np.int32)
-    flat = [np.ascontiguousarray(part).view(np.float32).ravel() for column in parts for part in column]
-    return np.concatenate([counts.view(np.float32), *flat])
-
-
-def has_nan(outputs: Sequence[NodeOutput]) -> bool:
-    """Whether a node has emitted NaN: an engine on a GPU does not look."""
-    floats = [values for output in outputs for values in output.values.values() if values.dtype == np.float32]
-    return any(np.isnan(values).any() for values in floats)
-
-
-def split(row: Float32Array, emissions: Sequence[Emission]) -> Mapping[str, Emitted]:
-    """The columns of what `join` returned, each [rows, width]."""
     counts = row[: len(emissions)].view(np.int32).tolist()
     columns: dict[str, Emitted] = {}
     start = len(emissions)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.engine.cells.contract import NO_NODE, CellSpec, Int32Array
 from penstock.engine.cells.errors import EmptySequence, GraphTooLarge, InvalidRequest, UnknownCell, WrongArity
+from penstock.engine.cells.packing import pack
 from penstock.engine.cells.slot_plan import SlotPlan, plan_slots
 
 Rows = npt.NDArray[np.int64]
@@ -47,12 +48,32 @@ class Unfolded:
     cells: Int32Array  # [N] index of each node's cell type
     steps: Int32Array  # [N] steps of each node, at least 1; at most so many where the cell has a stop
     reads: Int32Array  # [N, largest arity] nodes whose states are read; NO_NODE: zeros
-    inputs: Mapping[str, InputValues]
+    inputs: Mapping[str, InputValues]  # all that the model's cells name
+
+    # What follows is worked out once, for the graph is a checked one and does not change.
 
     @cached_property
     def slot_plan(self) -> SlotPlan:
-        """The slots that it needs. Worked out once, for the graph is a checked one and does not change."""
+        """The slots that it needs."""
         return plan_slots(self.reads)
+
+    @cached_property
+    def packed(self) -> Int32Array:
+        """The graph as one array: see packing.py."""
+        inputs = [(self.inputs[name].offsets, self.inputs[name].values) for name in sorted(self.inputs)]
+        return pack(self.cells, self.steps, self.reads, self.slot_plan, inputs)
+
+    @cached_property
+    def dependencies(self) -> tuple[Int32Array, Int32Array]:
+        """Offsets [N + 1] and, end to end, the nodes that must end before each node starts."""
+        if len(self.reads) == 1:
+            return _NO_DEPENDENCIES
+        reads = np.sort(self.reads, axis=1)
+        is_dependency = reads != NO_NODE
+        is_dependency[:, 1:] &= reads[:, 1:] != reads[:, :-1]
+        offsets = np.zeros(len(reads) + 1, np.int32)
+        np.cumsum(is_dependency.sum(axis=1), out=offsets[1:])
+        return offsets, reads[is_dependency]
 
     def require_slots(self, num_slots: int) -> None:
         """Raise GraphTooLarge where a pool with so many slots could not hold the request, even alone."""
@@ -67,15 +88,6 @@ class Unfolded:
         if len(self.cells) == 1:
             return [(int(self.cells[0]), np.zeros(1, np.int64))]
         return [(cell, np.flatnonzero(self.cells == cell)) for cell in sorted(set(self.cells.tolist()))]
-
-    def dependencies(self) -> tuple[Int32Array, Int32Array]:
-        """Offsets [N + 1] and, end to end, the nodes that must end before each node starts."""
-        reads = np.sort(self.reads, axis=1)
-        is_dependency = reads != NO_NODE
-        is_dependency[:, 1:] &= reads[:, 1:] != reads[:, :-1]
-        offsets = np.zeros(len(reads) + 1, np.int32)
-        np.cumsum(is_dependency.sum(axis=1), out=offsets[1:])
-        return offsets, reads[is_dependency]
 
 
 class GraphBuilder:
@@ -145,6 +157,7 @@ class GraphBuilder:
 
 
 _NONE = np.zeros(0, np.int32)
+_NO_DEPENDENCIES = np.zeros(2, np.int32), _NONE  # of one node
 
 
 def _int32(name: str, values: Sequence[int] | Int32Array) -> Int32Array:

@@ -83,14 +83,17 @@ def _late_read(graph: Unfolded, node: int) -> InvalidGraph:
 
 def _check_inputs(graph: Unfolded, specs: Sequence[CellSpec]) -> None:
     num_nodes, groups = len(graph.cells), graph.by_cell()
+    names = {name for spec in specs for name in spec.inputs}
+    if graph.inputs.keys() != names:
+        raise InvalidRequest(
+            f"the model's cells need the inputs {sorted(names)}; {sorted(names - graph.inputs.keys())} are missing, "
+            f"and {sorted(graph.inputs.keys() - names)} are unknown."
+        )
     for name, (_, offsets) in graph.inputs.items():
         if len(offsets) != num_nodes + 1:
             raise InvalidRequest(f"input {name!r} needs {num_nodes + 1} offsets; found {len(offsets)}.")
     for cell, mine in groups:
         spec = specs[cell]
-        missing = set(spec.inputs) - graph.inputs.keys()
-        if missing:
-            raise InvalidRequest(f"cell {spec.name!r} needs the inputs {spec.inputs}; {sorted(missing)} are missing.")
         for name, given in graph.inputs.items():
             _check_counts(graph.steps[mine], given.counts[mine], mine, name, spec)
             if name in spec.input_sizes:

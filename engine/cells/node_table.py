@@ -1,136 +1,118 @@
-"""The nodes of all active requests as one array, and the values that go in and out of them as another.
-
-A batch is then made and taken apart by a few numpy operations, however many requests it has rows of.
-"""
+"""The active requests, their nodes and their values, as arrays for the kernels of session_kernels.py."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.cells.blocks import Blocks
-from penstock.engine.cells.contract import NO_SLOT, CellSpec, Int32Array
-from penstock.engine.cells.graph import Unfolded
+from penstock.engine.cells.contract import CellSpec, Int32Array
 
+NONE = -1
 
-class NodeRange(NamedTuple):
-    """Where a request lies in the table."""
-
-    first: int
-    num_nodes: int
-    first_value: int
-    num_values: int
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.first, self.first + self.num_nodes)
+# Fields of a node. STEPS: at most. BEGUN: steps given to batches. DONE: steps that have run. SLOT: written. IS_LAST: no
+# node reads it. HAS_READ: its first batch has ended. NEXT_BLOCK: where a free block of nodes begins, the next such one.
+REQUEST, CELL, STEPS, BEGUN, DONE, SLOT, IS_LAST, HAS_READ, HAS_ENDED, NEXT_BLOCK = range(10)
+# What a node reads: slots, and those of them that it does not write too.
+READ, SPARE = range(2)
+# Where its inputs and emissions lie. STRIDE: values of one step; 0: one value for all steps.
+START, STRIDE = range(2)
+# Fields of a request. NODE and VALUE: the first; of a free row, NODE is the next free one. OPEN_NODES: not yet ended.
+# UNDERWAY: its rows in batches that were begun and not yet applied.
+NODE, NUM_NODES, VALUE, NUM_VALUES, OPEN_NODES, UNDERWAY, IS_CLOSED, HAS_FAILED = range(8)
+# Fields of `counts`. NUM_KNOWN: requests that have rows, also closed ones with batches underway. OF_NODES + i: the
+# first free block of 2 ** i nodes. OF_NODES + END: where nodes begin that were in no block yet. OF_VALUES: likewise.
+FREE_REQUEST, NUM_KNOWN, NUM_OPEN = range(3)
+END = 32
+OF_NODES, OF_VALUES = 3, 4 + END
 
 
 class NodeTable:
-    """Rows of nodes and their values. A request's rows are contiguous, and stay where they are."""
+    """Arrays that grow. A request's nodes are contiguous and so are its values; both stay where they are."""
 
     def __init__(self, specs: Sequence[CellSpec]) -> None:
-        self._specs = specs
+        names = sorted({name for spec in specs for name in spec.inputs})
+        self.num_inputs = len(names)
         self.arity = max(spec.arity for spec in specs)
-        self._num_columns = max(1, *(len(spec.inputs) + len(spec.emits) for spec in specs))
-        self._node_blocks, self._value_blocks = Blocks(), Blocks()
-        self.nodes: npt.NDArray[Any] = np.zeros(0, self._fields())
-        self.values = np.zeros(0, np.int32)  # inputs and emissions; floats by their bits
-
-    def _fields(self) -> np.dtype[Any]:
-        columns = (self._num_columns,)
-        return np.dtype(
-            [
-                ("cell", np.int32),
-                ("steps", np.int32),  # at most
-                ("begun", np.int32),  # steps given to batches
-                ("done", np.int32),  # steps that have run
-                ("underway", np.int32),  # batches started and not yet applied
-                ("first", np.int32),  # row of the request's first node
-                ("slot", np.int32),  # written
-                ("reads", np.int32, (self.arity,)),  # slots of the nodes that are read
-                ("spare", np.int32, (self.arity,)),  # those of them that are not written too
-                ("starts", np.int32, columns),  # of each input, then of each emission, in `values`
-                ("strides", np.int32, columns),  # values of one step; 0: one value for all steps
-                ("is_last", np.bool_),  # no node reads it
-                ("has_read", np.bool_),
-                ("has_ended", np.bool_),
-                ("is_closed", np.bool_),
-            ]
-        )
+        self.inputs = np.full((len(specs), max(1, *[len(spec.inputs) for spec in specs])), NONE, np.int32)
+        self.widths = np.zeros((len(specs), max(1, *[len(spec.emits) for spec in specs])), np.int32)
+        for cell, spec in enumerate(specs):
+            self.inputs[cell, : len(spec.inputs)] = [names.index(name) for name in spec.inputs]
+            self.widths[cell, : len(spec.emits)] = [emission.width for emission in spec.emits]
+        num_columns = self.inputs.shape[1] + self.widths.shape[1]
+        self.nodes = np.zeros((0, 10), np.int32)  # [N]
+        self.slots = np.zeros((0, 2, self.arity), np.int32)  # [N] READ and SPARE
+        self.places = np.zeros((0, 2, num_columns), np.int32)  # [N] START and STRIDE of inputs, then of emissions
+        self.values = np.zeros(0, np.int32)  # floats by their bits
+        self.requests = np.zeros((0, 8), np.int32)
+        self.counts = np.full(OF_VALUES + END + 1, NONE, np.int32)
+        self.counts[[NUM_KNOWN, NUM_OPEN, OF_NODES + END, OF_VALUES + END]] = 0
+        self.released = np.zeros(0, np.int32)  # written by a kernel: slots, as many as all nodes could release
 
     @property
-    def num_requests(self) -> int:
-        """Requests whose rows are in use."""
-        return self._node_blocks.num_taken
+    def first_emission(self) -> int:
+        """The column of `places` with a cell's first emission."""
+        return self.inputs.shape[1]
 
-    def add(self, graph: Unfolded, slots: Int32Array) -> NodeRange:
-        """Write a request's nodes and inputs. slots: of the pool, one for each that the graph's plan numbers."""
-        plan = graph.slot_plan
-        starts, strides, num_values = self._layout(graph)
-        num_nodes = len(graph.cells)
-        place = NodeRange(self._node_blocks.take(num_nodes), num_nodes, self._value_blocks.take(num_values), num_values)
-        self.nodes = _grown(self.nodes, self._node_blocks.end)
-        self.values = _grown(self.values, self._value_blocks.end)
-        starts += place.first_value
-        slot_of = np.append(slots, NO_SLOT).astype(np.int32)  # index -1: NO_SLOT
-        own = slot_of[plan.slots]
-        nodes = np.zeros(num_nodes, self.nodes.dtype)
-        nodes["cell"], nodes["steps"], nodes["first"] = graph.cells, graph.steps, place.first
-        nodes["slot"] = own
-        nodes["reads"] = np.append(own, np.int32(NO_SLOT))[graph.reads[:, : self.arity]]
-        nodes["spare"] = slot_of[plan.spare][:, : self.arity]
-        nodes["starts"], nodes["strides"], nodes["is_last"] = starts, strides, plan.is_last
-        self.nodes[place.rows] = nodes
-        self._write_inputs(graph, starts)
-        return place
+    def reserve(self, num_requests: int, num_nodes: int, num_values: int) -> None:
+        """Make room for requests whose blocks have so many nodes and values."""
+        num_nodes += int(self.counts[OF_NODES + END])
+        self.nodes = _grown(self.nodes, num_nodes)
+        self.slots, self.places = _grown(self.slots, num_nodes), _grown(self.places, num_nodes)
+        self.values = _grown(self.values, int(self.counts[OF_VALUES + END]) + num_values)
+        if len(self.released) < len(self.nodes) * (self.arity + 1):
+            self.released = np.zeros(len(self.nodes) * (self.arity + 1), np.int32)
+        size = len(self.requests)
+        self.requests = _grown(self.requests, int(self.counts[NUM_KNOWN]) + num_requests)
+        if len(self.requests) > size:
+            self.requests[size:, NODE] = np.arange(size + 1, len(self.requests) + 1)
+            self.requests[-1, NODE] = self.counts[FREE_REQUEST]
+            self.counts[FREE_REQUEST] = size
 
-    def remove(self, place: NodeRange) -> None:
-        """Free a request's rows and values."""
-        self._node_blocks.give_back(place.first, place.num_nodes)
-        self._value_blocks.give_back(place.first_value, place.num_values)
+    def is_closed(self, keys: Int32Array) -> npt.NDArray[np.bool_]:
+        """Whether requests have left [G]."""
+        is_closed: npt.NDArray[np.bool_] = self.requests[keys, IS_CLOSED] != 0
+        return is_closed
 
-    def _layout(self, graph: Unfolded) -> tuple[Int32Array, Int32Array, int]:
-        """Starts and strides [N, columns] of a request's values, from 0, and their number."""
-        shape = (len(graph.cells), self._num_columns)
-        lengths, strides = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for cell, mine in graph.by_cell():
-            spec, steps = self._specs[cell], graph.steps[mine]
-            for column, name in enumerate(spec.inputs):
-                counts = graph.inputs[name].counts[mine]
-                lengths[mine, column] = counts
-                strides[mine, column] = counts > 1
-            for column, emission in enumerate(spec.emits, len(spec.inputs)):
-                lengths[mine, column] = steps * emission.width
-                strides[mine, column] = emission.width
-        ends = np.cumsum(lengths, dtype=np.int32).reshape(shape)
-        return ends - lengths, strides, int(ends[-1, -1])
+    def values_of(self, node: int, column: int, width: int) -> Int32Array:
+        """What a node has emitted so far [steps, width]."""
+        start = self.places[node, START, column]
+        return self.values[start : start + self.nodes[node, DONE] * width].reshape(-1, width)
 
-    def _write_inputs(self, graph: Unfolded, starts: Int32Array) -> None:
-        for cell, mine in graph.by_cell():
-            for column, name in enumerate(self._specs[cell].inputs):
-                given = graph.inputs[name]
-                if len(mine) == 1:
-                    first, start, count = given.offsets[mine[0]], starts[mine[0], column], given.counts[mine[0]]
-                    self.values[start : start + count] = given.values[first : first + count]
-                    continue
-                counts = given.counts[mine]
-                inside = _ranges(counts)
-                sources = np.repeat(given.offsets[:-1][mine], counts) + inside
-                self.values[np.repeat(starts[mine, column], counts) + inside] = given.values[sources]
+    def check_integrity(self) -> None:
+        """Raise unless each request, node and value is in use or free, and none is both."""
+        known = self.requests[self.requests[:, NUM_NODES] > 0]
+        if [len(known), (known[:, IS_CLOSED] == 0).sum()] != self.counts[[NUM_KNOWN, NUM_OPEN]].tolist():
+            raise RuntimeError("the rows of requests in use are not as many as the requests. This is a bug.")
+        for blocks, links, first, size in (
+            (OF_NODES, self.nodes[:, NEXT_BLOCK], NODE, NUM_NODES),
+            (OF_VALUES, self.values, VALUE, NUM_VALUES),
+        ):
+            used = [(start, _bucket(length)) for start, length in known[:, [first, size]].tolist()]
+            ranges = sorted([(start, start + (1 << bucket)) for start, bucket in used + self._free(blocks, links)])
+            ends = [0, *[end for _, end in ranges]]
+            if [start for start, _ in ranges] != ends[:-1] or ends[-1] != self.counts[blocks + END]:
+                raise RuntimeError("the blocks in use and the free ones do not make up the table. This is a bug.")
+
+    def _free(self, blocks: int, links: Int32Array) -> list[tuple[int, int]]:
+        """Starts and buckets of free blocks."""
+        found = []
+        for bucket in range(END):
+            start = int(self.counts[blocks + bucket])
+            while start != NONE:
+                found.append((start, bucket))
+                start = int(links[start])
+        return found
 
 
-def _ranges(counts: Int32Array) -> Int32Array:
-    """0, 1, ... counts[0] - 1, 0, 1, ... counts[1] - 1, ..."""
-    ends = np.cumsum(counts, dtype=np.int32)
-    return np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - counts, counts)
+def _bucket(length: int) -> int:
+    return max(0, length - 1).bit_length()
 
 
 def _grown(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
     """The array, or a copy that is at least twice as long and reaches `length`."""
     if length <= len(array):
         return array
-    larger = np.zeros(max(length, 2 * len(array), 256), array.dtype)
+    larger = np.zeros((max(length, 2 * len(array), 256), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger

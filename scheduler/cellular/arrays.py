@@ -5,19 +5,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 NONE = -1
 
 # Fields of a node. LEFT: steps that are in no task yet. BLOCKED: dependencies with steps that are in no task yet.
 # ROWS: outstanding tasks that hold it. NEXT: in its job's list of ready nodes; of a free row, the next free one.
-# SIBLING: the next node of its job. A node is ready while LEFT > 0, BLOCKED == 0 and its job is not GONE.
+# SIBLING: the next node of its job. A node is ready while LEFT > 0, BLOCKED == 0 and its job is not gone.
 CELL, JOB, INDEX, LEFT, BLOCKED, ROWS, EDGE, NEXT, SIBLING, ENDED = range(10)
 # Fields of an edge, which is in the list of the node that its child waits for.
 CHILD, NEXT_EDGE = range(2)
 # Fields of a job. OPEN: nodes that have not ended. OUTSTANDING: rows of outstanding tasks. NODE: its first node; of a
-# free row, the next free one. GONE: it has ended or left, and its row is free once no row is outstanding.
-ID, NUMBER, BULK, SLOTS, OPEN, OUTSTANDING, NODE, GONE = range(8)
+# free row, the next free one.
+ID, NUMBER, BULK, SLOTS, OPEN, OUTSTANDING, NODE = range(7)
 # Fields of `sizes`: the first free row and the number of free rows, of nodes, edges and jobs.
 FREE_NODE, FREE_EDGE, FREE_JOB, NODES_LEFT, EDGES_LEFT, JOBS_LEFT = range(6)
 
@@ -27,7 +27,8 @@ class Arrays(NamedTuple):
 
     nodes: Int32Array  # [N, 10]
     edges: Int32Array  # [E, 2]
-    jobs: Int64Array  # [J, 8]
+    jobs: Int64Array  # [J, 7]
+    is_gone: BoolArray  # [J] it has ended or left; its row is free once no row is outstanding
     due: Float64Array  # [J]
     lists: Int32Array  # [J, C, 2] first and last ready node of each job, by cell
     ready: Int64Array  # [2, C] ready nodes by class and cell
@@ -44,7 +45,8 @@ def make_arrays(num_cells: int) -> Arrays:
     return Arrays(
         nodes=np.empty((0, 10), int32),
         edges=np.empty((0, 2), int32),
-        jobs=np.empty((0, 8), int64),
+        jobs=np.empty((0, 7), int64),
+        is_gone=np.empty(0, np.bool_),
         due=np.empty(0),
         lists=np.empty((0, num_cells, 2), int32),
         ready=np.zeros((2, num_cells), int64),
@@ -68,7 +70,7 @@ def with_room(arrays: Arrays, num_nodes: int, num_edges: int, num_jobs: int) -> 
         _link(arrays.edges[:, NEXT_EDGE], more, arrays.sizes, FREE_EDGE)
     if jobs_left < num_jobs:
         more = max(num_jobs, len(arrays.jobs))
-        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "due", "lists")}
+        grown = {name: _grown(getattr(arrays, name), more) for name in ("jobs", "is_gone", "due", "lists")}
         arrays = arrays._replace(order=_grown(arrays.order.T, more).T.copy(), **grown)
         _link(arrays.jobs[:, NODE], more, arrays.sizes, FREE_JOB)
     return arrays

@@ -6,6 +6,13 @@ _WEIGHT = 0.2  # of the last task in the mean
 _FAR = 4.0  # an outlier counts as a task that took so many times the mean, or such a part of it
 
 
+def corrected(mean_s: float | None, measured_s: float) -> float:
+    """A mean of recent times after one more, above 0. None: of no time yet."""
+    if not mean_s:
+        return measured_s
+    return mean_s + _WEIGHT * (min(max(measured_s, mean_s / _FAR), mean_s * _FAR) - mean_s)
+
+
 class TaskCost:
     """A table of measured seconds, by cell, rows (in powers of two) and quantum. Each is a mean of recent tasks."""
 
@@ -30,11 +37,8 @@ class TaskCost:
         key = cell, (num_rows - 1).bit_length(), quantum
         mean_s = self._measured.get(key)
         if mean_s is None:
-            self._measured[key] = measured_s
             self._estimated.clear()
-        else:
-            near_s = min(max(measured_s, mean_s / _FAR), mean_s * _FAR)
-            self._measured[key] = mean_s + _WEIGHT * (near_s - mean_s)
+        self._measured[key] = corrected(mean_s, measured_s)
 
     def _estimate(self, cell: int, bucket: int, quantum: int) -> float:
         """In proportion to the quantum. Rows matter less: the next measured bucket counts as it is."""

@@ -17,7 +17,6 @@ from penstock.scheduler.cellular.arrays import (
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
-    GONE,
     ID,
     INDEX,
     JOB,
@@ -36,7 +35,7 @@ from penstock.scheduler.cellular.arrays import (
     SLOTS,
     Arrays,
 )
-from penstock.scheduler.cellular.types import Float64Array, Int32Array, Int64Array
+from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
@@ -72,21 +71,16 @@ def find_invalid(
 
 
 def join(
-    arrays: Arrays,
-    columns: Int64Array,
-    due: Float64Array,
-    num_nodes: Int64Array,
-    cells: Int32Array,
-    steps: Int32Array,
-    offsets: Int32Array,
-    dependencies: Int32Array,
-    rows: Int64Array,
-) -> None:
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
+    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    columns: Int64Array, due_at: Float64Array, num_nodes: Int64Array, cells: Int32Array, steps: Int32Array,
+    offsets: Int32Array, dependencies: Int32Array, rows: Int64Array,
+) -> None:  # fmt: skip
     """Add jobs with valid graphs, end to end, for which there is room. `columns`: ID, NUMBER, BULK, SLOTS of each.
 
     Writes the row of each job to `rows`.
     """
-    nodes, edges, jobs, lists, sizes = arrays.nodes, arrays.edges, arrays.jobs, arrays.lists, arrays.sizes
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
     begin = place = edge_begin = 0
     node_rows = np.empty(num_nodes.max(), np.int32)
     for number in range(len(num_nodes)):
@@ -98,10 +92,10 @@ def join(
         jobs[job, OPEN] = num_nodes[number]
         jobs[job, OUTSTANDING] = 0
         jobs[job, NODE] = NONE
-        jobs[job, GONE] = 0
-        arrays.due[job] = due[number]
+        is_gone[job] = False
+        due[job] = due_at[number]
         lists[job] = NONE
-        arrays.slots[jobs[job, BULK]] += jobs[job, SLOTS]
+        slots[jobs[job, BULK]] += jobs[job, SLOTS]
         for index in range(num_nodes[number]):
             node = sizes[FREE_NODE]
             sizes[FREE_NODE] = nodes[node, NEXT]
@@ -131,7 +125,7 @@ def join(
                 ready_list[0] = node
                 if ready_list[1] == NONE:
                     ready_list[1] = node
-                arrays.ready[jobs[job, BULK], cells[begin + index]] += 1
+                ready[jobs[job, BULK], cells[begin + index]] += 1
         begin += num_nodes[number]
         place += num_nodes[number] + 1
         edge_begin += offsets[place - 1]

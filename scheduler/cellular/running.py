@@ -1,7 +1,8 @@
 """Compiled: nodes in `Arrays` are planned, end and leave. Imported on first use, as joining.py.
 
-In numpy, each of these would take several passes over all jobs. A call with all arrays costs as much as some ten rows
-of work, since numba counts references; so most helpers take many rows.
+In numpy, each of these would take several passes over all jobs. A kernel takes the arrays one by one, since numba takes
+microseconds to unpack a tuple of them. A helper's call with all arrays costs as much as some ten rows of work, since
+numba counts references; so most helpers take many rows.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from penstock.scheduler.cellular.arrays import (
     FREE_EDGE,
     FREE_JOB,
     FREE_NODE,
-    GONE,
     ID,
     INDEX,
     JOB,
@@ -39,26 +39,28 @@ from penstock.scheduler.cellular.arrays import (
     SLOTS,
     Arrays,
 )
-from penstock.scheduler.cellular.types import BoolArray, Int32Array, Int64Array
+from penstock.scheduler.cellular.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _inlined = cast(Callable[[_Function], _Function], register_jitable)  # compiled with the kernel that calls it
 
 
 def plan(
-    arrays: Arrays, cell: int, quantum: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array
-) -> int:
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
+    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    cell: int, quantum: int, rows: Int32Array, steps: Int32Array, ids: Int64Array, indices: Int32Array,
+) -> int:  # fmt: skip
     """Put the ready nodes of a cell that are due first into a task. The last four are its rows, all to be filled.
 
     Returns the most steps of a row; NONE where fewer nodes are ready.
     """
-    nodes, jobs, lists = arrays.nodes, arrays.jobs, arrays.lists
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
     count = longest = 0
     for group in range(2):
-        for place in range(arrays.num_jobs[group]):
+        for place in range(num_jobs[group]):
             if count == len(rows):
                 break
-            job = arrays.order[group, place]
+            job = order[group, place]
             before, node = NONE, lists[job, cell, 0]
             while node != NONE and count < len(rows):
                 following = nodes[node, NEXT]
@@ -72,7 +74,7 @@ def plan(
                 if nodes[node, LEFT] > 0:
                     before = node
                 else:
-                    arrays.ready[group, cell] -= 1
+                    ready[group, cell] -= 1
                     if before == NONE:
                         lists[job, cell, 0] = following
                     else:
@@ -85,21 +87,18 @@ def plan(
 
 
 def settle(
-    arrays: Arrays,
-    rows: Int32Array,
-    asked: Int32Array,
-    ran: Int32Array,
-    is_stopped: BoolArray,
-    ended: Int64Array,
-) -> int:
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
+    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    rows: Int32Array, asked: Int32Array, ran: Int32Array, is_stopped: BoolArray, ended: Int64Array,
+) -> int:  # fmt: skip
     """The task of these rows has ended. Writes the ids of the jobs that ended with it, and returns how many.
 
     NONE, and nothing changed: a row ran more steps than asked, or fewer and did not stop.
     """
-    nodes, jobs = arrays.nodes, arrays.jobs
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
     for row in range(len(rows)):
         node = rows[row]
-        may_be_short = is_stopped[row] or nodes[node, ENDED] or jobs[nodes[node, JOB], GONE]
+        may_be_short = is_stopped[row] or nodes[node, ENDED] or is_gone[nodes[node, JOB]]
         if not (ran[row] == asked[row] or (may_be_short and 0 <= ran[row] < asked[row])):
             return NONE
     stopped, free_jobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
@@ -110,20 +109,20 @@ def settle(
         nodes[node, ROWS] -= 1
         jobs[job, OUTSTANDING] -= 1
         is_done = is_stopped[row] or (nodes[node, LEFT] == 0 and nodes[node, ROWS] == 0)
-        if is_done and not nodes[node, ENDED] and not jobs[job, GONE]:
+        if is_done and not nodes[node, ENDED] and not is_gone[job]:
             if nodes[node, LEFT] > 0:
-                _withdraw(nodes, arrays.lists, node)
-                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                _withdraw(nodes, lists, node)
+                ready[jobs[job, BULK], nodes[node, CELL]] -= 1
                 nodes[node, LEFT] = 0
                 stopped[num_stopped] = node
                 num_stopped += 1
             nodes[node, ENDED] = 1
             jobs[job, OPEN] -= 1
             if jobs[job, OPEN] == 0:
-                jobs[job, GONE] = 1
+                is_gone[job] = True
                 ended[num_ended] = jobs[job, ID]
                 num_ended += 1
-        if jobs[job, GONE] and jobs[job, OUTSTANDING] == 0:
+        if is_gone[job] and jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
     _release(arrays, stopped[:num_stopped])
@@ -133,17 +132,21 @@ def settle(
     return num_ended
 
 
-def drop(arrays: Arrays, rows: Int64Array) -> None:
+def drop(
+    nodes: Int32Array, edges: Int32Array, jobs: Int64Array, is_gone: BoolArray, due: Float64Array, lists: Int32Array,
+    ready: Int64Array, order: Int32Array, num_jobs: Int64Array, slots: Int64Array, sizes: Int64Array,
+    rows: Int64Array,
+) -> None:  # fmt: skip
     """Remove jobs. The row of one with outstanding rows becomes free when those have ended."""
-    nodes, jobs = arrays.nodes, arrays.jobs
+    arrays = Arrays(nodes, edges, jobs, is_gone, due, lists, ready, order, num_jobs, slots, sizes)
     free_jobs, num_free = np.empty(len(rows), np.int64), 0
     for job in rows:
         node = jobs[job, NODE]
         while node != NONE:
             if nodes[node, LEFT] > 0 and nodes[node, BLOCKED] == 0:
-                arrays.ready[jobs[job, BULK], nodes[node, CELL]] -= 1
+                ready[jobs[job, BULK], nodes[node, CELL]] -= 1
             node = nodes[node, SIBLING]
-        jobs[job, GONE] = 1
+        is_gone[job] = True
         if jobs[job, OUTSTANDING] == 0:
             free_jobs[num_free] = job
             num_free += 1
@@ -214,7 +217,7 @@ def _compact(arrays: Arrays, num_gone: int) -> None:
         kept = 0
         for place in range(arrays.num_jobs[group]):
             job = arrays.order[group, place]
-            if num_gone and arrays.jobs[job, GONE]:
+            if num_gone and arrays.is_gone[job]:
                 num_gone -= 1
             else:
                 arrays.order[group, kept] = job

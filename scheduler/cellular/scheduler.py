@@ -9,14 +9,14 @@ import numpy as np
 
 from penstock.scheduler.cellular.arrays import NONE
 from penstock.scheduler.cellular.choice import choose_cell, choose_quantum, power_of_two
-from penstock.scheduler.cellular.cost import TaskCost
+from penstock.scheduler.cellular.cost import TaskCost, corrected
 from penstock.scheduler.cellular.device import Device, Outstanding
 from penstock.scheduler.cellular.settings import CellSettings
-from penstock.scheduler.cellular.table import QueuedCellJob, end_to_end, find_invalid
+from penstock.scheduler.cellular.table import Graphs, QueuedCellJob, end_to_end, find_invalid
 from penstock.scheduler.cellular.types import BoolArray, CellJob, CellRule, CellTask, Int32Array
+from penstock.scheduler.cellular.waiting import WaitingJobs
 from penstock.scheduler.types import Cause, RejectedJob, Wait
 
-_BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
 _FEW = 1000  # entries of jobs that have left, which are not worth a removal
 
 
@@ -46,10 +46,11 @@ class CellScheduler:
         if not rules or any(rule.max_rows < 1 or rule.max_steps < 1 for rule in rules):
             raise ValueError(f"There must be cells, with max_rows and max_steps of 1 or more. Given: {list(rules)}")
         self.cost = TaskCost()
+        self._host_s = settings.host_s
         self._rules, self._settings = tuple(rules), settings
         self._devices = [Device(len(rules)) for _ in range(settings.num_devices)]
         self._active: dict[int, _Active] = {}
-        self._queue: list[QueuedCellJob] = []  # a heap, also with jobs that have left
+        self._waiting = WaitingJobs(settings.max_slots)
         self._deadlines: list[tuple[float, int, int]] = []  # a heap of deadline, number and id, likewise
         self._num_added = self._num_planned = 0
         self.num_joined = 0  # jobs on a device
@@ -68,19 +69,24 @@ class CellScheduler:
         now = self._steady(now)
         if not jobs:
             return []
-        self._check(jobs)
-        rejected = []
+        graphs = self._check(jobs)
+        entries, rejected = [], []
         for job in jobs:
             latest = math.inf if job.deadline is None else job.deadline
             if latest <= now:
                 rejected.append(RejectedJob(job.id, Cause.ARRIVED_LATE, now - latest))
                 continue
             number = self._num_added = self._num_added + 1
-            self._active[job.id] = _Active(number)
             due = min(latest, job.arrival + self._settings.patience_s)
-            heapq.heappush(self._queue, QueuedCellJob(job.bulk, due, number, job))
+            entries.append(QueuedCellJob(job.bulk, due, number, job))
             if latest < math.inf:
                 heapq.heappush(self._deadlines, (latest, number, job.id))
+        if self._waiting.fit_together(entries, self._held()):
+            self._enter(0, entries, graphs if not rejected else None)
+            return rejected
+        for entry in entries:
+            self._active[entry.job.id] = _Active(entry.number)
+            self._waiting.push(entry)
         self._join()
         return rejected
 
@@ -127,6 +133,11 @@ class CellScheduler:
         self._join()
         return ended
 
+    def observe_host(self, measured_s: float) -> None:
+        """Correct `CellSettings.host_s` by the caller's own seconds for a task, its share where devices are several."""
+        if 0 < measured_s < math.inf:
+            self._host_s = corrected(self._host_s, measured_s)
+
     def cancel(self, ids: Iterable[int]) -> int:
         """Remove jobs; returns how many were active. Other ids are skipped.
 
@@ -148,7 +159,7 @@ class CellScheduler:
         self._latest = max(self._latest, now)
         return self._latest
 
-    def _check(self, jobs: Sequence[CellJob]) -> None:
+    def _check(self, jobs: Sequence[CellJob]) -> Graphs:
         ids = {job.id for job in jobs}
         if len(ids) < len(jobs) or not ids.isdisjoint(self._active):
             raise ValueError("Job ids must be unique among active jobs.")
@@ -158,47 +169,34 @@ class CellScheduler:
                 raise ValueError(f"A job's times must be numbers. Job {job.id}: {job.arrival}, {job.deadline}")
             if not 1 <= job.slots <= max_slots:
                 raise ValueError(f"A job holds 1 to {max_slots} state slots. Job {job.id} needs: {job.slots}")
-        invalid = find_invalid(end_to_end([job.graph for job in jobs]), len(self._rules))
+        graphs = end_to_end([job.graph for job in jobs])
+        invalid = find_invalid(graphs, len(self._rules))
         if invalid is not None:
             raise ValueError(
                 f"A graph has nodes of known cells, with 1 step or more, that depend on earlier nodes. Job "
                 f"{jobs[invalid].id} has: {jobs[invalid].graph}"
             )
+        return graphs
+
+    def _held(self) -> list[tuple[int, int]]:
+        """State slots of each device that online jobs hold, and bulk jobs."""
+        return [device.table.slots for device in self._devices]
 
     def _join(self) -> None:
-        """Pin waiting jobs to devices in the order in which they are due, until the first finds no slots.
-
-        Entries of jobs that have left are removed once they are half of all.
-        """
-        if len(self._queue) > 2 * self.num_waiting + _FEW:
-            self._queue = [entry for entry in self._queue if self._is_active(entry.job.id, entry.number)]
-            heapq.heapify(self._queue)
-        if not self._queue:
+        """Pin waiting jobs to devices that have slots for them."""
+        if self.num_waiting == 0:
+            self._waiting.clear()
             return
-        joining: list[list[QueuedCellJob]] = [[] for _ in self._devices]
-        slots = [list(device.table.slots) for device in self._devices]
-        while self._queue:
-            entry = self._queue[0]
-            if self._is_active(entry.job.id, entry.number):
-                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
-                if not self._has_room(entry, *slots[device]):
-                    break
-                slots[device][entry.bulk] += entry.job.slots
-                joining[device].append(entry)
-            heapq.heappop(self._queue)
-        for number, entries in enumerate(joining):
-            if entries:
-                rows = self._devices[number].table.join(entries)
-                for entry, row in zip(entries, rows, strict=True):
-                    self._active[entry.job.id] = _Active(entry.number, number, row)
-                self.num_joined += len(entries)
+        for number, entries in enumerate(self._waiting.take(self._held(), self.num_waiting, self._is_active)):
+            self._enter(number, entries)
 
-    def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:
-        max_slots = self._settings.max_slots
-        if max_slots is None or online + bulk == 0:
-            return True
-        fits = online + bulk + entry.job.slots <= max_slots
-        return fits and not (entry.bulk and bulk + entry.job.slots > _BULK_SHARE * max_slots)
+    def _enter(self, device: int, entries: Sequence[QueuedCellJob], graphs: Graphs | None = None) -> None:
+        """Jobs that a device has room for. `graphs`: theirs, if they lie end to end already."""
+        if entries:
+            rows = self._devices[device].table.join(entries, graphs)
+            for entry, row in zip(entries, rows, strict=True):
+                self._active[entry.job.id] = _Active(entry.number, device, row)
+            self.num_joined += len(entries)
 
     def _plan(
         self, device: int, cell: int, online: Sequence[int], bulk: Sequence[int], rejected: tuple[RejectedJob, ...]
@@ -207,7 +205,7 @@ class CellScheduler:
         rule, place = self._rules[cell], self._devices[device]
         num_rows = min(online[cell] + bulk[cell], rule.max_rows)
         num_counted = min(online[cell] if any(online) else bulk[cell], num_rows)
-        host_s = self._settings.host_s
+        host_s = self._host_s
         quantum = choose_quantum(rule, num_counted, self.cost.seconds(cell, num_rows, 1) if host_s else 0.0, host_s)
         rows = place.table.plan(cell, num_rows, quantum)
         quantum = min(quantum, power_of_two(rows.longest))

@@ -12,7 +12,7 @@ class CellSettings:
     max_tasks: int = 2  # outstanding on a device: one runs, the others are prepared (BatchMaker's MaxTasksToSubmit)
     max_slots: int | None = None  # state slots of a device; None: no limit
     patience_s: float = 1.0  # a job is not overtaken by jobs of its class that arrive so much later, however urgent
-    host_s: float = 0.0  # the caller's own seconds for a task; a quantum that takes as long hides them
+    host_s: float = 0.0  # the caller's own seconds for a task, at first; a quantum that takes as long hides them
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "max_tasks", "max_slots"):

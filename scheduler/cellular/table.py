@@ -48,14 +48,14 @@ class JobTable:
         online, bulk = self._arrays.slots.tolist()
         return online, bulk
 
-    def join(self, entries: Sequence[QueuedCellJob]) -> list[int]:
-        """Add jobs, at least one. Returns the row of each."""
+    def join(self, entries: Sequence[QueuedCellJob], graphs: "Graphs | None" = None) -> list[int]:
+        """Add jobs, at least one. Returns the row of each. `graphs`: theirs, if they lie end to end already."""
         columns = [[entry.job.id, entry.number, entry.bulk, entry.job.slots] for entry in entries]
-        graphs = end_to_end([entry.job.graph for entry in entries])
+        graphs = graphs or end_to_end([entry.job.graph for entry in entries])
         self._arrays = with_room(self._arrays, len(graphs.cells), len(graphs.dependencies), len(entries))
         rows = np.empty(len(entries), np.int64)
         self._kernels.join(
-            self._arrays,
+            *self._arrays,
             np.array(columns, np.int64),
             np.array([entry.due for entry in entries]),
             graphs.sizes[0],
@@ -71,7 +71,7 @@ class JobTable:
         """Take `num_rows` ready nodes of a cell into a task, those first that are due first."""
         nodes, steps, indices = np.empty((3, num_rows), np.int32)
         ids = np.empty(num_rows, np.int64)
-        longest = self._kernels.plan(self._arrays, cell, quantum, nodes, steps, ids, indices)
+        longest = self._kernels.plan(*self._arrays, cell, quantum, nodes, steps, ids, indices)
         if longest == NONE:
             raise RuntimeError(f"Cell {cell} has fewer than {num_rows} ready nodes. This is a bug.")
         return PlannedRows(nodes, steps, ids, indices, longest)
@@ -79,14 +79,14 @@ class JobTable:
     def settle(self, planned: PlannedRows, ran: Int32Array, is_stopped: BoolArray) -> list[int]:
         """The rows' task has ended. Returns the ids of the jobs that ended with it. ValueError: impossible steps."""
         ended = np.empty(len(ran), np.int64)
-        num_ended = self._kernels.settle(self._arrays, planned.nodes, planned.steps, ran, is_stopped, ended)
+        num_ended = self._kernels.settle(*self._arrays, planned.nodes, planned.steps, ran, is_stopped, ended)
         if num_ended == NONE:
             raise ValueError("A row runs as many steps as its task says, or fewer where it stops.")
         return cast(list[int], ended[:num_ended].tolist())
 
     def drop(self, rows: Sequence[int]) -> None:
         """Remove jobs by their rows."""
-        self._kernels.drop(self._arrays, np.array(rows, np.int64))
+        self._kernels.drop(*self._arrays, np.array(rows, np.int64))
 
 
 class Graphs(NamedTuple):
@@ -151,11 +151,11 @@ def _exercise(kernels: Kernels) -> None:
     row, ids, is_stopped = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     nodes, steps, indices = np.zeros((3, 1), np.int32)
     results = [kernels.find_invalid(*graphs, 1)]
-    kernels.join(arrays, columns, np.zeros(1), graphs.sizes[0], *graphs[1:], row)
+    kernels.join(*arrays, columns, np.zeros(1), graphs.sizes[0], *graphs[1:], row)
     for _ in range(2):
-        results.append(kernels.plan(arrays, 0, 1, nodes, steps, ids, indices))
+        results.append(kernels.plan(*arrays, 0, 1, nodes, steps, ids, indices))
         results += [int(ids[0]), int(indices[0])]
-        results.append(kernels.settle(arrays, nodes, steps, steps, is_stopped, ids))
-    kernels.drop(arrays, row[:0])
+        results.append(kernels.settle(*arrays, nodes, steps, steps, is_stopped, ids))
+    kernels.drop(*arrays, row[:0])
     if results != [NONE, 1, 7, 0, 0, 1, 7, 1, 1] or arrays.ready.any():
         raise RuntimeError(f"The compiled scheduler gives {results}. This is a bug.")

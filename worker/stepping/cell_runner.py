@@ -1,18 +1,21 @@
 """The step runner of a model made of cells: one scheduler over one or several devices."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.engine.cells.contract import CellOutput, CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.emissions import emissions_of, has_nan, join
 from penstock.engine.cells.errors import CellFailed
-from penstock.engine.cells.graph import Unfolded
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
 from penstock.engine.errors import DeviceFailed
+from penstock.engine.types import Float32Array
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings, CellTask
 from penstock.scheduler.types import RejectedJob
+from penstock.worker.stepping.cell_jobs import NOT_OPEN, CellJobs
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepStats
 from penstock.worker.stepping.isolation import IsolatedCells, failed_output
 from penstock.worker.stepping.sequence_work import SequenceWork
@@ -35,16 +38,6 @@ class _Underway(NamedTuple):
     running: RunningCells
 
 
-class _Job:
-    """A job that has not ended."""
-
-    __slots__ = ("device", "work")
-
-    def __init__(self, work: SequenceWork) -> None:
-        self.work = work
-        self.device: int | None = None  # where its session is open; None: it waits for slots
-
-
 class CellRunner:
     """Implements `StepRunner` for `SequenceWork`.
 
@@ -52,10 +45,16 @@ class CellRunner:
     the pool of a device has room. Its session opens with its first task. Two tasks of a device are underway: the next
     one is decided and started while one runs.
 
-    A result is the job's emissions as `emissions.join` gives them.
+    The scheduler's jobs have the runner's handles for their ids. A result is the job's emissions as `emissions.split`
+    takes them.
     """
 
-    def __init__(self, specs: Sequence[CellSpec], engines: Sequence[StepEngine]) -> None:
+    def __init__(
+        self,
+        specs: Sequence[CellSpec],
+        engines: Sequence[StepEngine],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """specs: of the model. engines: one of each device, all with these cells and equally many slots."""
         num_slots = engines[0].num_slots
         if any(engine.num_slots != num_slots for engine in engines):
@@ -64,38 +63,43 @@ class CellRunner:
         settings = CellSettings(num_devices=len(engines), max_slots=num_slots - 1)
         self._scheduler = CellScheduler(rules, settings)
         self._specs = specs
-        self._emissions = emissions_of(specs)
         self._devices = [_Device(engine, Sessions(specs, StatePool(num_slots))) for engine in engines]
-        self._jobs: dict[int, _Job] = {}
+        self._jobs = CellJobs()
         self._underway: deque[_Underway] = deque()  # in the order of their start
         self._started: list[int] = []  # jobs whose sessions were opened; `advance` has not told yet
         self._rejected: list[RejectedJob] = []  # likewise
+        self._clock = clock
+        self._result_at: float | None = None  # when the last result came; None: there was nothing to do since
+        self._starting_s = 0.0  # of the engines' `start` since then: on a CPU it computes
         self._isolating: set[int] = set()  # devices with a task that did not start; it ends before the next one starts
 
     @property
     def is_idle(self) -> bool:
         """See `StepRunner.is_idle`."""
-        return not (self._jobs or self._underway or self._rejected)
+        return not (len(self._jobs) or self._underway or self._rejected)
 
     def add(self, jobs: Sequence[StepJob]) -> None:
         """See `StepRunner.add`. The work of each is a SequenceWork that one device's slots can hold."""
         if not jobs:
             return
-        cell_jobs = []
+        works = []
         for job in jobs:
             if not isinstance(job.work, SequenceWork):
                 raise TypeError(f"The cell runner got work of type {type(job.work).__name__}. This is a bug.")
-            self._jobs[job.id] = _Job(job.work)
-            num_slots = job.work.graph.slot_plan.num_slots
-            cell_jobs.append(
-                CellJob(job.id, _cell_graph(job.work.graph), job.arrival, job.deadline, job.bulk, num_slots)
-            )
+            works.append(job.work)
+        cell_jobs = []
+        for job, work in zip(jobs, works, strict=True):
+            graph = work.graph
+            handle, num_slots = self._jobs.add(job.id, graph), graph.slot_plan.num_slots
+            cell_graph = CellGraph(graph.cells, graph.steps, *graph.dependencies)
+            cell_jobs.append(CellJob(handle, cell_graph, job.arrival, job.deadline, job.bulk, num_slots))
         self._reject(self._scheduler.add(cell_jobs, max([job.arrival for job in jobs])))
 
     def cancel(self, ids: Sequence[int]) -> None:
         """See `StepRunner.cancel`. Slots are free once what is underway has ended."""
-        self._leave(ids)
-        self._scheduler.cancel(ids)
+        handles = self._jobs.find(ids)
+        self._scheduler.cancel(handles)
+        self._leave(handles)
         if self._rejected:
             cancelled = set(ids)
             self._rejected = [job for job in self._rejected if job.id not in cancelled]
@@ -107,6 +111,8 @@ class CellRunner:
         started, self._started = self._started, []
         expired, self._rejected = self._rejected, []
         done = self._finish(self._underway.popleft(), now) if self._underway else StepEvents()
+        if self.is_idle:
+            self._result_at = None
         return done._replace(started=started, expired=expired)
 
     def check_integrity(self) -> None:
@@ -114,7 +120,7 @@ class CellRunner:
         for _, sessions in self._devices:
             sessions.check_integrity()
         num_open = sum([sessions.num_open for _, sessions in self._devices])
-        if num_open != len([job for job in self._jobs.values() if job.device is not None]):
+        if num_open != self._jobs.num_open:
             raise RuntimeError("A session is open without its job. This is a bug.")
 
     def _start_tasks(self, number: int, now: float) -> None:
@@ -128,12 +134,13 @@ class CellRunner:
 
     def _start(self, task: CellTask) -> None:
         engine, sessions = self._devices[task.device]
-        ids = task.jobs.tolist()
-        for job_id in ids:
-            job = self._jobs[job_id]
-            if job.device is None:
-                self._open(job_id, job, task.device)
-        batch = sessions.batch(task.cell, ids, task.nodes, task.steps, task.quantum)
+        keys = self._jobs.sessions[task.jobs]
+        is_fresh = keys == NOT_OPEN
+        if is_fresh.any():
+            self._open(list(dict.fromkeys(task.jobs[is_fresh].tolist())), task.device)
+            keys = self._jobs.sessions[task.jobs]
+        batch = sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
+        began = self._clock()
         try:
             running = engine.start(batch.batch)
         except DeviceFailed:
@@ -141,13 +148,15 @@ class CellRunner:
         except Exception as error:  # of the engine, on some of the rows
             running = IsolatedCells(engine, batch.batch, error)
             self._isolating.add(task.device)
+        self._starting_s += self._clock() - began
         self._underway.append(_Underway(task, batch, running))
 
-    def _open(self, job_id: int, job: _Job, device: int) -> None:
-        if not self._devices[device].sessions.open(job_id, job.work.graph):
-            raise RuntimeError("The scheduler let a job in, and the pool has no slots for it. This is a bug.")
-        job.device = device
-        self._started.append(job_id)
+    def _open(self, handles: list[int], device: int) -> None:
+        keys = self._devices[device].sessions.open(self._jobs.graphs(handles))
+        if keys is None:
+            raise RuntimeError("The scheduler let jobs in, and the pool has no slots for them. This is a bug.")
+        self._jobs.open(handles, keys, device)
+        self._started += self._jobs.ids(handles)
 
     def _finish(self, underway: _Underway, now: float) -> StepEvents:
         """Wait for a task, and end the jobs that end with it."""
@@ -157,19 +166,27 @@ class CellRunner:
         if isinstance(running, IsolatedCells):
             self._isolating.discard(task.device)
         applied = sessions.apply(batch, output)
-        outputs = {job_id: sessions.emitted(job_id) for job_id in applied.finished}
-        failed = applied.failed | {job_id: _NOT_NUMBERS for job_id, found in outputs.items() if has_nan(found)}
-        finished = [(job_id, join(found, self._emissions)) for job_id, found in outputs.items() if job_id not in failed]
-        self._leave([*applied.finished, *applied.failed])
-        self._scheduler.cancel(applied.failed)
+        faults = {int(task.jobs[row]): error for row, error in applied.failed.items()}
+        failed = dict(zip(self._jobs.ids(faults), faults.values(), strict=True))
+        finished: list[tuple[int, Float32Array]] = []
+        ending = task.jobs[applied.finished].tolist()
+        if ending:
+            results = sessions.results(batch.requests[applied.finished])
+            finished = list(zip(self._jobs.ids(ending), results.rows, strict=True))
+            if results.has_nan.any():
+                failed |= {finished[place][0]: _NOT_NUMBERS for place in np.flatnonzero(results.has_nan).tolist()}
+                finished = [result for result in finished if result[0] not in failed]
+        self._scheduler.cancel(faults)
         ended = self._scheduler.finished(task.id, now, output.steps, output.is_stopped, output.device_s)
-        if sorted(ended) != sorted(applied.finished):
-            raise RuntimeError(f"The scheduler ended {ended}, and the sessions {applied.finished}. This is a bug.")
+        if sorted(ended) != sorted(ending):
+            raise RuntimeError(f"The scheduler ended {ended}, and the sessions {ending}. This is a bug.")
+        self._leave([*ending, *faults])
         name, num_steps = batch.batch.cell, int(output.steps.sum())
         stats = StepStats(name, len(task.jobs), num_steps, task.quantum, task.predicted_s, output.device_s)
         return StepEvents(finished=finished, failed=failed, stats=stats)
 
     def _result(self, task: CellTask, batch: SessionBatch, running: RunningCells) -> CellOutput:
+        self._observe_host()
         try:
             return running.result()
         except DeviceFailed:
@@ -178,20 +195,28 @@ class CellRunner:
             if isinstance(running, IsolatedCells):
                 raise  # the engine failed on a probe too
             return failed_output(self._specs[task.cell], batch.batch, error)
+        finally:
+            self._result_at = self._clock()
 
-    def _reject(self, rejected: Iterable[RejectedJob]) -> None:
+    def _observe_host(self) -> None:
+        """Tell the scheduler the host's time between the last result and this wait, for quanta that hide it."""
+        if self._result_at is not None:
+            own_s = self._clock() - self._result_at - self._starting_s
+            self._scheduler.observe_host(own_s * len(self._devices))
+        self._starting_s = 0.0
+
+    def _reject(self, rejected: Sequence[RejectedJob]) -> None:
         """Jobs that the scheduler has removed, as their deadlines have passed."""
-        rejected = list(rejected)
-        self._leave([job.id for job in rejected])
-        self._rejected += rejected
+        if rejected:
+            handles = [job.id for job in rejected]
+            ids = self._jobs.ids(handles)
+            self._rejected += [job._replace(id=job_id) for job, job_id in zip(rejected, ids, strict=True)]
+            self._leave(handles)
 
-    def _leave(self, ids: Iterable[int]) -> None:
-        """Forget jobs and close their sessions. Unknown ids are ignored."""
-        for job_id in ids:
-            job = self._jobs.pop(job_id, None)
-            if job is not None and job.device is not None:
-                self._devices[job.device].sessions.close(job_id)
-
-
-def _cell_graph(graph: Unfolded) -> CellGraph:
-    return CellGraph(graph.cells, graph.steps, *graph.dependencies())
+    def _leave(self, handles: Sequence[int]) -> None:
+        """Forget jobs, which the scheduler does not have any more, and close their sessions."""
+        if handles:
+            for number, (_, sessions) in enumerate(self._devices):
+                if len(keys := self._jobs.open_on(handles, number)):
+                    sessions.close(keys)
+            self._jobs.remove(handles)

@@ -19,7 +19,7 @@ class CellWork:
 
     @classmethod
     def of(cls, unfolded: Unfolded) -> "CellWork":
-        graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies())
+        graph = CellGraph(unfolded.cells, unfolded.steps, *unfolded.dependencies)
         return cls(unfolded, graph, unfolded.slot_plan.num_slots)
 
 

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.engine.cells.contract import CellSpec, RunningCells, StepEngine
-from penstock.engine.cells.emissions import emissions_of, join
 from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
-from penstock.engine.types import Float32Array
 from penstock.ops.bench.cellular.cell_work import CellWork
 from penstock.ops.bench.cellular.simulation import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
@@ -34,9 +34,8 @@ class PolicyRunner:
     ) -> None:
         self._engine, self._policy, self._clock = engine, policy, clock
         self._sessions = Sessions(specs, StatePool(engine.num_slots))
-        self._emissions = emissions_of(specs)
         self._works: dict[int, CellWork] = {}
-        self._fresh: set[int] = set()  # without slots
+        self._keys: dict[int, int] = {}  # of the sessions of requests that have slots
         self._underway: deque[_Underway] = deque()
 
     @property
@@ -53,7 +52,6 @@ class PolicyRunner:
                 raise TypeError(f"A job's work is a CellWork, not {type(work).__name__}. This is a bug.")
             self._works[job.id] = work
             made.append(CellJob(job.id, work.graph, job.arrival, job.deadline, job.bulk, work.slots))
-        self._fresh.update(job.id for job in jobs)
         self._policy.add(made, self._clock())
 
     def advance(self, now: float) -> StepEvents:
@@ -64,7 +62,12 @@ class PolicyRunner:
         output = running.result()
         self._sessions.apply(batch, output)
         ended = self._policy.finished(task.id, self._clock(), output.steps, output.is_stopped, output.device_s)
-        return StepEvents(finished=[(job_id, self._close(job_id)) for job_id in ended], failed=output.failed)
+        for job_id in ended:
+            del self._works[job_id]
+        keys = np.array([self._keys.pop(job_id) for job_id in ended], np.int32)
+        results = self._sessions.results(keys)
+        self._sessions.close(keys)
+        return StepEvents(finished=list(zip(ended, results.rows, strict=True)), failed=output.failed)
 
     def check_integrity(self) -> None:
         """Raise unless every slot is free or held by an open request."""
@@ -72,15 +75,12 @@ class PolicyRunner:
 
     def _start(self, task: CellTask) -> None:
         ids = task.jobs.tolist()
-        for job_id in self._fresh.intersection(ids):
-            if not self._sessions.open(job_id, self._works[job_id].unfolded):
+        fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in self._keys]
+        if fresh:
+            opened = self._sessions.open([self._works[job_id].unfolded for job_id in fresh])
+            if opened is None:
                 raise RuntimeError("The pool has too few slots for the policy's batch. This is a bug.")
-            self._fresh.remove(job_id)
-        batch = self._sessions.batch(task.cell, ids, task.nodes, task.steps, task.quantum)
+            self._keys.update(zip(fresh, opened.tolist(), strict=True))
+        keys = np.array([self._keys[job_id] for job_id in ids], np.int32)
+        batch = self._sessions.batch(task.cell, keys, task.nodes, task.steps, task.quantum)
         self._underway.append(_Underway(task, batch, self._engine.start(batch.batch)))
-
-    def _close(self, job_id: int) -> Float32Array:
-        result = join(self._sessions.emitted(job_id), self._emissions)
-        self._sessions.close(job_id)
-        del self._works[job_id]
-        return result

@@ -44,10 +44,11 @@ class RandomLoop:
         self._depth = depth
         self._waiting: list[tuple[int, Unfolded]] = []
         self._graphs: dict[int, Unfolded] = {}
+        self._keys: dict[int, int] = {}  # of sessions, by request
         self._left: dict[tuple[int, int], int] = {}  # (request, node) -> steps not yet begun, of ready nodes
         self._known: set[tuple[int, int]] = set()  # nodes that were ready at some time
         self._ended: set[tuple[int, int]] = set()
-        self._underway: list[tuple[SessionBatch, Any]] = []
+        self._underway: list[tuple[SessionBatch, list[tuple[int, int]], Any]] = []
 
     def add(self, id: int, request: Request) -> None:
         self._waiting.append((id, self.model.unfold(request)))
@@ -67,16 +68,18 @@ class RandomLoop:
     def _admit(self) -> None:
         while self._waiting and (not self._graphs or self._random.random() < 0.7):
             id, graph = self._waiting[0]
-            if not self.sessions.open(id, graph):
+            keys = self.sessions.open([graph])
+            if keys is None:
                 assert self._graphs, "an empty pool has no room for the request"
                 return
             del self._waiting[0]
             self._graphs[id] = graph
+            self._keys[id] = int(keys[0])
             self._note_ready(id)
 
     def _note_ready(self, id: int) -> None:
         graph = self._graphs[id]
-        offsets, dependencies = graph.dependencies()
+        offsets, dependencies = graph.dependencies
         for node, steps in enumerate(graph.steps.tolist()):
             needed = dependencies[offsets[node] : offsets[node + 1]].tolist()
             key = (id, node)
@@ -97,28 +100,31 @@ class RandomLoop:
         for key, taken in zip(chosen, steps, strict=True):
             self._left[key] -= taken
         self._left = {key: left for key, left in self._left.items() if left > 0}
-        ids, nodes = [key[0] for key in chosen], np.array([key[1] for key in chosen], np.int32)
-        batch = self.sessions.batch(cell, ids, nodes, np.array(steps, np.int32), quantum)
-        self._underway.append((batch, self.engine.start(batch.batch)))
+        keys = np.array([self._keys[id] for id, _ in chosen], np.int32)
+        nodes = np.array([node for _, node in chosen], np.int32)
+        batch = self.sessions.batch(cell, keys, nodes, np.array(steps, np.int32), quantum)
+        self._underway.append((batch, chosen, self.engine.start(batch.batch)))
         self.num_batches += 1
 
     def _finish(self) -> None:
-        batch, running = self._underway.pop(0)
+        batch, chosen, running = self._underway.pop(0)
         applied = self.sessions.apply(batch, running.result())
         for row in np.flatnonzero(applied.has_ended).tolist():
-            key = (batch.ids[row], int(batch.nodes[row]))
+            key = chosen[row]
             self._ended.add(key)
             self._left.pop(key, None)
             self._note_ready(key[0])
-        for id in applied.finished:
-            self.results[id] = self.sessions.emitted(id)
+        for id in [chosen[row][0] for row in applied.finished.tolist()]:
+            self.results[id] = self.sessions.emitted(self._keys[id])
             self._forget(id)
-        for id, error in applied.failed.items():
-            self.errors[id] = error
+        errors = {chosen[row][0]: error for row, error in applied.failed.items()}
+        self.errors |= errors
+        for id in errors:
             self._forget(id)
+        self.sessions.check_integrity()
 
     def _forget(self, id: int) -> None:
-        self.sessions.close(id)
+        self.sessions.close(np.array([self._keys.pop(id)], np.int32))
         del self._graphs[id]
         self._left = {key: left for key, left in self._left.items() if key[0] != id}
 

@@ -134,8 +134,11 @@ def test_arrays_that_no_builder_made_are_checked_too() -> None:
         check(0, steps=np.ones(2, np.int32))
     with pytest.raises(WrongArity, match="more than 1"):
         check(0, reads=np.array([[NO_NODE, 0]], np.int32))
-    with pytest.raises(InvalidRequest, match="are missing"):
+    with pytest.raises(InvalidRequest, match=r"\['token'\] are missing"):
         check_graph(Unfolded(np.zeros(1, np.int32), one, reads, {}), SPECS, GraphLimits())
+    more = inputs | {"kind": InputValues(np.zeros(0, np.int32), np.zeros(2, np.int32))}
+    with pytest.raises(InvalidRequest, match=r"\['kind'\] are unknown"):
+        check_graph(Unfolded(np.zeros(1, np.int32), one, reads, more), SPECS, GraphLimits())
 
 
 def test_dependencies_are_the_distinct_nodes_that_are_read() -> None:
@@ -145,7 +148,7 @@ def test_dependencies_are_the_distinct_nodes_that_are_read() -> None:
         graph.add("pair", reads=[second, second])
         graph.add("pair", reads=[second, first])
 
-    offsets, dependencies = model_of(unfold).unfold({}).dependencies()
+    offsets, dependencies = model_of(unfold).unfold({}).dependencies
     assert offsets.tolist() == [0, 0, 1, 2, 4]
     assert dependencies.tolist() == [0, 1, 0, 1]
 

@@ -1,18 +1,22 @@
 """Requests between their batches: full pools, partial results, cancellation, lost batches."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.engine.cells.contract import Cell, CellSpec, StateSpec, Tensors
+from penstock.engine.cells.compiled import load_kernels
+from penstock.engine.cells.contract import Cell, CellOutput, CellSpec, StateSpec, Tensors
 from penstock.engine.cells.cpu import CpuStepEngine
+from penstock.engine.cells.emissions import emissions_of, split
 from penstock.engine.cells.errors import CellFailed, GraphTooLarge
 from penstock.engine.cells.graph import GraphBuilder, Unfolded
 from penstock.engine.cells.model import CellModel, Request
-from penstock.engine.cells.sessions import Applied, SessionBatch, Sessions
+from penstock.engine.cells.sessions import SessionBatch, Sessions
 from penstock.engine.cells.state_pool import StatePool
+from penstock.engine.errors import EngineError
 from tests.engine.cells.loop import RandomLoop
 
 SUM = StateSpec("sum", 1)
@@ -39,10 +43,19 @@ def unfold(request: Request, graph: GraphBuilder) -> None:
 
 
 MODEL = CellModel.of([ADD], unfold)
+EMISSIONS = emissions_of(MODEL.specs)
 
 
 def graph_of(*chains: list[int]) -> Unfolded:
     return MODEL.unfold({"chains": chains})
+
+
+class Finished(NamedTuple):
+    """As `Applied`, by requests."""
+
+    has_ended: "np.ndarray[Any, np.dtype[np.bool_]]"
+    finished: list[int]
+    failed: dict[int, EngineError]
 
 
 class Bench:
@@ -52,39 +65,60 @@ class Bench:
         self.pool = StatePool(num_slots)
         self.sessions = Sessions(MODEL.specs, self.pool)
         self.engine = CpuStepEngine(MODEL.cells, num_slots)
+        self.keys: dict[int, int] = {}  # by request
+        self.ids: dict[int, list[int]] = {}  # the requests of each batch's rows
+
+    def open(self, *requests: tuple[int, Unfolded]) -> bool:
+        keys = self.sessions.open([graph for _, graph in requests])
+        if keys is not None:
+            self.keys |= dict(zip([one for one, _ in requests], keys.tolist(), strict=True))
+        return keys is not None
+
+    def close(self, *ids: int) -> None:
+        self.sessions.close(np.array([self.keys.pop(one) for one in ids], np.int32))
 
     def batch(self, *rows: tuple[int, int, int]) -> SessionBatch:
         """rows: request, node, steps."""
-        ids, nodes, steps = zip(*rows, strict=True)
-        arrays = np.array(nodes, np.int32), np.array(steps, np.int32)
-        return self.sessions.batch(0, ids, *arrays, max(steps))
+        keys, nodes, steps = np.array([(self.keys[one], node, count) for one, node, count in rows], np.int32).T.copy()
+        batch = self.sessions.batch(0, keys, nodes, steps, int(steps.max()))
+        self.ids[id(batch)] = [one for one, _, _ in rows]
+        return batch
 
-    def finish(self, batch: SessionBatch) -> Applied:
-        return self.sessions.apply(batch, self.engine.start(batch.batch).result())
+    def finish(self, batch: SessionBatch) -> Finished:
+        return self.apply(batch, self.engine.start(batch.batch).result())
+
+    def apply(self, batch: SessionBatch, output: CellOutput) -> Finished:
+        applied, ids = self.sessions.apply(batch, output), self.ids.pop(id(batch))
+        finished = [ids[row] for row in applied.finished.tolist()]
+        return Finished(applied.has_ended, finished, {ids[row]: error for row, error in applied.failed.items()})
 
     def sums(self, id: int) -> list[list[float]]:
-        return [output.values["sum"][:, 0].tolist() for output in self.sessions.emitted(id)]
+        """Of each node; the joined result has them too."""
+        sums = [output.values["sum"][:, 0].tolist() for output in self.sessions.emitted(self.keys[id])]
+        (row,), _ = self.sessions.results(np.array([self.keys[id]], np.int32))
+        assert split(row, EMISSIONS)["sum"][:, 0].tolist() == [value for values in sums for value in values]
+        return sums
 
 
 def test_a_request_waits_while_the_pool_is_exhausted_and_others_leave() -> None:
     bench = Bench(num_slots=5)
-    assert bench.sessions.open(1, graph_of([1], [2], [3]))  # no chain may overwrite what the other one reads
+    assert bench.open((1, graph_of([1], [2], [3])))  # no chain may overwrite what the other one reads
     assert bench.pool.num_free == 1
-    assert not bench.sessions.open(2, graph_of([1], [2], [3]))
-    assert bench.sessions.open(3, graph_of([1], [2]))  # its second chain is the only reader of the first
+    assert not bench.open((2, graph_of([1], [2], [3])))
+    assert bench.open((3, graph_of([1], [2])))  # its second chain is the only reader of the first
     assert bench.sessions.num_open == 2
-    bench.sessions.close(1)
-    assert bench.sessions.open(2, graph_of([1], [2], [3]))
+    bench.close(1)
+    assert bench.open((2, graph_of([1], [2], [3])))
 
 
 def test_a_request_that_the_whole_pool_could_not_hold_is_rejected() -> None:
     with pytest.raises(GraphTooLarge, match="4 state slots at once, and the pool has 3"):
-        Bench(num_slots=4).sessions.open(1, graph_of([1], [2], [3], [4]))
+        Bench(num_slots=4).open((1, graph_of([1], [2], [3], [4])))
 
 
 def test_slots_are_free_when_the_last_reader_has_read() -> None:
     bench = Bench(num_slots=8)
-    bench.sessions.open(1, graph_of([1], [2, 2], [3]))
+    bench.open((1, graph_of([1], [2, 2], [3])))
     assert bench.pool.num_free == 4
     bench.finish(bench.batch((1, 0, 1)))
     bench.finish(bench.batch((1, 1, 1)))
@@ -93,13 +127,13 @@ def test_slots_are_free_when_the_last_reader_has_read() -> None:
     assert bench.pool.num_free == 7
     assert applied.finished == [1]
     assert bench.sums(1) == [[1], [3, 5], [4]]
-    bench.sessions.close(1)
+    bench.close(1)
     bench.sessions.check_integrity()
 
 
 def test_emissions_so_far_can_be_read_while_a_request_runs() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([1, 2, 3]))
+    bench.open((1, graph_of([1, 2, 3])))
     assert bench.sums(1) == [[]]
     applied = bench.finish(bench.batch((1, 0, 2)))
     assert (applied.has_ended.tolist(), applied.finished) == ([False], [])
@@ -108,25 +142,25 @@ def test_emissions_so_far_can_be_read_while_a_request_runs() -> None:
 
 def test_a_chain_that_stops_while_its_next_quantum_is_underway_ends_once() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([5, 5, 1, 1]))
+    bench.open((1, graph_of([5, 5, 1, 1])))
     first, second = bench.batch((1, 0, 2)), bench.batch((1, 0, 2))
     assert bench.finish(first).finished == [1]
-    bench.sessions.close(1)
+    bench.close(1)
     assert bench.pool.num_free == 7
-    bench.sessions.open(2, graph_of([7]))  # may take the slot: it runs after `second`
+    bench.open((2, graph_of([7])))  # may take the slot: it runs after `second`
     third = bench.batch((2, 0, 1))
     outputs = [bench.engine.start(batch.batch).result() for batch in (second, third)]
-    applied = bench.sessions.apply(second, outputs[0])
+    applied = bench.apply(second, outputs[0])
     assert (applied.has_ended.tolist(), applied.finished) == ([False], [])
-    assert bench.sessions.apply(third, outputs[1]).finished == [2]
+    assert bench.apply(third, outputs[1]).finished == [2]
     assert bench.sums(2) == [[7]]
-    bench.sessions.close(2)
+    bench.close(2)
     bench.sessions.check_integrity()
 
 
 def test_a_node_that_stopped_before_its_last_batch_is_not_counted_again() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([5, 5, 1, 1], [2], [3]))
+    bench.open((1, graph_of([5, 5, 1, 1], [2], [3])))
     first, second = bench.batch((1, 0, 2)), bench.batch((1, 0, 2))
     assert bench.finish(first).has_ended.tolist() == [True]
     assert bench.finish(second).has_ended.tolist() == [False]
@@ -137,9 +171,9 @@ def test_a_node_that_stopped_before_its_last_batch_is_not_counted_again() -> Non
 
 def test_a_cancelled_request_keeps_its_slots_until_its_batch_is_done() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([1, 2, 3], [4]))
+    bench.open((1, graph_of([1, 2, 3], [4])))
     batch = bench.batch((1, 0, 1))
-    bench.sessions.close(1)
+    bench.close(1)
     assert bench.sessions.num_open == 0
     assert bench.pool.num_free == 6
     applied = bench.finish(batch)
@@ -150,10 +184,10 @@ def test_a_cancelled_request_keeps_its_slots_until_its_batch_is_done() -> None:
 
 def test_an_id_may_be_used_again_while_its_old_batch_is_underway() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([1, 2]))
+    bench.open((1, graph_of([1, 2])))
     old = bench.batch((1, 0, 2))
-    bench.sessions.close(1)
-    bench.sessions.open(1, graph_of([9, 9]))
+    bench.close(1)
+    bench.open((1, graph_of([9, 9])))
     new = bench.batch((1, 0, 2))
     bench.finish(old)
     assert bench.finish(new).finished == [1]
@@ -162,15 +196,15 @@ def test_an_id_may_be_used_again_while_its_old_batch_is_underway() -> None:
 
 def test_a_batch_that_was_lost_can_run_again() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([1, 2, 3]))
+    bench.open((1, graph_of([1, 2, 3])))
     bench.sessions.abandon(bench.batch((1, 0, 2)))
     bench.finish(bench.batch((1, 0, 3)))
     assert bench.sums(1) == [[1, 3, 6]]
-    bench.sessions.open(2, graph_of([1]))
+    bench.open((2, graph_of([1])))
     batch = bench.batch((2, 0, 1))
-    bench.sessions.close(2)
+    bench.close(2)
     bench.sessions.abandon(batch)
-    bench.sessions.close(1)
+    bench.close(1)
     bench.sessions.check_integrity()
 
 
@@ -186,12 +220,17 @@ def test_a_failed_row_fails_its_request_and_no_other() -> None:
 
 def test_a_node_beyond_its_steps_is_a_bug() -> None:
     bench = Bench()
-    bench.sessions.open(1, graph_of([1, 2]))
-    bench.batch((1, 0, 2))
+    bench.open((1, graph_of([1, 2])))
+    batch = bench.batch((1, 0, 2))
     with pytest.raises(RuntimeError, match="This is a bug"):
         bench.batch((1, 0, 1))
-    with pytest.raises(ValueError, match="open already"):
-        bench.sessions.open(1, graph_of([1]))
+    key = bench.keys[1]
+    bench.sessions.abandon(batch)
+    bench.close(1)
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        bench.sessions.batch(0, np.array([key], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32), 1)
+    with pytest.raises(ValueError, match="not open"):
+        bench.sessions.close(np.array([key], np.int32))
 
 
 def test_many_requests_of_all_sizes_leave_nothing_behind() -> None:
@@ -200,13 +239,48 @@ def test_many_requests_of_all_sizes_leave_nothing_behind() -> None:
     expected: dict[int, Any] = {}
     for id in range(300):
         values = random.integers(11, 60, int(random.integers(1, 4))).tolist()
-        assert bench.sessions.open(id, graph_of(values))
+        assert bench.open((id, graph_of(values)))
         expected[id] = np.cumsum(values).tolist()
         if id % 5 == 4:
             rows = [(one, 0, len(values)) for one, values in expected.items()]
             assert bench.finish(bench.batch(*rows)).finished == list(expected)
             assert [bench.sums(one)[0] for one in expected] == list(expected.values())
             for one in expected:
-                bench.sessions.close(one)
+                bench.close(one)
             expected = {}
     bench.sessions.check_integrity()
+
+
+def test_requests_that_open_together_have_slots_of_their_own_or_none() -> None:
+    bench = Bench(num_slots=8)
+    graphs = [graph_of([1, 2], [3], [4]), graph_of([5]), graph_of([6], [7])]
+    assert bench.open(*enumerate(graphs))
+    assert bench.pool.num_free == 7 - 3 - 1 - 1
+    assert not bench.open((3, graphs[1]), (4, graphs[0]))
+    assert bench.sessions.num_open == 3
+    bench.finish(bench.batch((0, 0, 2), (1, 0, 1), (2, 0, 1)))
+    assert bench.finish(bench.batch((2, 1, 1), (0, 1, 1), (0, 2, 1))).finished == [2, 0]
+    assert [bench.sums(one) for one in range(3)] == [[[1, 3], [6], [7]], [[5]], [[6], [13]]]
+    rows, has_nan = bench.sessions.results(np.array([bench.keys[2], bench.keys[1]], np.int32))
+    assert [split(row, EMISSIONS)["sum"].ravel().tolist() for row in rows] == [[6, 13], [5]]
+    assert has_nan.tolist() == [False, False]
+    bench.close(0, 1, 2)
+    bench.sessions.check_integrity()
+
+
+def test_an_engine_that_runs_more_steps_than_asked_is_at_fault() -> None:
+    bench = Bench()
+    bench.open((1, graph_of([1, 2, 3])))
+    batch = bench.batch((1, 0, 1))
+    output = bench.engine.start(batch.batch).result()
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        bench.apply(batch, replace(output, steps=output.steps + 1))
+
+
+def test_the_kernels_were_compiled_once() -> None:
+    """Other types of arrays or numbers would be compiled for anew, for seconds, while batches wait for it."""
+    loop = RandomLoop(MODEL, num_slots=16, depth=2)
+    for id, chains in enumerate([[[1, 2]], [[1, 3], [2]], [[3], [4], [RAISES]]]):
+        loop.add(id, {"chains": chains})
+    loop.run()
+    assert [len(kernel.signatures) for kernel in load_kernels()] == [1] * 9

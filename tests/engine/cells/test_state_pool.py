@@ -7,8 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.cells.blocks import Blocks
+from penstock.engine.cells.blocks import give_back, take
 from penstock.engine.cells.contract import NO_SLOT
+from penstock.engine.cells.node_table import END, NONE
 from penstock.engine.cells.state_pool import StatePool
 
 SLOTS = 12
@@ -76,18 +77,18 @@ def test_a_pool_needs_a_slot_beside_the_zeros() -> None:
         StatePool(1)
 
 
-def test_ranges_do_not_overlap_and_are_used_again() -> None:
-    blocks, random = Blocks(), np.random.default_rng(0)
+def test_blocks_do_not_overlap_and_are_used_again() -> None:
+    random, links, counts = np.random.default_rng(0), np.zeros(4000, np.int32), np.full(END + 1, NONE, np.int32)
+    counts[END] = 0
     taken: dict[int, int] = {}
     for _ in range(400):
         if taken and random.random() < 0.5:
             start = int(random.choice(list(taken)))
-            blocks.give_back(start, taken.pop(start))
+            give_back(counts, 0, links, start, taken.pop(start))
         else:
             length = int(random.integers(1, 40))
-            taken[blocks.take(length)] = length
+            taken[int(take(counts, 0, links, length))] = length
         ends = sorted((start, start + length) for start, length in taken.items())
         assert all(end <= start for (_, end), (start, _) in pairwise(ends))
-        assert blocks.num_taken == len(taken)
-        assert all(end <= blocks.end for _, end in ends)
-    assert blocks.end < 4000
+        assert all(end <= counts[END] for _, end in ends)
+    assert counts[END] < 4000

@@ -1,5 +1,6 @@
 """A model of sums, its requests and engines that fail, for the tests of the cell runner."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,9 +110,11 @@ def holds(value: int) -> Callable[[CellBatch], Exception | None]:
 class Bench:
     """A runner whose jobs are lists of values, and what has become of them."""
 
-    def __init__(self, num_slots: int = 9, num_devices: int = 1) -> None:
+    def __init__(
+        self, num_slots: int = 9, num_devices: int = 1, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.devices = [DeviceStandIn(CpuStepEngine(MODEL.cells, num_slots)) for _ in range(num_devices)]
-        self.runner = CellRunner(MODEL.specs, self.devices)
+        self.runner = CellRunner(MODEL.specs, self.devices, clock)
         self.checks = SequenceChecks(MODEL, num_slots - 1, GraphLimits())
         self.now = 0.0
         self.results: dict[int, list[float]] = {}  # half of the sum, behind the sums

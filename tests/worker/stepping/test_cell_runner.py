@@ -44,6 +44,33 @@ def test_two_tasks_of_a_device_are_underway() -> None:
     assert [device.most_underway for device in bench.devices] == [2, 2]
 
 
+def test_quanta_grow_until_they_take_as_long_as_the_host() -> None:
+    """A task of the engine takes 1 ms a step, and one of the host as long as the caller waits between two of them."""
+    now = 0.0
+    bench = Bench(clock=lambda: now)
+    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    bench.add([11] * 100)
+    quanta = []
+    for host_s in [0.0] * 6 + [1.5e-3] * 6:
+        now += host_s
+        stats = bench.advance().stats
+        assert stats is not None
+        quanta.append(stats.quantum)
+    assert quanta[:6] == [1] * 6
+    assert quanta[-1] == 2
+
+
+def test_time_without_jobs_is_none_of_the_host() -> None:
+    now = 0.0
+    bench = Bench(clock=lambda: now)
+    bench.devices[0].changed = lambda output: replace(output, device_s=1e-3 * int(output.steps.max()))
+    for _ in range(5):
+        bench.add([11] * 2)
+        bench.drain()
+        now += 10.0
+    assert {batch.quantum for batch in bench.devices[0].started} == {1}
+
+
 def test_jobs_spread_over_devices_and_stay_where_they_begin() -> None:
     bench = Bench(num_devices=2)
     jobs = [[number] * 9 for number in range(11, 19)]

@@ -1,0 +1,86 @@
+"""The kernels of sessions, compiled and ready to run."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+
+from penstock.engine.cells.contract import CellSpec, StateSpec
+from penstock.engine.cells.graph import InputValues, Unfolded
+from penstock.engine.cells.node_table import NONE, NodeTable
+from penstock.engine.cells.opening_kernels import measure, open_requests
+from penstock.engine.cells.result_kernels import collect, measure_results
+from penstock.engine.cells.session_kernels import abandon, advance, apply, close, store
+
+
+class Kernels(NamedTuple):
+    """The compiled functions of the files of kernels."""
+
+    measure: Any
+    open_requests: Any
+    advance: Any
+    store: Any
+    apply: Any
+    abandon: Any
+    close: Any
+    measure_results: Any
+    collect: Any
+
+
+@cache
+def load_kernels() -> Kernels:
+    """The kernels: at once where an earlier process kept them, else within seconds."""
+    functions = measure, open_requests, advance, store, apply, abandon, close, measure_results, collect
+    try:
+        kernels = Kernels(*[njit(function, cache=True) for function in functions])
+        _exercise(kernels)
+    except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
+        kernels = Kernels(*[njit(function) for function in functions])
+        _exercise(kernels)
+    return kernels
+
+
+def _exercise(kernels: Kernels) -> None:
+    """Call each kernel with arrays of the types that come later: a request of one node, of which a step is given back.
+
+    RuntimeError where they do not run. numba keeps a function by the date of its own file, whatever else has changed.
+    """
+    table = NodeTable([CellSpec("cell", (StateSpec("h", 1),), ("x",), emits=(StateSpec("y", 1, torch.int32),))])
+    one = np.ones(1, np.int32)
+    inputs = {"x": InputValues(np.array([7, 8], np.int32), np.array([0, 2], np.int32))}
+    graph = Unfolded(np.zeros(1, np.int32), np.full(1, 2, np.int32), np.full((1, 1), NONE, np.int32), inputs)
+    num_values, needed, keys = np.empty(1, np.int32), np.empty(4, np.int32), np.empty(1, np.int32)
+    rows, write, finished, members = np.zeros((4, 1), np.int32)
+    read, given, is_first = np.empty((1, 1), np.int32), np.empty((1, 1, 1), np.int32), np.empty(1, np.bool_)
+    no, has_ended, offsets = np.zeros(1, np.bool_), np.empty(1, np.bool_), np.empty(2, np.int32)
+    results = [kernels.measure(graph.packed, table.inputs, table.widths, 1, 1, num_values, needed), *needed.tolist()]
+    table.reserve(1, 1, 4)
+    nodes, slots, places, values = table.nodes, table.slots, table.places, table.values
+    requests, counts, released = table.requests, table.counts, table.released
+    kernels.open_requests(
+        graph.packed, table.inputs, table.widths, num_values, one, nodes, slots, places, values, requests, counts, keys,
+        released[:0]
+    )  # fmt: skip
+    for _ in range(3):
+        results.append(
+            kernels.advance(
+                nodes, slots, places, values, requests, keys, members, one, 0, rows, read, write, is_first, given
+            )
+        )
+        results.append(int(given[0, 0, 0]))
+        if len(results) == 7:
+            kernels.abandon(nodes, slots, values, requests, counts, rows, one, released)
+            continue
+        kernels.store(nodes, places, values, requests, rows, one, table.first_emission, 1, given[0])
+        results += kernels.apply(
+            nodes, slots, values, requests, counts, rows, one, no, no, has_ended, finished, released
+        )
+    columns = np.full((1, 1), table.first_emission, np.int32)
+    kernels.measure_results(nodes, requests, keys, columns, one, offsets)
+    found = np.empty(offsets[1], np.int32)
+    kernels.collect(nodes, places, values, requests, keys, columns, one, one, offsets, found, no)
+    results += [int(no[0]), *found.tolist(), kernels.close(nodes, slots, values, requests, counts, keys, released)]
+    if results != [NONE, 1, 4, 1, 0, 0, 7, 0, 7, 0, 0, 0, 8, 1, 1, 0, 2, 7, 8, 0]:
+        raise RuntimeError(f"The compiled sessions give {results}. This is a bug.")

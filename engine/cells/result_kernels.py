@@ -1,0 +1,55 @@
+"""Compiled: what the nodes of a request have emitted, as one row. See session_kernels.py."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.engine.cells.contract import Int32Array
+from penstock.engine.cells.node_table import CELL, DONE, NODE, NONE, NUM_NODES, START
+
+BoolArray = npt.NDArray[np.bool_]
+
+_INFINITY = 0x7F800000  # bits of a float32; those above, but for the sign, are NaN
+
+
+def measure_results(nodes: Int32Array, requests: Int32Array, keys: Int32Array, columns: Int32Array,
+                    widths: Int32Array, offsets: Int32Array) -> None:  # fmt: skip
+    """Write where the result of each request begins and ends [G + 1].
+
+    keys [G]. columns [emissions, cells]: of `places`, where an emission of a cell lies, or NONE. widths [emissions].
+    """
+    offsets[0] = 0
+    for number in range(len(keys)):
+        size = len(widths)
+        first = requests[keys[number], NODE]
+        for node in range(first, first + requests[keys[number], NUM_NODES]):
+            for emission in range(len(widths)):
+                if columns[emission, nodes[node, CELL]] != NONE:
+                    size += nodes[node, DONE] * widths[emission]
+        offsets[number + 1] = offsets[number] + size
+
+
+def collect(nodes: Int32Array, places: Int32Array, values: Int32Array, requests: Int32Array, keys: Int32Array,
+            columns: Int32Array, widths: Int32Array, is_float: Int32Array, offsets: Int32Array, results: Int32Array,
+            has_nan: BoolArray) -> None:  # fmt: skip
+    """Write the results of requests end to end. keys to offsets: as in `measure_results`; is_float [emissions].
+
+    A result is the number of rows of each emission, then those rows, emission by emission: those of a node after those
+    of the node before. A float is there by its bits. Writes has_nan [G].
+    """
+    for number in range(len(keys)):
+        first = requests[keys[number], NODE]
+        at = offsets[number] + len(widths)
+        has_nan[number] = False
+        for emission in range(len(widths)):
+            num_rows = 0
+            for node in range(first, first + requests[keys[number], NUM_NODES]):
+                column = columns[emission, nodes[node, CELL]]
+                if column != NONE:
+                    num_rows += nodes[node, DONE]
+                    for place in range(nodes[node, DONE] * widths[emission]):
+                        value = values[places[node, START, column] + place]
+                        results[at] = value
+                        at += 1
+                        if is_float[emission] and value & 0x7FFFFFFF > _INFINITY:
+                            has_nan[number] = True
+            results[offsets[number] + emission] = num_rows

@@ -1,0 +1,70 @@
+"""Jobs that wait for state slots, and which of them join next."""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from penstock.scheduler.cellular.table import QueuedCellJob
+
+_BULK_SHARE = 0.75  # of a device's slots that bulk jobs may hold, so that an online job finds a free one
+_FEW = 1000  # entries of jobs that have left, which are not worth a removal
+
+
+class WaitingJobs:
+    """A queue by the time at which jobs are due, also of jobs that have left."""
+
+    def __init__(self, max_slots: int | None) -> None:
+        """max_slots: of a device; None: no limit."""
+        self._max_slots = max_slots
+        self._heap: list[QueuedCellJob] = []
+
+    def clear(self) -> None:
+        """Forget the jobs: all have left."""
+        self._heap.clear()
+
+    def push(self, entry: QueuedCellJob) -> None:
+        """Add a job."""
+        heapq.heappush(self._heap, entry)
+
+    def fit_together(self, entries: Sequence[QueuedCellJob], held: Sequence[tuple[int, int]]) -> bool:
+        """Whether none waits, and there is one device, with room for these jobs in any order.
+
+        held: state slots of each device that online jobs hold, and bulk jobs.
+        """
+        if self._heap or len(held) > 1:
+            return False
+        if self._max_slots is None:
+            return True
+        (online, bulk), more = held[0], sum([entry.job.slots for entry in entries])
+        more_bulk = sum([entry.job.slots for entry in entries if entry.bulk])
+        fits = online + bulk + more <= self._max_slots
+        return fits and (not more_bulk or bulk + more_bulk <= _BULK_SHARE * self._max_slots)
+
+    def take(
+        self, held: Sequence[tuple[int, int]], num_waiting: int, is_active: Callable[[int, int], bool]
+    ) -> list[list[QueuedCellJob]]:
+        """Jobs that join now, by device: in the order in which they are due, until the first finds no slots.
+
+        held: as above. is_active: whether the job of an id and a number has not left. Entries of jobs that have left
+        are removed once they are half of all.
+        """
+        if len(self._heap) > 2 * num_waiting + _FEW:
+            self._heap = [entry for entry in self._heap if is_active(entry.job.id, entry.number)]
+            heapq.heapify(self._heap)
+        joining: list[list[QueuedCellJob]] = [[] for _ in held]
+        slots = [list(of_device) for of_device in held]
+        while self._heap:
+            entry = self._heap[0]
+            if is_active(entry.job.id, entry.number):
+                device = min(range(len(slots)), key=lambda device: sum(slots[device]))
+                if not self._has_room(entry, *slots[device]):
+                    break
+                slots[device][entry.bulk] += entry.job.slots
+                joining[device].append(entry)
+            heapq.heappop(self._heap)
+        return joining
+
+    def _has_room(self, entry: QueuedCellJob, online: int, bulk: int) -> bool:
+        if self._max_slots is None or online + bulk == 0:
+            return True
+        fits = online + bulk + entry.job.slots <= self._max_slots
+        return fits and not (entry.bulk and bulk + entry.job.slots > _BULK_SHARE * self._max_slots)
