@@ -37,7 +37,8 @@ def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
     quanta = [1 << power for power in range(max_quantum.bit_length())]
     generator = model.generator(len(os.sched_getaffinity(0)), quanta)
     runner = GenerationRunner(generator, model.limits, probe, max_quantum)
-    _warm_up(runner, options, _WARM_UP_ROWS if is_on_cpu else (*_WARM_UP_ROWS, *_MORE_WARM_UP_ROWS))
+    more = () if is_on_cpu else (rows for rows in _MORE_WARM_UP_ROWS if rows <= model.limits.max_rows)
+    _warm_up(runner, options, (*_WARM_UP_ROWS, *more))
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 
