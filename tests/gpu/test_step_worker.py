@@ -37,7 +37,6 @@ async def served(folder: Path, *options: str) -> AsyncIterator[Client]:
             *(*WORKER, "--model", str(folder), "--device", DEVICE, "--log-format", "json", "--processes", "1"),
             *("--bootstrap-servers", broker.bootstrap_servers, "--fetch-max-wait-ms", "5", *options),
             env={**outside, "XDG_CACHE_HOME": str(folder.parent)},
-            stdout=output,
             stderr=output,
         )
         try:
