@@ -111,8 +111,7 @@ def _module_layer(module: nn.LSTM, index: int) -> _Weights:
 
 def _stack_layer(stack: LstmStack, index: int) -> _Weights:
     weight, bias = stack.get_buffer(f"weight{index}").float(), stack.get_buffer(f"bias{index}").float()
-    of_input, of_state = weight.split((weight.shape[1] - stack.width, stack.width), 1)
-    return _Weights(of_input, of_state, bias)
+    return _Weights(weight[:, : -stack.width], weight[:, -stack.width :], bias)
 
 
 @torch.no_grad()

@@ -122,7 +122,7 @@ def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins(searc
     assert sorted(started) == list(range(len(batch)))
     decoded = [one for events in bench.events if (one := events.stats) is not None and one.cell == "decode"]
     assert bench.generator.quanta == [one.quantum for one in decoded]  # each task is one call
-    assert max(bench.generator.quanta) > 2
+    assert max(bench.generator.quanta) > 1
     longest = {id: options["max_new_tokens"] for id, options in enumerate(asked)}
     for id, row in bench.finished.items():
         assert (row.finish == "length") <= (len(row.tokens) == longest[id])
