@@ -59,7 +59,7 @@ def assert_logged(folder: Path, dtype: str, cells: set[str]) -> None:
     assert loaded["dtype"] == settings["dtype"] == dtype
     assert settings["device"] == DEVICE
     assert (loaded["device"] == "cpu") == (DEVICE == "cpu")
-    assert {batch["policy"] for batch in events(log, "batch_done")} == cells
+    assert {batch["partition"] for batch in events(log, "batch_done")} == cells
     assert events(log, "batch_failed") == []
     assert [event["unfinished"] for event in events(log, "drained")] == [0]
 
@@ -81,7 +81,7 @@ async def test_tokens_in_float32_are_those_of_generate(tmp_path: Path, num_beams
     assert_logged(folder, "float32", {"encode", "decode"})
 
 
-@pytest.mark.parametrize(("family", "dtype", "tolerance"), [("marian", "float16", 0.2), ("t5", "bfloat16", 1.5)])
+@pytest.mark.parametrize(("family", "dtype", "tolerance"), [("marian", "float16", 0.2), ("t5", "bfloat16", 0.6)])
 async def test_tokens_in_halves_are_likely_in_float32(
     tmp_path: Path, family: str, dtype: str, tolerance: float
 ) -> None:
@@ -93,7 +93,7 @@ async def test_tokens_in_halves_are_likely_in_float32(
         rows = await client.generate(ids=batch, max_new_tokens=12)
         again = await client.generate(ids=batch[:20], max_new_tokens=12)
     for source, row in zip(batch[:40], rows, strict=False):
-        tokens = list(row.tokens)
+        tokens = list(row.tokens)[:11]  # the last one may be forced
         scores = log_probabilities(model, source, [model.generation_config.decoder_start_token_id, *tokens])
         chosen = scores.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert (scores.max(1).values - chosen).max() <= tolerance
