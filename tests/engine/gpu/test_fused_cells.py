@@ -1,5 +1,8 @@
 """Cells of models on a GPU: those that read tokens run by fused kernels, beside the torch code of the others."""
 
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,15 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.engine.cells import served as served_module
 from penstock.engine.cells.contract import Cell
 from penstock.engine.cells.layers import weights_of
+from penstock.engine.cells.loading import load_cells, save_cells
 from penstock.engine.cells.lstm import lstm_classifier, lstm_language_model
 from penstock.engine.cells.model import CellModel
 from penstock.engine.cells.seq2seq import lstm_seq2seq
-from penstock.engine.gpu import lstm
+from penstock.engine.cells.served import load_served_cells
+from penstock.engine.gpu import lstm, step_engine
+from penstock.engine.gpu.graphs import Graphs
 from penstock.engine.gpu.lstm import LstmCell, fused
 from penstock.engine.gpu.step_engine import GpuStepEngine
-from tests.engine.cells.loop import RandomLoop
+from penstock.worker.stepping.cell_runner import CellRunner
+from tests.engine.cells.loop import RandomLoop, run_all
 from tests.engine.gpu import lstm_reference
 from tests.engine.gpu.fake_cuda import FakeCuda
 
@@ -107,7 +115,36 @@ def test_an_idle_engine_captures_what_is_due_and_nothing_else(cuda: FakeCuda, mo
         loop = RandomLoop(model, num_slots=12, quantum=4, engine=engine)
         loop.add(0, {"tokens": [1, 2, 3, 4]})
         loop.run()
-    while engine.idle():
+    runner = CellRunner(model.specs, [engine])
+    while runner.idle():
         pass
     assert set(captured) == {"read", "classify"}
     assert not engine.is_capture_due
+
+
+def test_a_served_model_is_fused_and_its_graphs_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "embedding_size": WORDS, "hidden_size": WIDTH, "num_layers": 1, "num_labels": 4}
+    modules = {"embedding": nn.Embedding(VOCAB, WORDS), "lstm": nn.LSTM(WORDS, WIDTH), "output": nn.Linear(WIDTH, 4)}
+    save_cells(tmp_path, {"model_type": "lstm_classifier", **sizes}, **modules)
+
+    def capture(self: Graphs[object], shape: object, work: Any) -> None:
+        self._captured[shape] = SimpleNamespace(replay=work), work()  # type: ignore[assignment]  # a fake
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    monkeypatch.setattr(served_module, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(served_module, "device_name", lambda: "Some GPU")
+    monkeypatch.setattr(step_engine, "GpuStepEngine", partial(GpuStepEngine, device="cpu"))
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: self)
+    served = load_served_cells(str(tmp_path), max_rows=8, num_slots=11)
+    assert (served.info.device, served.info.dtype) == ("Some GPU", "float16")
+    engine: Any = served.engine()
+    assert {name: type(quantum).__name__ for name, quantum in engine._quanta.items()} == {
+        "read": "LstmQuantum",
+        "classify": "TorchQuantum",
+    }
+    assert engine.num_graphs == 4 + 1  # of one bucket of rows: quanta of 1, 2, 4 and 8, and of `classify` 1
+    requests = [{"tokens": [*range(1, length)]} for length in (3, 9, 26)]
+    exact = run_all(load_cells(tmp_path).model, requests)
+    for ours, theirs in zip(run_all(served.model, requests, num_slots=12, engine=engine), exact, strict=True):
+        np.testing.assert_allclose(ours[-1].values["scores"], theirs[-1].values["scores"], atol=5e-3)
