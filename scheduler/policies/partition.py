@@ -142,7 +142,9 @@ def share_out(partition: Partition, lengths: Sequence[int], cost: CostFunction, 
     if parts < 2 or not partition.batches:
         return partition
     shared = _timed([part for batch in partition.batches for part in _split(batch, lengths, parts)], lengths, cost)
-    return shared if max(shared.seconds) < max(partition.seconds) * (1 - MIN_GAIN) else partition
+    if max(shared.seconds) >= max(partition.seconds) * (1 - MIN_GAIN):
+        return partition
+    return shared._replace(dp_gain=partition.dp_gain)
 
 
 def _split(batch: Sequence[int], lengths: Sequence[int], parts: int) -> list[Sequence[int]]:

@@ -67,7 +67,7 @@ def _progress(value: bytes) -> None:
     source = TopicPartition("t", 0)
     with capture_logs():
         progress = committed_progress._decode(source, 1000, value.decode("latin-1"))
-        taken = committed_progress._taken_over(source, progress, 1500)
+        taken = committed_progress._taken_over(source, progress, 1500, lambda source, found: None)
     if progress.offset != 1000 or any(one < 1000 for one in progress.beyond):
         raise AssertionError(f"{progress}")
     if taken.custody is not None and not (0 < taken.custody.deaths <= 999 and taken.custody.until <= 1500):

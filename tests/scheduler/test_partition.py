@@ -236,6 +236,15 @@ def test_what_was_sorted_is_shared_out_sorted() -> None:
     assert [max(lengths[i] for i in batch) for batch in shared.batches] == [100, 100]
 
 
+def test_what_the_dp_saves_is_known_after_sharing_out() -> None:
+    cost, caps, lengths = PaddedCost(0.0, 0.001, 1e-4, 0.0), Caps(256, 4096), [100, 10] * 20
+    policy = PartitionPolicy("auto")
+    one = policy.partition(lengths, cost, caps, most=4)
+    shared = share_out(one, lengths, cost, num_lanes=4)
+    assert len(shared.batches) > len(one.batches)
+    assert (policy.name_of(shared), shared.dp_gain) == ("dp", one.dp_gain)
+
+
 def test_work_below_the_floor_stays_together() -> None:
     cost, caps = PackedCost(floor_s=0.003, alpha_s=0.001, beta_s=1e-5, gamma_s=0.0), Caps(256, 2048)
     one = divide("fifo", [15, 15], cost, caps)

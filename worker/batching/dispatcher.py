@@ -202,7 +202,7 @@ class Dispatcher:
 
     def _part(self, batch: LaneBatch, ids: tuple[int, ...]) -> LaneBatch:
         predicted_s = self._predict([self._planned[job_id] for job_id in ids])
-        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s, num_retries=batch.num_retries)
+        return LaneBatch(ids, batch.trigger, batch.partition, predicted_s, batch.dp_gain, num_retries=batch.num_retries)
 
     def _predict(self, sequences: Sequence[PendingSequence]) -> float:
         sums = sums_of(sequences)

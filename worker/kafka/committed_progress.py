@@ -1,6 +1,7 @@
 """The progress that the last owners of partitions have committed."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -9,7 +10,7 @@ from aiokafka.errors import KafkaError
 from penstock.worker.kafka import commit_metadata, coordinator
 from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.end_offsets import known_ends
-from penstock.worker.kafka.offsets import Progress
+from penstock.worker.kafka.offsets import Progress, Source
 from penstock.worker.kafka.partition_names import name
 
 _RETRY_S = 1.0
@@ -29,12 +30,17 @@ async def read_committed(consumer: AIOKafkaConsumer, sources: set[TopicPartition
     return {source: _decode(source, offset, metadata) for source, (offset, metadata) in found.items()}
 
 
-async def take_over(consumer: AIOKafkaConsumer, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
-    """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over."""
+async def take_over(
+    consumer: AIOKafkaConsumer, sources: set[TopicPartition], own_mark: Callable[[Source, Custody], Custody | None]
+) -> dict[TopicPartition, Progress]:
+    """Committed progress of these partitions, which were assigned, with the marks of owners that died taken over.
+
+    own_mark: see `PartitionOwner`.
+    """
     committed = await read_committed(consumer, sources)
     # An end only bounds the records in doubt. A partition without a leader has none, and must not hold up the others.
     ends = await known_ends(consumer, [source for source, one in committed.items() if one.custody is not None])
-    return {source: _taken_over(source, progress, ends.get(source)) for source, progress in committed.items()}
+    return {source: _taken_over(source, one, ends.get(source), own_mark) for source, one in committed.items()}
 
 
 def _decode(source: TopicPartition, offset: int, metadata: str | None) -> Progress:
@@ -51,9 +57,16 @@ def _decode(source: TopicPartition, offset: int, metadata: str | None) -> Progre
     return progress
 
 
-def _taken_over(source: TopicPartition, progress: Progress, end: int | None) -> Progress:
+def _taken_over(
+    source: TopicPartition,
+    progress: Progress,
+    end: int | None,
+    own_mark: Callable[[Source, Custody], Custody | None],
+) -> Progress:
     if progress.custody is None:
         return progress
+    if (own := own_mark(source, progress.custody)) is not None:
+        return progress._replace(custody=own)
     custody = progress.custody.taken_over(progress.offset, end)
     in_doubt = max(0, custody.until - progress.offset)
     if in_doubt:

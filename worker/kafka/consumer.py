@@ -265,7 +265,7 @@ class Consumer:
         """Read on where the partitions' last owners have committed."""
         while True:
             acquired = set(map(TopicPartition._make, await self._owner.acquire(set(sources))))
-            committed = await take_over(self._joined, acquired)
+            committed = await take_over(self._joined, acquired, self._owner.own_mark)
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: this task is about to be cancelled
                 for source, progress in committed.items():
                     self._joined.seek(source, progress.offset)

@@ -32,6 +32,10 @@ class Custody(NamedTuple):
             until = min(end, until)
         return type(self)(deaths, until, suspects=suspects, condemned=condemned)
 
+    def resumed(self) -> Self:
+        """The mark as the owner that committed it takes it again. It lives, so nothing that ran has ended it."""
+        return self._replace(running=(0, 0), alone=False)
+
     def is_in_doubt(self, offset: int) -> bool:
         """Whether a record may have run in an owner that died."""
         return offset < self.until

@@ -30,6 +30,9 @@ class PartitionOwner(Protocol):
     def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         """Take over partitions, and their committed progress if they have any. Their records come from now on."""
 
+    def own_mark(self, source: Source, found: Custody) -> Custody | None:
+        """The mark with which a partition goes on if this worker itself has committed the one found; else None."""
+
     async def release(self, sources: set[Source]) -> None:
         """Release partitions that were revoked, once their records are finished or given up."""
 

@@ -1,12 +1,14 @@
 """The marks that the partitions of this worker are to have. How they are committed is up to the delivery."""
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Collection, Mapping
 
 from penstock.worker.kafka.custody import Custody, Marks
 from penstock.worker.kafka.offsets import Progress, Source
 
 _CLEAN = Custody()
+_NUM_REMEMBERED = 16  # marks of a partition that name doubts: of several commits on their way, any may be the last one
 
 
 class PartitionMarks(Marks):
@@ -15,6 +17,7 @@ class PartitionMarks(Marks):
     def __init__(self) -> None:
         self._custody: dict[Source, Custody] = {}  # also of partitions whose last owner died and that have no mark yet
         self._marked: set[Source] = set()
+        self._given: dict[Source, deque[Custody]] = {}  # marks with doubts, for commits; also of lost partitions
 
     @property
     def has_doubts(self) -> bool:
@@ -52,7 +55,20 @@ class PartitionMarks(Marks):
         if source not in self._marked:
             return None
         custody = self.custody(source)
-        return custody if custody.is_in_doubt(offset) else _CLEAN
+        if not custody.is_in_doubt(offset):
+            return _CLEAN
+        given = self._given.setdefault(source, deque(maxlen=_NUM_REMEMBERED))
+        if custody not in given:
+            given.append(custody)
+        return custody
+
+    def own_mark(self, source: Source, found: Custody) -> Custody | None:
+        """The mark with which a partition goes on if this process has committed the one that was found; else None.
+
+        It has lost the partition without handing it over, as a producer that was fenced does, and has not died. Every
+        owner that dies raises the count, so no other process commits an equal mark for the same records.
+        """
+        return next((one.resumed() for one in self._given.get(source, ()) if one.text() == found.text()), None)
 
     def passed(self, source: Source, offset: int) -> None:
         """Drop a partition's mark once all records that it holds in doubt are before this offset, and so answered."""

@@ -9,6 +9,7 @@ from aiokafka import TopicPartition
 
 from penstock.worker.kafka import consumer as consumer_module
 from penstock.worker.kafka.consumer import Consumer
+from penstock.worker.kafka.custody import Custody
 from penstock.worker.kafka.offsets import Progress, Source
 
 A, B = TopicPartition("requests", 0), TopicPartition("requests", 1)
@@ -53,11 +54,14 @@ class Owner:
     def acquired(self, sources: set[Source], committed: Mapping[Source, Progress]) -> None:
         self.acquired_sources.append(sources)
 
+    def own_mark(self, source: Source, found: Custody) -> Custody | None:
+        return None
+
     async def release(self, sources: set[Source]) -> None: ...
 
 
 async def test_a_partition_that_its_owner_does_not_get_yet_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take_over(member: Member, sources: set[TopicPartition]) -> dict[TopicPartition, Progress]:
+    async def take_over(member: Member, sources: set[TopicPartition], _: object) -> dict[TopicPartition, Progress]:
         return {source: Progress(7) for source in sources}
 
     async def revoked(sources: set[TopicPartition]) -> None: ...

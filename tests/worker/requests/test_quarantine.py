@@ -64,11 +64,20 @@ class Owner:
         self.runs: list[list[tuple[int, int]]] = []  # partitions and offsets of each group
         self.condemned: list[tuple[int, int]] = []
         self._killers = killers
-        found = {
-            source: one._replace(custody=one.custody and one.custody.taken_over(one.offset, ends[source]))
-            for source, one in broker.stored.items()
-        }
+        self._broker = broker
+        self._ends = ends
+        self.acquire()
+
+    def acquire(self) -> None:
+        """Get both partitions, with what is committed of them."""
+        found = {source: self._taken_over(source, one) for source, one in self._broker.stored.items()}
         self.committer.acquired(set(found), found)
+
+    def _taken_over(self, source: Source, found: Progress) -> Progress:
+        if found.custody is None:
+            return found
+        own = self.committer.own_mark(source, found.custody)
+        return found._replace(custody=own or found.custody.taken_over(found.offset, self._ends[source]))
 
     def admit(self, make_record: MakeRecord, *positions: tuple[Source, int]) -> list[PendingRecord]:
         records: list[PendingRecord] = []
@@ -117,6 +126,37 @@ async def test_a_killer_is_run_three_times_and_costs_no_other_record_its_answer(
     last.quarantine.hand_over()
     await last.committer.commit_last()
     assert {source: (one.offset, one.custody) for source, one in broker.stored.items()} == {A: (5, None), B: (3, None)}
+
+
+async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_condemn_it(
+    broker: Broker, make_record: MakeRecord
+) -> None:
+    for _ in range(2):
+        one = Owner(broker, {A: 1}, {(A, 0)})
+        with pytest.raises(Died):
+            await one.run(one.admit(make_record, (A, 0)))
+    fenced = Owner(broker, {A: 1}, set())
+
+    async def never_ends(records: Sequence[PendingRecord]) -> None:
+        fenced.stop.ask()
+
+    records = fenced.admit(make_record, (A, 0))
+    await fenced.quarantine.run(records, never_ends)
+    mark = broker.stored[A].custody
+    assert mark is not None
+    assert (mark.deaths, mark.alone, mark.running) == (2, True, (0, 1))
+    broker.refusals = 99  # another producer has its transactional id, or the group another generation
+    fenced.quarantine.hand_over()
+    await fenced.committer.commit_last()
+    await fenced.committer.release({A})
+    fenced.ledger.forget({A})
+    broker.refusals = 0
+    assert broker.stored[A].custody == mark
+    fenced.acquire()
+    custody = fenced.committer.custody(A)
+    assert (custody.deaths, custody.condemned, custody.is_suspect(0)) == (2, -1, True)
+    other = Owner(broker, {A: 1}, set())
+    assert (other.committer.custody(A).deaths, other.committer.custody(A).condemned) == (3, 0)
 
 
 async def test_a_partition_that_was_handed_over_raises_no_doubt(broker: Broker, make_record: MakeRecord) -> None:
