@@ -82,7 +82,10 @@ class Client:
         self._exchange = Exchange(self._settings, patient=bulk)
         self._on_reply = on_reply
         self._batcher = CallBatcher(
-            self._ask, sequences_per_record=self._settings.sequences_per_record, share=self._settings.batch_calls
+            self._ask,
+            sequences_per_record=self._settings.sequences_per_record,
+            share=self._settings.batch_calls,
+            one_per_record=() if bulk else ("generate", "sequence"),
         )
         self._tokenizer = Tokenizer.from_directory(tokenizer) if tokenizer is not None else None
 

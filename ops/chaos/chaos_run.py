@@ -44,13 +44,8 @@ _DRAIN_S = 10.0
 _REST_S = 180.0  # after the last fault: all is answered and committed
 _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is measured
 _REFUSED_S = 30.0  # after a reply topic may be written again: dead letters on their way
-_STALL_S = 10.0  # a reply partition without an acknowledgement for so long may get dead letters (operations.md)
-# Faults by which answers become dead letters: the reply topics, and from when on.
-_REFUSING = {
-    "replies_refused": ([RAW_REPLIES], 0.0),
-    "no_leader": ([RAW_REPLIES, REPLIES], 0.0),
-    "broker_suspended": ([RAW_REPLIES, REPLIES], _STALL_S),  # it may lead partitions until it is resumed
-}
+# Faults by which answers become dead letters: the reply topics.
+_REFUSING = {"replies_refused": [RAW_REPLIES], "no_leader": [RAW_REPLIES, REPLIES]}
 _BATCH = 256
 _BUG, _SHOWN_CHARS = re.compile("This is a bug|Traceback"), 600
 
@@ -242,11 +237,9 @@ class ChaosRun:
 
     def _refusals(self) -> list[Refusal]:
         return [
-            Refusal(topic, 1e3 * (fault.started + delay_s), 1e3 * (fault.ended + _REFUSED_S))
+            Refusal(topic, 1e3 * fault.started, 1e3 * (fault.ended + _REFUSED_S))
             for fault in self.faults.injected
-            if fault.kind in _REFUSING
-            for topics, delay_s in [_REFUSING[fault.kind]]
-            for topic in topics
+            for topic in _REFUSING.get(fault.kind, ())
         ]
 
     def _direct(self, sequences: Sequence[Ids]) -> Mapping[Ids, Float32Array]:

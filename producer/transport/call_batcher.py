@@ -10,7 +10,7 @@ least one row, or that made the client halve a record which was too large.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from penstock.producer.errors import BackendError, Expired, InvalidRequest, Overloaded, PenstockError, ShuttingDown
@@ -30,11 +30,18 @@ _RECORD_BYTES = 256 * 1024  # records of long sequences stay well below the brok
 class CallBatcher:
     """Turns calls into records. Use from one event loop."""
 
-    def __init__(self, ask: Ask, *, sequences_per_record: int, share: bool) -> None:
-        """`share`: calls of one turn of the event loop may share a record."""
+    def __init__(
+        self, ask: Ask, *, sequences_per_record: int, share: bool, one_per_record: Collection[str] = ()
+    ) -> None:
+        """`share`: calls of one turn of the event loop may share a record.
+
+        one_per_record: tasks of which each sequence is a record: some take far longer than others, and a record is
+        answered as a whole.
+        """
         self._ask = ask
         self._sequences_per_record = sequences_per_record
         self._share = share
+        self._one_per_record = one_per_record
         self._open: dict[tuple[str, Options, Kind, float], _Record] = {}  # sent at the end of this turn
         self._at_most: dict[tuple[str, Options], int] = {}  # sequences a record, where the worker takes fewer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,6 +69,8 @@ class CallBatcher:
         """Put each sequence of a call into a record; returns the records."""
         task, options, _, timeout_s = key
         at_most = self._at_most.get((task, options), self._sequences_per_record)
+        if task in self._one_per_record:
+            at_most = 1
         record = at_first = self._open.get(key)
         records: list[_Record] = []
         for index, sequence in enumerate(call.items):

@@ -184,7 +184,7 @@ class Inbox:
         """Partial replies may be lost: what cannot be read is dropped."""
         partial = self._partials.get(_correlation_id(record))
         if partial is not None:
-            with contextlib.suppress(InvalidRequest):
+            with contextlib.suppress(PenstockError):  # also of the caller, of a reply to another task
                 reply = decode_reply(record.value)
                 if isinstance(reply, Reply):
                     partial(reply)

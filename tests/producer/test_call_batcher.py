@@ -98,6 +98,13 @@ async def test_records_are_bounded_in_number_and_bytes() -> None:
     assert [len(record) for record in worker.records] == [2, 2, 1]
 
 
+async def test_of_some_tasks_each_sequence_is_a_record() -> None:
+    worker = Worker()
+    batcher = CallBatcher(worker.ask, sequences_per_record=64, share=True, one_per_record=("embed",))
+    await asyncio.gather(ask(batcher, [[1], [2, 2]]), ask(batcher, [[3]]))
+    assert sorted(worker.records) == [[[1]], [[2, 2]], [[3]]]
+
+
 async def test_without_sharing_every_call_is_a_record() -> None:
     worker = Worker()
     batcher = make(worker, share=False)

@@ -685,10 +685,8 @@ async def test_what_was_generated_comes_with_its_finish_and_text(monkeypatch: py
         assert await client.generate(ids=[[1]]) == [Generation((7, 2040), "length")]
         with pytest.raises(InvalidRequest, match="'beams' is not an option of `generate`"):
             await client.generate("a", beams=2)
-    assert [request.options for request in loop.requests] == [
-        Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2))),
-        Options(),
-    ]
+    beams = Options(truncate=True, generation=(("max_new_tokens", 5), ("num_beams", 2)))
+    assert [request.options for request in loop.requests] == [beams, beams, Options()]  # a record for each
     async with connected(monkeypatch, echo, tokenizer=CHECKPOINT) as (client, loop):
         [row] = await client.generate("How are you?")
     assert loop.requests[0].text is None

@@ -94,6 +94,15 @@ async def test_partial_replies_end_no_call_and_reach_those_that_ask() -> None:
     await inbox.stop(ShuttingDown("over"))
 
 
+async def test_a_partial_reply_to_another_task_drops_no_other_reply() -> None:
+    inbox = inbox_over(StandIn([partial_to(b"a", 1), reply_to(b"b", 2.0)]))
+    inbox.expect(b"a", 1e12, lambda reply: reply.rows("embed"))
+    b = inbox.expect(b"b", 1e12)
+    await inbox.start(1)
+    assert number(await b) == 2.0
+    await inbox.stop(ShuttingDown("over"))
+
+
 async def test_replies_reach_their_calls_in_any_order() -> None:
     inbox = inbox_over(StandIn([reply_to(b"b", 2.0), reply_to(b"unknown")], [reply_to(b"a", 1.0), reply_to(b"a", 9.0)]))
     a, b = inbox.expect(b"a", 1e12), inbox.expect(b"b", 1e12)

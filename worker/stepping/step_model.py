@@ -69,6 +69,8 @@ class StepModel:
         if self._closed or not self._thread.is_alive or time.monotonic() - self._thread.idle_since < IDLE_S:
             return ""
         if self._probing is None or self._probing.done():
+            if self._thread.is_running:
+                return ""  # a turn that takes long is the watchdog's
             self._probing = self._loop.create_future()
             now = time.monotonic()
             self._thread.add([StepJob(_PROBE, self._probe, now, None, False)])

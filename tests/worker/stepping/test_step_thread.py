@@ -148,6 +148,20 @@ async def test_a_probe_runs_on_an_idle_runner_and_is_no_result(served: tuple[Ste
     assert await asyncio.to_thread(model.fault) == ""
 
 
+async def test_a_turn_that_takes_long_is_no_idle_engine_that_hangs(
+    served: tuple[StepModel, Gate, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, runner, _ = served
+    monkeypatch.setattr(step_model, "PROBE_S", 0.05)
+    runner.may_run.clear()
+    model._thread.add([StepJob(5, [1, 7], 0.0, None, False)])
+    while not model._thread.is_running:  # noqa: ASYNC110 -- a thread sends no event
+        await asyncio.sleep(0)
+    assert await asyncio.to_thread(model.fault) == ""
+    runner.may_run.set()
+    assert await model.close(10.0)
+
+
 async def test_a_probe_tells_a_runner_that_fails_and_one_that_hangs(
     served: tuple[StepModel, Gate, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
