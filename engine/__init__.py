@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from penstock.engine.calibration import Calibration, Timing, measure, warm_up
     from penstock.engine.cells.loading import is_made_of_cells
     from penstock.engine.cells.served import ServedCells, load_served_cells
-    from penstock.engine.device import processor_name
+    from penstock.engine.device import choose_device, processor_name
     from penstock.engine.generation.loading import generates
     from penstock.engine.generation.model import GenerationModel, load_generation_model
     from penstock.engine.lanes import EngineLanes
@@ -26,6 +26,7 @@ _LAZY = {
     "PackedModel": "packed_model",
     "ServedCells": "cells.served",
     "Timing": "calibration",
+    "choose_device": "device",
     "from_torch": "packed_model",
     "default_name": "loading",
     "generates": "generation.loading",
@@ -53,6 +54,7 @@ __all__ = [
     "ServedCells",
     "TaskOptions",
     "Timing",
+    "choose_device",
     "default_name",
     "from_torch",
     "generates",

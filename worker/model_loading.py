@@ -8,7 +8,7 @@ import penstock.engine  # its functions that need torch are looked up when they 
 from penstock.engine import Engine
 from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.producer.tokenization import Tokenizer, TokenizerError
-from penstock.worker.resolved_settings import CPU_CAPS
+from penstock.worker.resolved_settings import batch_caps_on
 from penstock.worker.settings import NULL_MODEL, ModelSettings
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ def load_model(settings: ModelSettings) -> "Engine | GenerationModel | ServedCel
             num_slots=settings.state_slots,
         )
     if settings.head is None and settings.engine != "padded" and penstock.engine.generates(settings.model):
-        max_rows, max_tokens = CPU_CAPS
+        device = penstock.engine.choose_device(settings.device)
+        max_rows, max_tokens = batch_caps_on(settings, device)
         return penstock.engine.load_generation_model(
             settings.model,
             name=settings.served_name,
             dtype=settings.dtype,
-            device=settings.device,
-            max_rows=settings.max_batch_sequences or max_rows,
-            max_encode_tokens=settings.max_batch_tokens or max_tokens,
+            device=device,
+            max_rows=max_rows,
+            max_encode_tokens=max_tokens,
         )
     return penstock.engine.load_engine(
         settings.model,

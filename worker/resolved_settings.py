@@ -11,7 +11,8 @@ from penstock.producer.wire.topics import request_topic
 from penstock.scheduler import SchedulerSettings
 from penstock.worker.settings import ModelSettings, WorkerSettings
 
-CPU_CAPS = 256, 1024  # of a batch: sequences, and tokens
+# Of a batch: sequences, and tokens. A GPU needs larger batches than a CPU to be busy.
+_CAPS: Mapping[str, tuple[int, int]] = {"cpu": (256, 1024), "cuda": (1024, 16_384)}
 _STEPPED = frozenset({"generate", "sequence"})  # tasks whose steps run on one thread
 _CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
 
@@ -91,8 +92,13 @@ def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapp
 
 
 def batch_caps(settings: ModelSettings, info: ModelInfo) -> tuple[int, int]:
-    """Most sequences and most tokens in a batch. A GPU needs larger batches than a CPU to be busy."""
-    max_sequences, max_tokens = CPU_CAPS if _device(info) == "cpu" else (1024, 16_384)
+    """Most sequences and most tokens in a batch."""
+    return batch_caps_on(settings, _device(info))
+
+
+def batch_caps_on(settings: ModelSettings, device: str) -> tuple[int, int]:
+    """As `batch_caps`, for a model that is not loaded yet. device: "cpu" or "cuda"."""
+    max_sequences, max_tokens = _CAPS[device]
     return settings.max_batch_sequences or max_sequences, settings.max_batch_tokens or max_tokens
 
 

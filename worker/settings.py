@@ -68,8 +68,8 @@ class ModelSettings(FileSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Arithmetic. auto: float16 on a GPU; bfloat16 where the processor multiplies it faster, else "
-        "float32.",
+        description="Arithmetic. auto: float16 on a GPU, but bfloat16 for T5 that generates; on a CPU bfloat16 where "
+        "the processor multiplies it faster, else float32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs. auto: on a GPU if there is one and CuPy is installed."

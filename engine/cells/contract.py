@@ -117,3 +117,10 @@ class StepEngine(Protocol):
         has stopped in a batch before does nothing (steps 0). Raises InvalidBatch.
         """
         ...
+
+    def idle(self) -> bool:
+        """Do a piece of work that makes later batches faster, if there is any. Returns whether it did.
+
+        Called by the same thread, with no batch underway. Raises nothing that the next batch would not raise.
+        """
+        ...

@@ -74,6 +74,10 @@ class CpuStepEngine:
         return self._num_slots
 
     @torch.inference_mode()
+    def idle(self) -> bool:
+        """Nothing makes later batches faster."""
+        return False
+
     def start(self, batch: CellBatch) -> FinishedCells:
         """See `StepEngine.start`."""
         if batch.cell not in self._cells:

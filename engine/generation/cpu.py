@@ -58,6 +58,10 @@ class CpuSeq2Seq:
         """Make pages zero. Attention multiplies what lies behind a row's last key by zero, which no NaN survives."""
         self._key_values[:, torch.from_numpy(pages)] = 0
 
+    def idle(self) -> bool:
+        """Nothing makes later steps faster."""
+        return False
+
     def _use_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)

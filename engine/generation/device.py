@@ -49,6 +49,14 @@ class Seq2SeqDevice(Protocol):
         """Make pages zero. Attention may multiply what lies behind a row's last key by zero, which no NaN survives."""
         ...
 
+    def idle(self) -> bool:
+        """Do a piece of work that makes later steps faster, if there is any. Returns whether it did.
+
+        Called while no call is underway and no request waits. Raises nothing: a device that has failed says so in the
+        next call.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
@@ -76,10 +84,11 @@ class DeviceSearch(Protocol):
         ...
 
     def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
-        """Run up to `quantum` steps of open requests. Returns what is new, by request.
+        """Run up to `quantum` steps of open requests. Returns what is new, by request, with the steps that ran.
 
-        A device that works ahead starts the steps and returns what those of the call before have found. Requests that
-        have ended meanwhile take no further step.
+        Where it raises, no request has run a step. An error of a part of the requests, after others have run, waits for
+        the next call. A device that works ahead starts the steps and returns what those of the call before have found.
+        Requests that have ended meanwhile take no further step.
         """
         ...
 

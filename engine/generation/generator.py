@@ -14,43 +14,31 @@ A scheduler's task becomes `encode(ids)` or `decode(ids, quantum)`, with one id 
 scheduler, `step()` is one step of all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from penstock.engine.errors import GeneratorFull
 from penstock.engine.generation.cpu import CpuSeq2Seq
-from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
+from penstock.engine.generation.device import Seq2SeqDevice
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
-from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
+from penstock.engine.generation.requests import Request, RequestTable
 from penstock.engine.generation.selection import Choice, Hypotheses, choose
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.types import Int32Array
 
-_NONE: Int64Array = np.empty(0, np.int64)
+_Finish = Literal["stop", "length", "invalid"]  # invalid: NaN, or no token left
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """New tokens of one request, the end token included."""
+    """Steps of one request that ran, and its new tokens, the end token included."""
 
     id: int
     tokens: tuple[int, ...]  # of beam search: none before the end, then all
-    finish: Literal["stop", "length", "invalid"] | None = None  # invalid: NaN, or no token left
-
-
-@dataclass(slots=True)
-class _Request:
-    id: int
-    source: Int32Array
-    hypotheses: Hypotheses
-    num_pages: int  # that it needs at most
-    is_searched: bool  # whether the device chooses its tokens
-    source_row: Int64Array = field(default_factory=lambda: _NONE)  # [1] once it has joined
-    rows: Int64Array = field(default_factory=lambda: _NONE)  # [num_beams] once it has joined
+    finish: _Finish | None = None
+    steps: int = 1  # that ran
 
 
 class Generator:
@@ -72,44 +60,39 @@ class Generator:
         self._limits = limits
         self._device: Seq2SeqDevice = device or CpuSeq2Seq(weights, limits.num_pages + 1, limits.page_size, threads)
         self._search = self._device.search
-        self._pool = PagePool(limits.num_pages + 1)
-        self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
-        self._targets = PageTable(self._pool, limits.max_rows, limits.max_new_tokens, limits.page_size)
-        self._waiting: dict[int, _Request] = {}  # by id, in the order of `start`
-        self._active: dict[int, _Request] = {}  # by id, in the order of `encode`
-        self._copies = _NONE, _NONE  # of pages, first to second, before the next step
-        self._unclean: list[Int64Array] = []  # pages that may hold NaN, to clear before the device computes
+        self._requests = RequestTable(limits)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Requests that have not joined, in the order in which they began to wait."""
-        return tuple(self._waiting)
+        return tuple(self._requests.waiting)
 
     @property
     def active(self) -> tuple[int, ...]:
         """Requests that have joined and not finished, in the order in which they joined."""
-        return tuple(self._active)
+        return tuple(self._requests.active)
 
     @property
     def num_free_pages(self) -> int:
         """Pages that no request has reserved."""
-        return self._limits.num_pages - sum(request.num_pages for request in self._active.values())
+        return self._requests.num_free_pages
 
     def start(self, id: int, input_ids: Int32Array, options: GenerationOptions, seed: int = 0) -> None:
         """Let a request wait. `id` is none that is waiting or active. seed: of sampling.
 
         Raises InvalidSource, InvalidOption, and GeneratorFull where as many wait as may. Nothing is changed then.
         """
-        if id in self._waiting or id in self._active:
+        waiting = self._requests.waiting
+        if id in waiting or id in self._requests.active:
             raise ValueError(f"request {id} was started twice. This is a bug.")
         self._limits.require_source(input_ids, self._weights)
         self._limits.require_options(options, self._weights)
         num_pages = self._limits.pages_of(len(input_ids), options)
         self._limits.require_pages(num_pages)
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise GeneratorFull(f"{len(self._waiting)} requests wait, which is the limit. Try again later.")
+        if len(waiting) >= self._limits.max_waiting:
+            raise GeneratorFull(f"{len(waiting)} requests wait, which is the limit. Try again later.")
         is_searched = self._search is not None and self._search.supports(options)
-        self._waiting[id] = _Request(id, input_ids, Hypotheses(options, seed), num_pages, is_searched)
+        waiting[id] = Request(id, input_ids, Hypotheses(options, seed), num_pages, is_searched)
 
     def encode(self, ids: Iterable[int] | None = None) -> list[int]:
         """Run the encoder for waiting requests, which then join. Returns those that did, in order.
@@ -117,39 +100,38 @@ class Generator:
         ids: in order of precedence; all that wait by default. The first for which no room is free, and those after
         it, keep waiting, so that large requests are not overtaken forever. Where it raises, all keep waiting.
         """
-        joining = self._fitting(_named(self._waiting, self.waiting if ids is None else ids))
+        requests = self._requests
+        joining = requests.fitting(requests.named_waiting(ids))
         try:
             for request in joining:
-                self._open(request)
+                requests.open(request)
             self._run_encoder(joining)
         except BaseException:
             for request in joining:
-                self._close(request, has_ended=False)
+                requests.close(request, has_ended=False)
             raise
-        self._active.update((request.id, self._waiting.pop(request.id)) for request in joining)
+        requests.active.update((request.id, requests.waiting.pop(request.id)) for request in joining)
         return [request.id for request in joining]
 
     def decode(self, ids: Iterable[int] | None = None, quantum: int = 1) -> list[Progress]:
         """Run up to `quantum` decoder steps of active requests; all of them by default.
 
-        Returns what is new, in the order of `ids`: requests with new tokens or a finish. A step that raises changes
-        nothing. The steps of the quantum before it are returned, and the error is raised by the next call. A device
-        that works ahead (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
+        Returns what is new, in the order of `ids`: requests that ran a step. A step that raises changes nothing. The
+        steps of the quantum before it are returned, and the error is raised by the next call. A device that works ahead
+        (`DeviceSearch.run`) returns what is new one call later, of any requests that are active.
         """
-        chosen = _named(self._active, self.active if ids is None else ids)
-        tokens: dict[int, tuple[int, ...]] = {request.id: () for request in chosen}
-        finishes: dict[int, Literal["stop", "length", "invalid"]] = {}
+        chosen = self._requests.named_active(ids)
+        progress = {request.id: Progress(request.id, (), None, 0) for request in chosen}
 
-        def take(requests: Sequence[_Request], choices: Sequence[Choice]) -> None:
+        def take(requests: Sequence[Request], choices: Sequence[Choice]) -> None:
             for request, choice in zip(requests, choices, strict=True):
-                tokens[request.id] = tokens.get(request.id, ()) + choice.tokens
+                progress[request.id] = _after(progress.get(request.id), request, choice)
                 if choice.is_finished:
-                    finishes[request.id] = _finish(request, choice)
                     self._leave(request, has_ended=not choice.is_invalid)
 
         hosted = [request for request in chosen if not request.is_searched]
         for index in range(quantum):
-            running = [request for request in hosted if request.id not in finishes]
+            running = [request for request in hosted if progress[request.id].finish is None]
             if not running:
                 break
             try:
@@ -160,34 +142,28 @@ class Generator:
                 break
             take(running, choices)
         found = self._run_search([request.id for request in chosen if request.is_searched], quantum, bool(hosted))
-        take([self._active[id] for id, _ in found], [choice for _, choice in found])
-        progress = (Progress(id, new, finishes.get(id)) for id, new in tokens.items())
-        return [one for one in progress if one.tokens or one.finish]
+        take([self._requests.active[id] for id, _ in found], [choice for _, choice in found])
+        return [one for one in progress.values() if one.steps]
 
     def step(self, quantum: int = 1) -> list[Progress]:
         """Let requests join for which there is room, then run up to `quantum` decoder steps of all."""
         self.encode()
         return self.decode(quantum=quantum)
 
+    def idle(self) -> bool:
+        """Let the device work for later steps. Returns whether it did. Called while nothing is to be computed."""
+        return self._device.idle()
+
     def cancel(self, id: int) -> bool:
         """Let a request leave, with its pages. Returns whether it was waiting or active."""
-        if id in self._active:
-            self._leave(self._active[id], has_ended=False)
+        if id in self._requests.active:
+            self._leave(self._requests.active[id], has_ended=False)
             return True
-        return self._waiting.pop(id, None) is not None
+        return self._requests.waiting.pop(id, None) is not None
 
     def check_integrity(self) -> None:
         """Raise unless all pages and rows belong to active requests or are free. Called by tests, and when idle."""
-        active = list(self._active.values())
-        self._pool.check_integrity(self._sources, self._targets)
-        self._sources.check_integrity([int(row) for request in active for row in request.source_row])
-        self._targets.check_integrity([int(row) for request in active for row in request.rows])
-        if not 0 <= self.num_free_pages <= self._pool.num_free:
-            raise RuntimeError("more pages are in use than requests have reserved. This is a bug.")
-        for request in (one for one in active if not one.is_searched):
-            lengths = {len(row) - 1 for row in request.hypotheses.rows}
-            if lengths != set(self._targets.lengths[request.rows].tolist()):
-                raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
+        self._requests.check_integrity()
 
     def _run_search(self, ids: Sequence[int], quantum: int, has_others: bool) -> list[tuple[int, Choice]]:
         """Steps of requests whose tokens the device chooses. An error waits where others have steps to return."""
@@ -200,111 +176,47 @@ class Generator:
                 return []
             raise
 
-    def _step(self, requests: Sequence[_Request]) -> list[Choice]:
+    def _step(self, requests: Sequence[Request]) -> list[Choice]:
         """One decoder step. Rows of requests that go on hold the caches of their new hypotheses afterwards."""
-        rows = np.concatenate([request.rows for request in requests])
-        slots = self._targets.extend(rows)
+        rows = self._requests.extend(requests)
         try:
-            self._clear_pages()
-            self._device.copy_pages(*self._copies)
-            logits = self._device.step(self._decoder_rows(requests, rows, slots))
-            choices = choose(logits, [request.hypotheses for request in requests])
+            self._requests.clear_pages(self._device)
+            self._requests.copy_pages(self._device)
+            choices = choose(self._device.step(rows), [request.hypotheses for request in requests])
         except BaseException:
-            self._targets.retract(rows)  # what was written there is written again before it is read
+            self._requests.retract(requests)
             raise
-        self._copies = self._fork(requests, choices)
+        self._requests.fork(requests, choices)
         for request, choice in zip(requests, choices, strict=True):
             if not choice.is_finished:
                 request.hypotheses.accept(choice)
         return choices
 
-    def _fork(self, requests: Sequence[_Request], choices: Sequence[Choice]) -> tuple[Int64Array, Int64Array]:
-        """Continue in the rows of each request what their parents hold. Returns the copies that this needs."""
-        forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
-        moved = [(own, own[parents]) for own, parents in forks if parents is not None]
-        return self._targets.reorder(*map(np.concatenate, zip(*moved, strict=True))) if moved else (_NONE, _NONE)
+    def _run_encoder(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
+        slots = [self._requests.fill_source(request) for request in requests]
+        self._requests.clear_pages(self._device)
+        self._device.encode([request.source for request in requests], slots)
+        searched = [request for request in requests if request.is_searched]
+        if self._search is not None and searched:
+            self._search.open([self._requests.search_request(request) for request in searched])
 
-    def _decoder_rows(self, requests: Sequence[_Request], rows: Int64Array, slots: Int64Array) -> DecoderRows:
-        lengths = self._targets.lengths[rows]
-        sources = np.concatenate([request.source_row for request in requests])
-        return DecoderRows(
-            tokens=np.array([row[-1] for request in requests for row in request.hypotheses.rows], np.int64),
-            slots=slots,
-            pages=self._targets.pages[rows],
-            lengths=lengths,
-            source_pages=self._sources.pages[sources],
-            source_lengths=self._sources.lengths[sources],
-            rows_per_source=np.array([len(request.rows) for request in requests]),
-        )
-
-    def _fitting(self, requests: Iterable[_Request]) -> list[_Request]:
-        """The first requests, as many as there are pages and rows for, and as the encoder takes at once."""
-        fitting: list[_Request] = []
-        num_pages = num_rows = num_tokens = 0
-        num_free_pages = self.num_free_pages
-        for request in requests:
-            num_pages += request.num_pages
-            num_rows += request.hypotheses.options.num_beams
-            num_tokens += len(request.source)
-            has_room = num_pages <= num_free_pages and num_rows <= self._targets.num_free_rows
-            if not has_room or (fitting and num_tokens > self._limits.max_encode_tokens):
-                break
-            fitting.append(request)
-        return fitting
-
-    def _open(self, request: _Request) -> None:
-        request.source_row = self._sources.open(1)
-        request.rows = self._targets.open(request.hypotheses.options.num_beams)
-
-    def _close(self, request: _Request, *, has_ended: bool) -> None:
-        """Give rows and pages back. Those of a request that has not ended as it should may hold NaN."""
-        pages = np.concatenate([self._sources.close(request.source_row), self._targets.close(request.rows)])
-        request.source_row = request.rows = _NONE
-        if not has_ended:
-            self._unclean.append(pages)
-        if len(self._copies[1]):
-            is_needed = ~np.isin(self._copies[1], pages)
-            self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
-
-    def _clear_pages(self) -> None:
-        if self._unclean:
-            self._device.clear_pages(np.concatenate(self._unclean))
-            self._unclean.clear()
-
-    def _run_encoder(self, requests: Sequence[_Request]) -> None:
-        if requests:
-            slots = [self._sources.fill(int(request.source_row[0]), len(request.source)) for request in requests]
-            self._clear_pages()
-            self._device.encode([request.source for request in requests], slots)
-            self._open_searches([request for request in requests if request.is_searched])
-
-    def _open_searches(self, requests: Sequence[_Request]) -> None:
-        """Let the device choose the tokens of requests, from slots for as many as they may have."""
-        if self._search is not None and requests:
-            self._search.open([self._search_request(request) for request in requests])
-
-    def _search_request(self, request: _Request) -> SearchRequest:
-        options = request.hypotheses.options
-        slots = [self._targets.fill(row, options.max_new_tokens) for row in request.rows.tolist()]
-        source_pages = self._sources.pages[request.source_row[0]]
-        return SearchRequest(request.id, options, np.stack(slots), source_pages, len(request.source))
-
-    def _leave(self, request: _Request, *, has_ended: bool) -> None:
-        del self._active[request.id]
+    def _leave(self, request: Request, *, has_ended: bool) -> None:
+        del self._requests.active[request.id]
         if request.is_searched and self._search is not None:
             self._search.close(request.id)
-        self._close(request, has_ended=has_ended)
+        self._requests.close(request, has_ended=has_ended)
 
 
-def _named(requests: Mapping[int, _Request], ids: Iterable[int]) -> list[_Request]:
-    """The requests of some ids, each of which is there and named once."""
-    ids = list(ids)
-    if len(set(ids)) < len(ids) or not requests.keys() >= set(ids):
-        raise ValueError(f"requests {ids} were named, of which one is unknown or named twice. This is a bug.")
-    return [requests[id] for id in ids]
+def _after(progress: Progress | None, request: Request, choice: Choice) -> Progress:
+    """A request's progress with one choice more."""
+    before = progress or Progress(request.id, (), None, 0)
+    finish = _finish(request, choice) if choice.is_finished else None
+    return Progress(request.id, before.tokens + choice.tokens, finish, before.steps + choice.steps)
 
 
-def _finish(request: _Request, choice: Choice) -> Literal["stop", "length", "invalid"]:
+def _finish(request: Request, choice: Choice) -> _Finish:
     if choice.is_invalid:
         return "invalid"
     has_stopped = choice.tokens[-1:] and choice.tokens[-1] in request.hypotheses.options.eos_token_ids

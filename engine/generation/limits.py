@@ -26,6 +26,14 @@ class GeneratorLimits:
         of_beams = options.num_beams * pages_of(options.max_new_tokens, self.page_size)
         return of_beams + pages_of(num_source_tokens, self.page_size)
 
+    def pages_in(self, num_bytes: int, weights: Seq2SeqWeights, value_bytes: int) -> int:
+        """Pages of keys and values in `num_bytes`: at least those of one row of the longest source and result, and no
+        more than all rows of them need."""
+        decoder = weights.decoder
+        page_bytes = len(decoder.layers) * self.page_size * 2 * decoder.width * value_bytes
+        longest = pages_of(self.max_source_tokens, self.page_size) + pages_of(self.max_new_tokens, self.page_size)
+        return min(max(num_bytes // page_bytes, longest), self.max_rows * longest)
+
     def require_source(self, input_ids: Int32Array, weights: Seq2SeqWeights) -> None:
         """Raise InvalidSource where the model cannot read the source."""
         longest = min(filter(None, (self.max_source_tokens, weights.max_source_tokens)))

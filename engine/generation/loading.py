@@ -17,6 +17,7 @@ SEQ2SEQ_FAMILIES: Mapping[str, Callable[[Checkpoint], Seq2SeqWeights]] = {
     "mt5": t5.seq2seq,
     "t5": t5.seq2seq,
 }
+_WIDE = frozenset({"mt5", "t5"})  # trained in bfloat16: their residuals grow from layer to layer
 _HEADS = ("ForConditionalGeneration", "MarianMTModel")
 _CONFIG = "generation_config.json"
 # Options that an old config.json, without a generation_config.json, has among the model's.
@@ -43,6 +44,7 @@ class Seq2SeqCheckpoint:
     directory: Path  # holds tokenizer.json
     weights: Seq2SeqWeights
     generation_config: Mapping[str, Any]
+    overflows_float16: bool  # whether hidden states may exceed the range of float16
 
     def options(self, **changes: Any) -> GenerationOptions:
         """The model's own options with some changed, by their names in generation_config.json. Raises InvalidOption."""
@@ -73,7 +75,8 @@ def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
             f"{directory}: model_type {model_type!r} does not generate here. "
             f"Supported model types: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
         )
-    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), _generation_config(checkpoint))
+    config = _generation_config(checkpoint)
+    return Seq2SeqCheckpoint(checkpoint.directory, reader(checkpoint), config, model_type in _WIDE)
 
 
 def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any]:

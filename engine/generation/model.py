@@ -1,9 +1,12 @@
 """An encoder-decoder model for a worker: its facts, the options that it allows, and its generator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from penstock.engine.device import missing_for_gpu
+import torch
+
+from penstock.engine.device import choose_device, device_name
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.generation.generator import Generator
 from penstock.engine.generation.limits import GeneratorLimits
@@ -13,19 +16,33 @@ from penstock.engine.loading import default_name
 from penstock.engine.model.checkpoint import resolve_model, revision_of
 from penstock.engine.types import ModelInfo
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Pages on a GPU: of the memory that is free before the weights are there. Members share it, and graphs need some.
+_SHARE_OF_FREE, _MOST_PAGE_BYTES = 8, 8 << 30
+_PREPARE_S = 10.0  # for CUDA graphs, at load
+
 
 class GenerationModel:
     """Made by `load_generation_model`."""
 
-    def __init__(self, checkpoint: Seq2SeqCheckpoint, name: str, revision: str, limits: GeneratorLimits) -> None:
+    def __init__(
+        self,
+        checkpoint: Seq2SeqCheckpoint,
+        name: str,
+        revision: str,
+        limits: GeneratorLimits,
+        dtype: str,
+        device: str,
+    ) -> None:
+        """device: "cpu", or the name of the current GPU."""
         weights = checkpoint.weights
         self._checkpoint = checkpoint
         self.limits = limits
         self.info = ModelInfo(
             name=name,
             revision=revision,
-            dtype="float32",
-            device="cpu",
+            dtype=dtype,
+            device=device,
             vocab_size=weights.source_vocab_size,
             max_tokens=min(filter(None, (limits.max_source_tokens, weights.max_source_tokens))),
             tasks=frozenset({"generate"}),
@@ -42,9 +59,20 @@ class GenerationModel:
         self.limits.require_options(options, self._checkpoint.weights)
         return options
 
-    def generator(self, threads: int) -> Generator:
-        """A generator with its pages. threads: of its matrix products."""
-        return Generator(self._checkpoint.weights, self.limits, threads)
+    def generator(self, threads: int, quanta: Sequence[int]) -> Generator:
+        """A generator with its pages, ready to run. Blocks for seconds on a GPU. Raises UnsupportedDevice.
+
+        threads: of a CPU's matrix products. quanta: steps of a call of `decode`, for which a GPU's graphs are captured.
+        """
+        weights, limits = self._checkpoint.weights, self.limits
+        if self.info.device == "cpu":
+            return Generator(weights, limits, threads)
+        from penstock.engine.gpu.seq2seq import GpuSeq2Seq
+
+        device, own = GpuSeq2Seq(weights, limits, dtype=_DTYPES[self.info.dtype]), self.options({"max_new_tokens": 1})
+        if self.info.dtype != "float32" and device.search.supports(own):  # float32 is for comparisons
+            device.search.prepare(own, quanta, limits.max_rows, budget_s=_PREPARE_S)
+        return Generator(weights, limits, device=device)
 
 
 def load_generation_model(
@@ -59,17 +87,39 @@ def load_generation_model(
     """Load a model directory or Hugging Face id whose checkpoint `generates`. Blocks for seconds.
 
     name: the model's name in requests; `default_name` when None. max_rows, max_encode_tokens: see `GeneratorLimits`.
+    dtype: on a GPU "float16", "bfloat16", "float32", or "auto": float16, and bfloat16 where float16 would overflow; on
+        a CPU "float32" or "auto".
+    device: "cpu", "cuda" or "auto": a GPU if there is one and CuPy is installed.
     Raises CheckpointError, UnsupportedCheckpoint, UnsupportedDevice; and InvalidOption where one of the model's own
     options is not implemented, since every request would be rejected.
     """
-    if device == "cuda":
-        reason = missing_for_gpu() or "generation is implemented on the CPU only"
-        raise UnsupportedDevice(f"device 'cuda' is not available for a model that generates: {reason}.")
-    if dtype not in ("auto", "float32"):
-        raise UnsupportedDevice(f"dtype {dtype!r} is not available for a model that generates; use auto or float32.")
+    place = choose_device(device)
     given = {"max_rows": max_rows, "max_encode_tokens": max_encode_tokens}
     limits = GeneratorLimits(**{field: value for field, value in given.items() if value is not None})
     checkpoint, revision = load_seq2seq(model), revision_of(resolve_model(model))
-    loaded = GenerationModel(checkpoint, name or default_name(model), revision, limits)
+    precision, own_name = _precision(dtype, place, checkpoint), name or default_name(model)
+    if place == "cuda":
+        limits = replace(limits, num_pages=_num_gpu_pages(limits, checkpoint, _DTYPES[precision]))
+        place = device_name()
+    loaded = GenerationModel(checkpoint, own_name, revision, limits, precision, place)
     loaded.options({"max_new_tokens": 1})  # lengths may be each request's own
     return loaded
+
+
+def _precision(dtype: str, device: str, checkpoint: Seq2SeqCheckpoint) -> str:
+    if dtype == "auto":
+        return "float32" if device == "cpu" else "bfloat16" if checkpoint.overflows_float16 else "float16"
+    known = ["float32"] if device == "cpu" else list(_DTYPES)
+    if dtype not in known:
+        raise UnsupportedDevice(
+            f"dtype {dtype!r} is not available for a model that generates on {device!r}; "
+            f"use auto or {' or '.join(known)}."
+        )
+    return dtype
+
+
+def _num_gpu_pages(limits: GeneratorLimits, checkpoint: Seq2SeqCheckpoint, dtype: torch.dtype) -> int:
+    """An eighth of the device's free memory, 8 GiB at most."""
+    free_bytes, _ = torch.cuda.mem_get_info()
+    most_bytes = min(free_bytes // _SHARE_OF_FREE, _MOST_PAGE_BYTES)
+    return limits.pages_in(most_bytes, checkpoint.weights, dtype.itemsize)

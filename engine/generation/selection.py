@@ -42,13 +42,14 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Result of one step for a sequence."""
+    """Result of a step for a sequence, or of the steps that a device's search ran."""
 
     tokens: tuple[int, ...]  # that are certain now; of beams none before the end
     is_finished: bool
     beams: BeamSearch | None = None  # the search after this step; None at the end
     parents: Int64Array | None = None  # of beams: the row that each row continues; None at the end
     is_invalid: bool = False  # whether scores were not finite, or the rules left no token
+    steps: int = 1  # that it took: more of a device's search
 
 
 _INVALID = Choice((), is_finished=True, is_invalid=True)

@@ -1,7 +1,11 @@
 """The search for tokens on the device: quanta of decoder steps that the host only starts and reads."""
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,24 +18,14 @@ from penstock.engine.generation.options import GenerationOptions
 from penstock.engine.generation.pages import pages_of
 from penstock.engine.generation.selection import Choice
 from penstock.engine.gpu.bans import BanTable
-from penstock.engine.gpu.cached_attention import CacheLines
 from penstock.engine.gpu.cell_batches import row_bucket
+from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs
-from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES, likely_tokens
+from penstock.engine.gpu.likely_tokens import MAX_CANDIDATES
+from penstock.engine.gpu.search_quantum import Predict, SearchQuantum, num_results
 from penstock.engine.gpu.search_results import choice_of_beams, greedy_choice
-from penstock.engine.gpu.search_state import (
-    MAX_EOS,
-    RUNNING,
-    SearchShape,
-    SearchState,
-    SearchTerms,
-    Seats,
-)
-from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams, take_greedy
-from penstock.engine.gpu.seq2seq_ops import TargetRows
+from penstock.engine.gpu.search_state import MAX_EOS, SearchShape, Seats
 from penstock.engine.gpu.uploads import upload
-
-Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the next call
 
 
 class SearchKey(NamedTuple):
@@ -73,16 +67,24 @@ class GpuSearch:
     """
 
     def __init__(
-        self, predict: Predict, limits: GeneratorLimits, vocabulary: int, logits: Tensor, *, works_ahead: bool
+        self,
+        predict: Predict,
+        limits: GeneratorLimits,
+        vocabulary: int,
+        logits: Tensor,
+        faults: DeviceFaults,
+        *,
+        works_ahead: bool,
     ) -> None:
         """logits: the memory that `predict` writes to. works_ahead: see `DeviceSearch.run`."""
-        self._predict = predict
         self._limits = limits
         self._vocabulary = vocabulary
+        self._faults = faults
         self.works_ahead = works_ahead
         self._underway: list[RunningSteps] = []
         self._device = logits.device
         self._bans = BanTable(logits.shape[1], self._device)
+        self._quantum = SearchQuantum(predict, vocabulary, self._bans, limits.page_size)
         self._pools: dict[SearchShape, _Pool] = {}
         self._open: dict[int, _Open] = {}
         self._graphs: Graphs[SearchKey] | None = Graphs(self._device) if self._device.type == "cuda" else None
@@ -107,29 +109,45 @@ class GpuSearch:
         by_shape: dict[SearchShape, list[SearchRequest]] = {}
         for request in requests:
             by_shape.setdefault(SearchShape.of(request.options), []).append(request)
-        pools = {shape: self._pool(shape) for shape in by_shape}  # allocates first, which is what may fail
-        for shape, group in by_shape.items():
-            pool = pools[shape]
-            seats = pool.free[-len(group) :]
-            pool.seats.open(seats, group, [self._row_of_bans(request.options) for request in group])
-            del pool.free[-len(group) :]
-            self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(group, seats, strict=True))
+        try:
+            with self._faults.sorted():
+                for shape, group in by_shape.items():
+                    self._open_some(self._pool(shape), shape, group)
+        except BaseException:
+            for id in self._open.keys() & {request.id for request in requests}:
+                self.close(id)
+            raise
+
+    def _open_some(self, pool: _Pool, shape: SearchShape, requests: Sequence[SearchRequest]) -> None:
+        seats = pool.free[-len(requests) :]
+        pool.seats.open(seats, requests, [self._row_of_bans(request.options) for request in requests])
+        del pool.free[-len(requests) :]
+        self._open.update((request.id, _Open(shape, seat)) for request, seat in zip(requests, seats, strict=True))
 
     @torch.inference_mode()
     def run(self, ids: Sequence[int], quantum: int) -> list[tuple[int, Choice]]:
         """See `DeviceSearch.run`. Waits for the device once."""
-        found = self.launch(ids, quantum)
-        if self.works_ahead:
-            found, self._underway = self._underway, found
-        return [one for running in found for one in self._read(running)]
+        with self._faults.sorted():
+            found = self.launch(ids, quantum)
+            if self.works_ahead:
+                found, self._underway = self._underway, found
+            return [one for running in found for one in self._read(running)]
 
     @torch.inference_mode()
     def launch(self, ids: Sequence[int], quantum: int) -> "list[RunningSteps]":
-        """Queue the steps of `run`."""
+        """Queue the steps of `run`. Of a shape that raises, and of those after it, nothing runs."""
         by_shape: dict[SearchShape, list[int]] = {}
         for id in ids:
             by_shape.setdefault(self._open[id].shape, []).append(id)
-        return [self._start(shape, group, quantum) for shape, group in by_shape.items()]
+        started: list[RunningSteps] = []
+        for shape, group in by_shape.items():
+            try:
+                started.append(self._start(shape, group, quantum))
+            except Exception:
+                if not started:
+                    raise
+                break  # the next call raises it again
+        return started
 
     def close(self, id: int) -> None:
         """See `DeviceSearch.close`."""
@@ -137,19 +155,33 @@ class GpuSearch:
         self._pools[found.shape].free.append(found.seat)
 
     @torch.inference_mode()
-    def prepare(self, options: GenerationOptions, quanta: Sequence[int], max_requests: int) -> None:
-        """Capture the graphs of requests of a kind, up to so many at a time. Called at load."""
+    def prepare(
+        self, options: GenerationOptions, quanta: Sequence[int], max_requests: int, budget_s: float = math.inf
+    ) -> None:
+        """Capture the graphs of requests of a kind, up to so many at a time, in about `budget_s`. Called at load."""
         if self._graphs is None:
             return
+        until = time.perf_counter() + budget_s
         shape = SearchShape.of(options)
         pool = self._pool(shape)
-        for quantum in quanta:
-            most = min(max_requests, pool.seats.spare)
-            for requests in sorted({shape.bucket(count) for count in range(1, most + 1)}, reverse=True):
+        most = min(max_requests, pool.seats.spare)
+        for requests in sorted({shape.bucket(count) for count in range(1, most + 1)}, reverse=True):
+            for quantum in quanta:
+                if time.perf_counter() > until:
+                    return
                 pool.asked[:requests] = pool.seats.spare
                 key = SearchKey(shape, requests, quantum)
                 self._work(key)()  # loads the kernels: no module can be loaded during a capture
                 self._graphs.capture(key, self._work(key))
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture a graph that two batches have missed, if any. Returns whether there was one."""
+        if self._graphs is None or not self._graphs.is_due:
+            return False
+        with contextlib.suppress(RuntimeError):  # an error of the device appears again in the next call
+            self._graphs.capture_next(self._work)
+        return True
 
     def _row_of_bans(self, options: GenerationOptions) -> int:
         row = self._bans.row_of(options)
@@ -177,11 +209,11 @@ class GpuSearch:
         pool.asked[: key.requests] = seats
         if self._graphs is None:
             return RunningSteps(requests, self._work(key)(), None)
-        self._graphs.capture_next(self._work)
-        results = self._graphs.run(key, self._work(key))
-        fetched = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        fetched.copy_(results, non_blocking=True)
+        self._graphs.capture_next(self._work)  # a device that is never idle needs its graphs the most
+        columns = num_results(shape, quantum, self._limits.max_new_tokens)
+        fetched = torch.empty(key.requests, columns, dtype=torch.int32, pin_memory=True)  # may fail: before the steps
         ended: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        fetched.copy_(self._graphs.run(key, self._work(key)), non_blocking=True)
         ended.record()
         return RunningSteps(requests, fetched, ended)
 
@@ -197,47 +229,8 @@ class GpuSearch:
         ]
 
     def _work(self, key: SearchKey) -> Callable[[], Tensor]:
-        """A quantum. Depends on its requests only through memory at fixed addresses."""
-        pool, shape = self._pool(key.shape), key.shape
-        seats = pool.asked[: key.requests]
-
-        def work() -> Tensor:
-            terms, state = pool.seats.read(seats)
-            added = []
-            for _ in range(key.quantum):
-                found = self._candidates(shape, terms, state)
-                if shape.beams > 1:
-                    state = take_beams(terms, state, found, shape.candidates)
-                else:
-                    state, tokens = take_greedy(terms, state, found)
-                    added.append(tokens)
-            pool.seats.write(seats, state)
-            if shape.beams > 1:
-                return torch.cat([state.status[:, None], state.ended_lengths[:, :1], state.ended[:, 0]], 1)
-            return torch.stack([state.status, *added], 1)
-
-        return work
-
-    def _candidates(self, shape: SearchShape, terms: SearchTerms, state: SearchState) -> Candidates:
-        """Run the decoder for one step."""
-        is_running = state.status == RUNNING
-        positions = state.length.masked_fill(~is_running, 0)
-        lengths = (state.length + 1).masked_fill(~is_running, 0)
-        of_sources = terms.source_length.masked_fill(~is_running, 0)
-
-        def by_row(values: Tensor) -> Tensor:
-            return values[:, None].expand(-1, shape.beams).reshape(-1)
-
-        past = CacheLines(state.slots.flatten(0, 1), by_row(lengths), None, 1)
-        lines = torch.arange(state.last.numel(), dtype=torch.int32, device=self._device) // shape.beams
-        sources = CacheLines(terms.source_pages, of_sources, lines, self._limits.page_size)
-        logits = self._predict(TargetRows(state.last.flatten(), by_row(positions), past, sources))
-        bans = by_row(banned_rows(terms, state))
-        values, tokens = likely_tokens(
-            logits, self._vocabulary, self._bans.bits, bans, by_row(terms.renormalize), shape.candidates
-        )
-        of_request = len(state.status), shape.beams, -1
-        return Candidates(values.view(of_request), tokens.view(of_request))
+        pool = self._pool(key.shape)
+        return partial(self._quantum, pool.seats, pool.asked[: key.requests], key.shape, key.quantum)
 
 
 def most_rows(max_rows: int) -> int:

@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.errors import DeviceFailed, is_out_of_memory
 from penstock.engine.gpu.buckets import likely_batches
 from penstock.engine.gpu.encoder import GpuEncoder
+from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.pinned import Landing, Landings
-from penstock.engine.gpu.workspace import release_cached_memory
 from penstock.engine.kernels.pool import pool
 from penstock.engine.model.heads import Head
 from penstock.engine.model.pooling import OWN, EmbeddingTail
@@ -58,7 +56,7 @@ class GpuEngine:
         # Weights were prepared on the current stream; nothing else orders this one after it.
         self._stream.wait_stream(torch.cuda.current_stream(encoder.device))
         self._landings = Landings()
-        self._failure: str | None = None
+        self._faults = DeviceFaults(lambda: torch.cuda.synchronize(encoder.device))
         self._num_batches = 0
         self._trim_at = time.monotonic() + _TRIM_AFTER_S
 
@@ -76,15 +74,12 @@ class GpuEngine:
     def prepare(self, *, max_sequences: int, max_tokens: int, budget_s: float) -> None:
         """See `PreparedEngine.prepare`: captures the graphs of likely batches."""
         until = time.perf_counter() + budget_s
-        try:
-            with torch.cuda.stream(self._stream):
-                for lengths in likely_batches(max_tokens, self.info.max_tokens):
-                    if time.perf_counter() > until:
-                        break
-                    if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths, _EMBED)):
-                        break
-        except RuntimeError as error:
-            self._raise(error)
+        with self._faults.sorted(), torch.cuda.stream(self._stream):
+            for lengths in likely_batches(max_tokens, self.info.max_tokens):
+                if time.perf_counter() > until:
+                    break
+                if len(lengths) <= max_sequences and not self._encoder.prepare(_blank(lengths, _EMBED)):
+                    break
 
     def run(self, batch: PackedBatch) -> BatchOutput:
         """See `Engine.run`. Called without lanes, so graphs are captured here, after the batch."""
@@ -99,18 +94,17 @@ class GpuEngine:
 
         Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
         """
-        if self._failure is not None:
-            raise DeviceFailed(self._failure)
+        self._faults.require_sound()
         try:
             torch.cuda.set_stream(self._stream)
             return self._start(batch)
         except RuntimeError as error:
-            self._raise(error)
+            self._faults.sort(error)
 
     @torch.inference_mode()
     def idle(self) -> float | None:
         """See `PipelinedEngine.idle`: captures one graph; with none due, releases memory after some time of rest."""
-        if self._failure is not None:
+        if self._faults.has_failed:
             return None
         # Errors of the device appear again in the next batch, which has a caller to raise them to.
         with contextlib.suppress(RuntimeError):
@@ -189,23 +183,6 @@ class GpuEngine:
         pool(rows, hidden, encoded.inputs.cu_seqlens[: num_sequences + 1], pooling, normalize=normalize)
         return rows
 
-    def _raise(self, error: RuntimeError) -> NoReturn:
-        """Raise a batch's error as its caller should handle it.
-
-        Any lack of memory is OutOfMemoryError: the caller runs the batch again in halves. After any other error the
-        device is synchronised. If that fails, it has failed for good: DeviceFailed. Else the error is the batch's own.
-        """
-        if is_out_of_memory(error):
-            release_cached_memory()
-            raise torch.OutOfMemoryError(str(error)) from error
-        try:
-            torch.cuda.synchronize(self._encoder.device)
-        except RuntimeError as lasting:
-            said = str(lasting).partition("\n")[0]
-            self._failure = f"the device failed, and this process cannot use it any more: {said}"
-            raise DeviceFailed(self._failure) from error
-        raise error
-
 
 @dataclass(frozen=True, slots=True)
 class RunningBatch:
@@ -222,7 +199,7 @@ class RunningBatch:
         try:
             self._ended.synchronize()
         except RuntimeError as error:
-            self._engine._raise(error)
+            self._engine._faults.sort(error)
         rows = self._engine._by_sequence(self._batch, self._fetched)
         output = BatchOutput(rows=rows, device_s=self._landing.started.elapsed_time(self._ended) / 1e3)
         self._engine._landings.put(self._landing)

@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.engine.cells.contract import CellBatch, CellSpec
+from penstock.engine.cells.contract import Cell, CellBatch, CellSpec
+from penstock.engine.cells.layers import LstmStack
+from penstock.engine.cells.lstm import ReadStep
 from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cell_batches import DeviceBatch, row_bucket
 from penstock.engine.gpu.state_pool import StatePool
+from penstock.engine.kernels.library import VECTOR
 from penstock.engine.kernels.lstm import Chains, Embedding, lstm_begin, lstm_step, short_lstm_step, short_order
 
 # Batches of so few rows run each step in one launch. It reads the operand anew for every 32 columns, so the product of
 # cuBLAS and a launch behind it are faster for more.
 MAX_SHORT_ROWS = 32
+_MOST_FOLDED_BYTES = 512 << 20  # of a table with a token's input product
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +62,71 @@ def lstm_cell(
     """
     if module.bidirectional or module.proj_size or not module.batch_first:
         raise ValueError("an LSTM cell has one direction, no projection, and a module with batch_first=True.")
+    if not _is_supported(spec, module.num_layers, module.hidden_size):
+        raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
+    layers = [_module_layer(module, index) for index in range(module.num_layers)]
+    return _cell(spec, layers, words, folded, max_short_rows)
+
+
+def fused(cell: Cell) -> Cell | LstmCell:
+    """A cell by the kernels, where it reads tokens through LSTM layers that they support; else the cell itself.
+
+    Its module lies on the device already.
+    """
+    step = cell.step
+    if type(step) is not ReadStep or not _is_supported(cell.spec, step.stack.num_layers, step.stack.width):
+        return cell
+    words, layers = step.words.get_buffer("weight"), [_stack_layer(step.stack, i) for i in range(step.stack.num_layers)]
+    folded = len(words) * 4 * step.stack.width * words.itemsize <= _MOST_FOLDED_BYTES
+    if step.stack.width % VECTOR or (not folded and words.shape[1] % VECTOR):
+        return cell
+    return _cell(cell.spec, layers, words, folded, MAX_SHORT_ROWS)
+
+
+class _Weights(NamedTuple):
+    """Of a layer, in the order of torch."""
+
+    of_input: Tensor  # [4H, I]
+    of_state: Tensor  # [4H, H]
+    bias: Tensor  # [4H]
+
+
+def _is_supported(spec: CellSpec, num_layers: int, width: int) -> bool:
     states = spec.states
     dtypes = states[0].dtype if states else None, torch.float32
-    is_supported = dtypes[0] in (torch.float16, torch.bfloat16) and len(states) == 2 * module.num_layers
-    is_supported &= all((s.dtype, s.width) == (dtypes[i % 2], module.hidden_size) for i, s in enumerate(states))
-    if not is_supported or len(spec.inputs) != 1 or spec.emits or spec.feedback or spec.arity != 1:
-        raise ValueError(f"{spec.name} has not the states, inputs and emissions of an LSTM cell.")
-    layers = [_layer(module, index, words, states[0].dtype, folded) for index in range(module.num_layers)]
-    return LstmCell(spec, tuple(layers), max_short_rows)
+    is_supported = dtypes[0] in (torch.float16, torch.bfloat16) and len(states) == 2 * num_layers
+    is_supported &= all((s.dtype, s.width) == (dtypes[i % 2], width) for i, s in enumerate(states))
+    return is_supported and len(spec.inputs) == 1 and not (spec.emits or spec.feedback) and spec.arity == 1
+
+
+def _module_layer(module: nn.LSTM, index: int) -> _Weights:
+    def parameter(name: str) -> Tensor:
+        found: Tensor = getattr(module, f"{name}_l{index}")
+        return found.detach().float()
+
+    of_state = parameter("weight_hh")
+    bias = parameter("bias_ih") + parameter("bias_hh") if module.bias else of_state.new_zeros(len(of_state))
+    return _Weights(parameter("weight_ih"), of_state, bias)
+
+
+def _stack_layer(stack: LstmStack, index: int) -> _Weights:
+    weight, bias = stack.get_buffer(f"weight{index}").float(), stack.get_buffer(f"bias{index}").float()
+    return _Weights(weight[:, : -stack.width], weight[:, -stack.width :], bias)
 
 
 @torch.no_grad()
-def _layer(module: nn.LSTM, index: int, words: Tensor, dtype: torch.dtype, folded: bool) -> LstmLayer:
-    def parameter(name: str) -> Tensor:
-        found: Tensor = getattr(module, f"{name}_l{index}")
-        return found.to(words.device, torch.float32)
-
-    of_input, of_state = parameter("weight_ih"), parameter("weight_hh")
-    bias = parameter("bias_ih") + parameter("bias_hh") if module.bias else of_state.new_zeros(len(of_state))
-    if index == 0 and folded:
-        weight, table = of_state.to(dtype), torch.addmm(bias, words.float(), of_input.t())
-        return LstmLayer(weight, short_order(weight), table.to(dtype), None)
-    weight = torch.cat((of_input, of_state), 1).to(dtype)
-    return LstmLayer(weight, short_order(weight), bias[None].to(dtype), words.to(dtype) if index == 0 else None)
+def _cell(spec: CellSpec, layers: Sequence[_Weights], words: Tensor, folded: bool, max_short_rows: int) -> LstmCell:
+    dtype = spec.states[0].dtype
+    made = []
+    for index, (of_input, of_state, bias) in enumerate(layers):
+        if index == 0 and folded:
+            weight = of_state.to(words.device, dtype).contiguous()
+            added, own = torch.addmm(bias.to(words.device), words.float(), of_input.to(words.device).t()), None
+        else:
+            weight = torch.cat((of_input, of_state), 1).to(words.device, dtype)
+            added, own = bias[None].to(words.device), words.to(dtype) if index == 0 else None
+        made.append(LstmLayer(weight, short_order(weight), added.to(dtype), own))
+    return LstmCell(spec, tuple(made), max_short_rows)
 
 
 class LstmQuantum:

@@ -9,11 +9,12 @@ def greedy_choice(row: Int32Array) -> Choice:
     """By a row of results: the status, then the tokens that were added; -1 for none."""
     status, *added = row.tolist()
     tokens = tuple(token for token in added if token >= 0)
-    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)
+    is_invalid = status == INVALID  # by a step that has added no token
+    return Choice(tokens, is_finished=status != RUNNING, is_invalid=is_invalid, steps=len(tokens) + is_invalid)
 
 
 def choice_of_beams(row: Int32Array) -> Choice:
-    """By a row of results: the status, the length of the best that has ended, and its tokens."""
-    status, length = row[:2].tolist()
-    tokens = tuple(row[2 : 2 + length].tolist()) if status == FINISHED else ()
-    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID)
+    """By a row of results: the status, the steps that ran, the length of the best that has ended, and its tokens."""
+    status, steps, length = row[:3].tolist()
+    tokens = tuple(row[3 : 3 + length].tolist()) if status == FINISHED else ()
+    return Choice(tokens, is_finished=status != RUNNING, is_invalid=status == INVALID, steps=steps)

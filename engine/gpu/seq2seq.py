@@ -13,7 +13,9 @@ from penstock.engine.generation.pages import Int64Array
 from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.gpu.cached_attention import CacheLines
 from penstock.engine.gpu.device_search import GpuSearch, most_rows
+from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.seq2seq_ops import DeviceSourceOps, DeviceTargetOps, TargetRows, prepare_seq2seq
+from penstock.engine.gpu.support import require_seq2seq_supported
 from penstock.engine.gpu.uploads import upload
 from penstock.engine.types import Int32Array
 
@@ -22,6 +24,7 @@ class GpuSeq2Seq:
     """Implements `Seq2SeqDevice` in any type of torch. Without CUDA or in float32, torch computes what kernels would.
 
     Results of a row may differ in rounding with the number of rows. Works on the calling thread's current stream.
+    Raises DeviceFailed from the device's first failure on, and OutOfMemoryError for any lack of memory.
     """
 
     def __init__(
@@ -39,7 +42,10 @@ class GpuSeq2Seq:
         """
         if limits.page_size & (limits.page_size - 1):
             raise ValueError(f"on a GPU page_size must be a power of two, not {limits.page_size}.")
+        if dtype is not torch.float32:
+            require_seq2seq_supported(weights)
         self.device = torch.device(device)
+        self.faults = DeviceFaults(self._synchronize)
         self._limits = limits
         self._model = prepare_seq2seq(weights, dtype, self.device)
         decoder = self._model.decoder
@@ -49,16 +55,44 @@ class GpuSeq2Seq:
         columns = len(decoder.head.weight)
         self._logits = torch.empty(most_rows(limits.max_rows), columns, dtype=dtype, device=self.device)
         self._vocabulary = weights.target_vocab_size
-        self.search = GpuSearch(self._predict, limits, self._vocabulary, self._logits, works_ahead=works_ahead)
+        self.search = GpuSearch(
+            self._predict, limits, self._vocabulary, self._logits, self.faults, works_ahead=works_ahead
+        )
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Int32Array], slots: Sequence[Int64Array]) -> None:
         """See `Seq2SeqDevice.encode`. Does not wait for the device."""
-        encode(self._model, DeviceSourceOps(sources, slots, self._model.encoder.num_heads, self._key_values))
+        with self.faults.sorted():
+            encode(self._model, DeviceSourceOps(sources, slots, self._model.encoder.num_heads, self._key_values))
 
     @torch.inference_mode()
     def step(self, rows: DecoderRows) -> Tensor:
         """See `Seq2SeqDevice.step`."""
+        with self.faults.sorted():
+            return self._step(rows)
+
+    @torch.inference_mode()
+    def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
+        """See `Seq2SeqDevice.copy_pages`."""
+        if len(sources):
+            with self.faults.sorted():
+                of, to = upload(self.device, sources, destinations)
+                pages = self._pages
+                pages.index_copy_(1, to.long(), pages.index_select(1, of))
+
+    @torch.inference_mode()
+    def clear_pages(self, pages: Int64Array) -> None:
+        """See `Seq2SeqDevice.clear_pages`."""
+        if len(pages):
+            with self.faults.sorted():
+                (places,) = upload(self.device, pages)
+                self._pages.index_fill_(1, places.long(), 0)
+
+    def idle(self) -> bool:
+        """See `Seq2SeqDevice.idle`: captures a graph that two batches have missed."""
+        return self.search.capture_next()
+
+    def _step(self, rows: DecoderRows) -> Tensor:
         num_sources = len(rows.source_lengths)
         tokens, lengths, pages, lines, source_lengths, source_pages = upload(
             self.device,
@@ -75,20 +109,9 @@ class GpuSeq2Seq:
         logits = self._predict(TargetRows(tokens, lengths - 1, past, sources))
         return logits[:, : self._vocabulary].to("cpu", torch.float32, copy=True)
 
-    @torch.inference_mode()
-    def copy_pages(self, sources: Int64Array, destinations: Int64Array) -> None:
-        """See `Seq2SeqDevice.copy_pages`."""
-        if len(sources):
-            of, to = upload(self.device, sources, destinations)
-            pages = self._pages
-            pages.index_copy_(1, to.long(), pages.index_select(1, of))
-
-    @torch.inference_mode()
-    def clear_pages(self, pages: Int64Array) -> None:
-        """See `Seq2SeqDevice.clear_pages`."""
-        if len(pages):
-            (places,) = upload(self.device, pages)
-            self._pages.index_fill_(1, places.long(), 0)
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def _pages(self) -> Tensor:

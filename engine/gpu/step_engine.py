@@ -1,10 +1,11 @@
 """The step engine on a GPU: batches of cells on one stream, each a CUDA graph, and results copied back in one piece."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,14 +13,14 @@ from torch import Tensor
 
 from penstock.engine.cells.batch_checks import BatchCheck
 from penstock.engine.cells.contract import Cell, CellBatch, CellOutput, CellSpec, Int32Array
-from penstock.engine.errors import DeviceFailed, InvalidBatch, is_out_of_memory
+from penstock.engine.errors import InvalidBatch
 from penstock.engine.gpu.cell_batches import CellLayout, DeviceBatch, row_bucket, row_buckets
+from penstock.engine.gpu.faults import DeviceFaults
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.lstm import LstmCell, LstmQuantum
 from penstock.engine.gpu.pinned import Landing, Landings, UploadRing
 from penstock.engine.gpu.state_pool import StatePool
 from penstock.engine.gpu.torch_quantum import TorchQuantum
-from penstock.engine.gpu.workspace import release_cached_memory
 
 
 class Quantum(Protocol):
@@ -73,7 +74,7 @@ class GpuStepEngine:
         self._uploads = UploadRing(self.device)
         self._landings = Landings()
         self._graphs: Graphs[GraphKey] = Graphs(self.device)
-        self._failure: str | None = None
+        self._faults = DeviceFaults(lambda: torch.cuda.synchronize(self.device))
 
     @property
     def cells(self) -> Mapping[str, CellSpec]:
@@ -91,8 +92,7 @@ class GpuStepEngine:
 
         Leaves the engine's stream the calling thread's current one: a switch there and back costs every batch time.
         """
-        if self._failure is not None:
-            raise DeviceFailed(self._failure)
+        self._faults.require_sound()
         if batch.cell not in self._cells:
             raise InvalidBatch(f"cell {batch.cell!r} is not one of {sorted(self._cells)}")
         self._check(batch, self._cells[batch.cell])
@@ -101,25 +101,30 @@ class GpuStepEngine:
             torch.cuda.set_stream(self._stream)
             return self._start(batch)
         except RuntimeError as error:
-            self._raise(error)
+            self._faults.sort(error)
 
     @torch.inference_mode()
     def prepare(self, *, budget_s: float) -> None:
         """Capture the graphs of all cells and row buckets, for quanta that are powers of two. Called at load."""
         until = time.perf_counter() + budget_s
-        try:
-            with torch.cuda.stream(self._stream):
-                for key in self._likely_keys():
-                    if time.perf_counter() > until:
-                        break
-                    self._prepare(key)
-        except RuntimeError as error:
-            self._raise(error)
+        with self._faults.sorted(), torch.cuda.stream(self._stream):
+            for key in self._likely_keys():
+                if time.perf_counter() > until:
+                    break
+                self._prepare(key)
 
     @property
     def is_capture_due(self) -> bool:
         """Whether `capture_next` has a graph to capture."""
         return self._graphs.is_due
+
+    def idle(self) -> bool:
+        """See `StepEngine.idle`: captures a graph. An error of the device appears again in the next batch."""
+        if self._faults.has_failed or not self.is_capture_due:
+            return False
+        with contextlib.suppress(RuntimeError):
+            self.capture_next()
+        return True
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -183,19 +188,6 @@ class GpuStepEngine:
     def _int32(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self.device)
 
-    def _raise(self, error: RuntimeError) -> NoReturn:
-        """Raise a batch's error as `GpuEngine` does: a lack of memory, a failed device, or the error itself."""
-        if is_out_of_memory(error):
-            release_cached_memory()
-            raise torch.OutOfMemoryError(str(error)) from error
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError as lasting:
-            said = str(lasting).partition("\n")[0]
-            self._failure = f"the device failed, and this process cannot use it any more: {said}"
-            raise DeviceFailed(self._failure) from error
-        raise error
-
 
 @dataclass(frozen=True, slots=True)
 class RunningQuantum:
@@ -213,7 +205,7 @@ class RunningQuantum:
         try:
             self._ended.synchronize()
         except RuntimeError as error:
-            self._engine._raise(error)
+            self._engine._faults.sort(error)
         device_s = self._landing.started.elapsed_time(self._ended) / 1e3
         count = len(self._asked)
         if self._fetched is None:

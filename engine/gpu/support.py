@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from penstock.engine.cpu.linear import require_activation
 from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.generation.weights import Seq2SeqWeights
 from penstock.engine.kernels.library import MAX_HIDDEN, VECTOR
 from penstock.engine.model.weights import Dense, EncoderWeights
 
@@ -21,6 +22,13 @@ def require_supported(weights: EncoderWeights) -> None:
             require_activation(layer.gate)
     for dense in _matrices(weights):
         require_activation(dense.activation)
+
+
+def require_seq2seq_supported(weights: Seq2SeqWeights) -> None:
+    """As `require_supported`, for an encoder-decoder in halves. For other sizes torch computes what kernels would."""
+    for layer in (*weights.encoder.layers, *(own.layer for own in weights.decoder.layers)):
+        _require_width("feed-forward size", layer.down.weight.shape[1], None)
+        require_activation(layer.up.activation if layer.gate is None else layer.gate)
 
 
 def _require_width(name: str, width: int, largest: int | None) -> None:

@@ -104,6 +104,10 @@ class CellRunner:
             cancelled = set(ids)
             self._rejected = [job for job in self._rejected if job.id not in cancelled]
 
+    def idle(self) -> bool:
+        """See `StepRunner.idle`."""
+        return any(engine.idle() for engine, _ in self._devices)
+
     def advance(self, now: float) -> StepEvents:
         """See `StepRunner.advance`. Raises the error of an engine that fails on any input, such as DeviceFailed."""
         for number in range(len(self._devices)):

@@ -56,6 +56,13 @@ class StepRunner(Protocol):
         """Let jobs leave before their next step. Unknown ids are ignored."""
         ...
 
+    def idle(self) -> bool:
+        """Do a piece of work that makes later steps faster, if there is any. Returns whether it did.
+
+        Called while there is no job, before the caller waits for one.
+        """
+        ...
+
     def advance(self, now: float) -> StepEvents:
         """Start what may start, and wait for the oldest task underway: for one quantum at most."""
         ...

@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,10 @@ from penstock.worker.stepping.generation_runner import GenerationRunner, Generat
 from penstock.worker.stepping.step_model import StepModel
 
 _WARM_UP_S = 3.0  # at most, beside its last task
-_WARM_UP_ROWS = (1, 4, 16, 64)  # sequences that run together
+_WARM_UP_ROWS = (1, 4, 16, 64)  # sequences that run together,
+_MORE_WARM_UP_ROWS = (256, 1024)  # and on a GPU
+# Decoder steps of one task under load: on a CPU a decision is short beside a step.
+_MAX_QUANTUM, _MAX_GPU_QUANTUM = 4, 8
 _WARM_UP_TOKENS = 8  # of each source, and of what is generated
 
 log = structlog.get_logger("penstock.generation")
@@ -29,8 +32,13 @@ def served_generation(model: GenerationModel) -> Callable[[], ServedModel]:
     options = model.options({"max_new_tokens": _WARM_UP_TOKENS, "min_new_tokens": _WARM_UP_TOKENS})
     shortest = replace(options, max_new_tokens=1, min_new_tokens=0, num_beams=1)
     probe = GenerationWork(np.zeros(1, np.int32), shortest, 0)
-    runner = GenerationRunner(model.generator(len(os.sched_getaffinity(0))), model.limits, probe)
-    _warm_up(runner, options)
+    is_on_cpu = model.info.device == "cpu"
+    max_quantum = _MAX_QUANTUM if is_on_cpu else _MAX_GPU_QUANTUM
+    quanta = [1 << power for power in range(max_quantum.bit_length())]
+    generator = model.generator(len(os.sched_getaffinity(0)), quanta)
+    runner = GenerationRunner(generator, model.limits, probe, max_quantum)
+    more = () if is_on_cpu else (rows for rows in _MORE_WARM_UP_ROWS if rows <= model.limits.max_rows)
+    _warm_up(runner, options, (*_WARM_UP_ROWS, *more))
     return functools.partial(StepModel, model.info, runner, _work, probe, model.options)
 
 
@@ -42,10 +50,10 @@ def _work(sequence: PendingSequence) -> GenerationWork:
     return GenerationWork(sequence.token_ids.astype(np.int32, copy=False), options.generation, options.seed, streams)
 
 
-def _warm_up(runner: GenerationRunner, options: GenerationOptions) -> None:
+def _warm_up(runner: GenerationRunner, options: GenerationOptions, counts: Sequence[int]) -> None:
     """Run batches of growing size: libraries are loaded and compiled, and the scheduler learns the times of tasks."""
     started, num_tasks = time.monotonic(), 0
-    for rows in _WARM_UP_ROWS:
+    for rows in counts:
         work = GenerationWork(np.zeros(_WARM_UP_TOKENS, np.int32), options, 0)
         runner.add([StepJob(row, work, started, None, False) for row in range(rows)])
         while not runner.is_idle and time.monotonic() - started < _WARM_UP_S:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from penstock.worker.stepping.generation_row import generation_row
 ENCODE, DECODE = 0, 1  # cells
 _MAX_ENCODE_ROWS = 32  # sources of one task: sequences that are being decoded wait for it
 _PROBE = -2  # an id that no job has
-_MAX_QUANTUM = 4  # decoder steps of one task under load. On a CPU a decision is short beside a step
 
 log = structlog.get_logger("penstock.generation")
 
@@ -47,12 +47,16 @@ class GenerationRunner:
         generator: Generator,
         limits: GeneratorLimits,
         probe: GenerationWork,
+        max_quantum: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks."""
+        """`limits`: the generator's. `probe`: clean work of one page and one row. `clock` measures tasks.
+
+        max_quantum: decoder steps of one task under load.
+        """
         rules = (
             CellRule("encode", min(_MAX_ENCODE_ROWS, limits.max_rows)),
-            CellRule("decode", limits.max_rows, max_steps=_MAX_QUANTUM, priority=1),
+            CellRule("decode", limits.max_rows, max_steps=max_quantum, priority=1),
         )
         self._generator = generator
         self._limits = limits
@@ -91,6 +95,10 @@ class GenerationRunner:
         for job_id in ids:
             self._leave(job_id)
             self._failed.pop(job_id, None)
+
+    def idle(self) -> bool:
+        """See `StepRunner`."""
+        return self._generator.idle()
 
     def advance(self, now: float) -> StepEvents:
         """See `StepRunner`. One task runs: sources are encoded, or sequences decoded for a quantum.
@@ -138,20 +146,19 @@ class GenerationRunner:
     def _decode(self, task: CellTask) -> StepEvents:
         began = self._clock()
         ids = task.jobs.tolist()
-        ran = np.zeros(len(ids), np.int32)
+        num_left = dict.fromkeys(ids, task.quantum)  # steps of the task; a sequence may end before
         finished: list[tuple[int, Float32Array]] = []
 
-        def step(some: Sequence[int]) -> None:
-            for progress in self._generator.decode(some):
+        def decode(quantum: int, some: Sequence[int]) -> None:
+            for progress in self._generator.decode(some, quantum):
+                num_left[progress.id] -= progress.steps
                 self._note(progress, finished)
 
-        for _ in range(task.quantum):
-            is_running = np.array([job_id in self._active for job_id in ids])
-            running = [job_id for job_id in ids if job_id in self._active]
-            if not running:
-                break
-            ran += is_running
-            self._run_isolated(step, running)
+        # Once, unless a step within the quantum has failed: sequences are then left behind the others.
+        while running := [job_id for job_id in ids if num_left[job_id] and job_id in self._active]:
+            quantum = min([num_left[job_id] for job_id in running])
+            self._run_isolated(partial(decode, quantum), running)
+        ran = task.quantum - np.array([num_left[job_id] for job_id in ids], np.int32)
         is_stopped = np.array([job_id not in self._active for job_id in ids])
         stats = self._finish(task, ran, is_stopped, int(ran.sum()), began)
         streaming = [

@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+import structlog
+
 from penstock.worker.stepping.contract import StepEvents, StepJob, StepRunner
+
+log = structlog.get_logger("penstock.worker")
 
 
 class _Cancel(NamedTuple):
@@ -88,7 +92,7 @@ class StepThread:
         """Hand over what has come. Waits while the runner has no job. Returns false at the end."""
         while True:
             try:
-                order = self._orders.get(block=self._runner.is_idle)
+                order = self._orders.get(block=self._runner.is_idle and self._is_rested())
             except Empty:
                 return True
             match order:
@@ -98,6 +102,17 @@ class StepThread:
                     self._runner.add(jobs)
                 case _Cancel(ids):
                     self._runner.cancel(ids)
+
+    def _is_rested(self) -> bool:
+        """Let the runner do its idle work until an order comes, or no work is left. Returns whether none is left."""
+        while self._orders.empty():
+            try:
+                if not self._runner.idle():
+                    return True
+            except Exception as error:
+                log.warning("idle_work_failed", error=repr(error))
+                return True
+        return False
 
     def _tell(self, callback: Callable[[Any], None], what: object) -> None:
         if self._loop is not None:

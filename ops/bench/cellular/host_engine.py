@@ -36,6 +36,10 @@ class HostEngine:
         self._quanta = {cell.spec.name: quantum_of(cell, self._pool) for cell in cells}
         self._check = BatchCheck(num_slots)
 
+    def idle(self) -> bool:
+        """See `StepEngine.idle`."""
+        return False
+
     @torch.inference_mode()
     def start(self, batch: CellBatch) -> Done:
         """Run a batch."""

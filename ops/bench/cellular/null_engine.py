@@ -15,6 +15,10 @@ class NullEngine:
         self.cells: Mapping[str, CellSpec] = {spec.name: spec for spec in specs}
         self.num_slots = num_slots
 
+    def idle(self) -> bool:
+        """See `StepEngine.idle`."""
+        return False
+
     def start(self, batch: CellBatch) -> FinishedCells:
         """See `StepEngine.start`."""
         rows = len(batch.steps)

@@ -71,6 +71,10 @@ class RecordingEngine:
         """Slots of the pool."""
         return self._engine.num_slots
 
+    def idle(self) -> bool:
+        """See `StepEngine.idle`."""
+        return self._engine.idle()
+
     def start(self, batch: CellBatch) -> "RecordedRun":
         """See `StepEngine.start`."""
         tokens = batch.inputs["token"][batch.is_first, 0] if batch.cell == self._entry else _NO_TOKENS

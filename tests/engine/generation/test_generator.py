@@ -155,7 +155,23 @@ def test_beams_report_their_tokens_at_the_end() -> None:
     generator = small_generator()
     start(generator, 0, 9, 2)
     progress = [one for _ in range(9) for one in generator.step()]
-    assert [one.tokens for one in progress] == [tuple(alone(9, 2))]
+    assert [one.tokens for one in progress if one.tokens] == [tuple(alone(9, 2))]
+    assert progress[-1].tokens
+    assert [one.finish is None for one in progress] == [True] * (len(progress) - 1) + [False]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_the_steps_that_ran_are_told_whatever_the_quantum(kind: int) -> None:
+    def steps(quantum: int) -> list[int]:
+        generator = small_generator()
+        start(generator, 0, 9, kind)
+        generator.encode()
+        return [one.steps for _ in range(20) for one in generator.decode(quantum=quantum)]
+
+    single = steps(1)
+    assert set(single) == {1}
+    several = steps(4)
+    assert several == [4] * (len(single) // 4) + [len(single) % 4] * (len(single) % 4 > 0)
 
 
 def test_scores_that_are_not_numbers_end_their_request_alone() -> None:

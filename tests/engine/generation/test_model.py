@@ -1,15 +1,19 @@
 """Which checkpoints generate, and what a worker learns of one that does."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.engine.errors import CheckpointError, InvalidOption, UnsupportedDevice
+from penstock.engine.generation import model as model_module
 from penstock.engine.generation.loading import generates
 from penstock.engine.generation.model import load_generation_model
-from tests.engine.generation.helpers import VOCAB, save_seq2seq
+from penstock.engine.gpu import seq2seq
+from tests.engine.generation.helpers import VOCAB, drain, save_seq2seq, sources
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,76 @@ def test_an_option_of_the_checkpoint_that_is_not_implemented_is_found_when_it_is
         load_generation_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("asked", [{"device": "cuda"}, {"dtype": "float16"}])
-def test_other_devices_and_precisions_are_refused(tmp_path: Path, asked: dict[str, str]) -> None:
-    with pytest.raises(UnsupportedDevice, match="a model that generates"):
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "cuda"}, "device 'cuda' is not available: torch sees no CUDA GPU"),
+        ({"device": "tpu"}, "device 'tpu' is not available; use auto, cpu or cuda"),
+        ({"dtype": "float16"}, "'float16' is not available for a model that generates on 'cpu'; use auto or float32"),
+    ],
+)
+def test_other_devices_and_precisions_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    save_seq2seq(tmp_path, "marian")
+    with pytest.raises(UnsupportedDevice, match=message):
         load_generation_model(str(tmp_path), **asked)  # type: ignore[arg-type]  # strings, all of them
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU that is a CPU. The list has its free bytes."""
+    free = [1 << 40]
+    monkeypatch.setattr(model_module, "choose_device", lambda wanted: "cuda" if wanted != "cpu" else "cpu")
+    monkeypatch.setattr(model_module, "device_name", lambda: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 1 << 40))
+    monkeypatch.setattr(seq2seq, "GpuSeq2Seq", partial(seq2seq.GpuSeq2Seq, device="cpu"))
+    return free
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("family", "asked", "dtype"),
+    [
+        ("marian", "auto", "float16"),
+        ("bart", "auto", "float16"),
+        ("t5", "auto", "bfloat16"),
+        ("mt5", "auto", "bfloat16"),
+        ("t5", "float16", "float16"),
+        ("marian", "float32", "float32"),
+    ],
+)
+def test_a_gpu_runs_halves_that_do_not_overflow(tmp_path: Path, family: str, asked: str, dtype: str) -> None:
+    save_seq2seq(tmp_path, family)
+    info = load_generation_model(str(tmp_path), dtype=asked).info
+    assert (info.device, info.dtype) == ("Some GPU", dtype)
+    assert load_generation_model(str(tmp_path), device="cpu").info.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "num_pages"),
+    [
+        (1 << 40, 8 * (64 + 64)),  # as many as the rows can need
+        (8 * 500 * 3 * 16 * 64 * 2, 500),  # layers, positions, key and value of a position, bytes
+        (0, 64 + 64),  # one row
+    ],
+)
+def test_pages_on_a_gpu_follow_its_free_memory(tmp_path: Path, gpu: list[int], free_bytes: int, num_pages: int) -> None:
+    save_seq2seq(tmp_path, "marian")
+    gpu[0] = free_bytes
+    limits = load_generation_model(str(tmp_path), max_rows=8).limits
+    assert (limits.num_pages, limits.max_rows) == (num_pages, 8)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_generator_on_a_gpu_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "marian")
+    found = []
+    for device in ("auto", "cpu"):
+        model = load_generation_model(str(tmp_path), dtype="float32", device=device, max_rows=8)
+        generator = model.generator(1, (1, 2))
+        for id, source in enumerate(sources([3, 9])):
+            generator.start(id, source, model.options({"max_new_tokens": 7}))
+        found.append(drain(generator, 4))
+    assert found[0] == found[1]

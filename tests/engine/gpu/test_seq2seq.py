@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.engine.errors import DeviceFailed, UnsupportedDevice
 from penstock.engine.generation.cpu import CpuSeq2Seq
 from penstock.engine.generation.device import DecoderRows, Seq2SeqDevice
 from penstock.engine.generation.generator import Generator, Progress
-from penstock.engine.generation.loading import Seq2SeqCheckpoint
+from penstock.engine.generation.loading import Seq2SeqCheckpoint, load_seq2seq
 from penstock.engine.generation.weights import Seq2SeqWeights
+from penstock.engine.gpu import seq2seq as seq2seq_module
 from penstock.engine.gpu.seq2seq import GpuSeq2Seq
 from penstock.engine.types import Int32Array
-from tests.engine.generation.helpers import EOS, FAMILIES, SMALL, drain, expected, model_of, options_of, sources
+from tests.engine.generation.helpers import (
+    EOS,
+    FAMILIES,
+    SMALL,
+    drain,
+    expected,
+    model_of,
+    options_of,
+    save_seq2seq,
+    sources,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -193,6 +206,104 @@ def test_a_step_of_the_host_that_raises_is_raised_though_the_device_searches_for
     tokens = drain(generator)
     assert first + tokens[0] == expected(model, source, max_new_tokens=6)
     assert tokens[1] == expected(model, source, max_new_tokens=6, no_repeat_ngram_size=2)
+
+
+@pytest.mark.parametrize(("num_beams", "quantum"), [(1, 4), (4, 4), (4, 1)])
+def test_the_steps_that_ran_are_told(num_beams: int, quantum: int) -> None:
+    checkpoint, _ = model_of("marian-untied")
+    given = MANY_ENDS | {"num_beams": num_beams, "early_stopping": True}
+    lengths = (14, 3, 9, 14, 6)
+
+    def steps(generator: Generator, quantum: int) -> dict[int, int]:
+        for id, (source, most) in enumerate(zip(sources((1, 33, 5, 8, 21)), lengths, strict=True)):
+            generator.start(id, source, checkpoint.options(**(given | {"max_new_tokens": most})))
+        generator.encode()
+        found: dict[int, int] = {}
+        while generator.active:
+            for one in generator.decode(quantum=quantum):
+                found[one.id] = found.get(one.id, 0) + one.steps
+        return found
+
+    exact = steps(Generator(checkpoint.weights, SMALL), 1)
+    assert steps(generator_of(checkpoint), quantum) == exact
+    assert len(set(exact.values())) > 2
+
+
+def test_where_one_kind_of_search_raises_the_steps_of_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, model = model_of("marian")
+    device = device_of(checkpoint.weights)
+    generator, batch = Generator(checkpoint.weights, SMALL, device=device), sources([9, 4])
+    kinds: list[dict[str, Any]] = [{"max_new_tokens": 6}, {"max_new_tokens": 6, "num_beams": 3}]
+    for id, (source, options) in enumerate(zip(batch, kinds, strict=True)):
+        generator.start(id, source, options_of(**options))
+    generator.encode()
+    quantum = device.search._quantum
+
+    def fail_with_beams(seats: Any, asked: Tensor, shape: Any, steps: int) -> Tensor:
+        if shape.beams > 1:
+            raise RuntimeError("CUDA out of memory")
+        return quantum(seats, asked, shape, steps)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device.search, "_quantum", fail_with_beams)
+        (first,) = generator.decode(quantum=2)
+        assert (first.id, first.steps, len(first.tokens)) == (0, 2, 2)
+        with pytest.raises(torch.OutOfMemoryError):
+            generator.decode([1], quantum=2)
+    tokens = drain(generator, 2)
+    assert [[*first.tokens, *tokens[0]], tokens[1]] == [
+        expected(model, source, **options) for source, options in zip(batch, kinds, strict=True)
+    ]
+
+
+def test_a_device_that_has_failed_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of a batch, a lack of memory, and a device that cannot be used any more."""
+    checkpoint, _ = model_of("marian")
+    broken: list[RuntimeError] = []
+
+    def synchronize(self: GpuSeq2Seq) -> None:
+        if broken:
+            raise broken[0]
+
+    monkeypatch.setattr(GpuSeq2Seq, "_synchronize", synchronize)
+    device = device_of(checkpoint.weights)
+    generator, (source,) = Generator(checkpoint.weights, SMALL, device=device), sources([9])
+    generator.start(0, source, options_of(max_new_tokens=6))
+    generator.start(1, source, options_of(max_new_tokens=6, no_repeat_ngram_size=2))
+    generator.encode()
+
+    def decode_both(error: type[Exception]) -> None:
+        for id in (0, 1):
+            with pytest.raises(error, match="CUDA"):
+                generator.decode([id])
+
+    for error in ("CUDA error: invalid argument", "CUDA out of memory", "CUDA error: illegal memory access"):
+
+        def fail(*_: Any, error: str = error) -> Tensor:
+            raise RuntimeError(error)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(seq2seq_module, "decode", fail)
+            decode_both(torch.OutOfMemoryError if "out of memory" in error else RuntimeError)
+            if "illegal" in error:
+                broken.append(RuntimeError("CUDA error: illegal memory access\nmore"))
+                decode_both(DeviceFailed)
+    decode_both(DeviceFailed)  # the model is sound again
+    generator.start(2, source, options_of(max_new_tokens=6))
+    with pytest.raises(DeviceFailed):
+        generator.encode()
+
+
+def test_sizes_that_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
+    save_seq2seq(tmp_path, "t5", d_ff=44)
+    weights = load_seq2seq(str(tmp_path)).weights
+    with pytest.raises(UnsupportedDevice, match="feed-forward size 44 is no multiple of 8"):
+        device_of(weights, torch.float16)
+    assert device_of(weights).search is not None
+
+
+def test_there_is_no_idle_work_without_graphs() -> None:
+    assert not generator_of(model_of("marian")[0]).idle()
 
 
 def rows_of(lengths: np.ndarray, source_lengths: np.ndarray, seed: int) -> DecoderRows:

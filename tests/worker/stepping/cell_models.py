@@ -69,6 +69,9 @@ class DeviceStandIn:
     def num_slots(self) -> int:
         return self.engine.num_slots
 
+    def idle(self) -> bool:
+        return self.engine.idle()
+
     def start(self, batch: CellBatch) -> RunningCells:
         error = self.start_error(batch)
         if error is not None:

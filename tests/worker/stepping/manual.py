@@ -38,6 +38,9 @@ class CountingRunner:
             self.waiting.pop(job_id, None)
             self.running.pop(job_id, None)
 
+    def idle(self) -> bool:
+        return False
+
     def advance(self, now: float) -> StepEvents:
         if self.broken:
             raise ValueError("a bug of the runner")

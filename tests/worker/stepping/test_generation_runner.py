@@ -1,16 +1,19 @@
 """The runner of generation: the tokens of the generator alone, whatever joins, leaves, fails or expires beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.engine.errors import DeviceFailed, InvalidOption
 from penstock.engine.generation.generator import Generator, Progress
 from penstock.engine.generation.limits import GeneratorLimits
 from penstock.engine.generation.options import GenerationOptions
+from penstock.engine.gpu.seq2seq import GpuSeq2Seq
 from penstock.engine.types import Int32Array
 from penstock.producer.wire.messages import Generation
 from penstock.scheduler.types import Cause
@@ -29,6 +32,10 @@ class Poisoned(Generator):
     bad: frozenset[int] = frozenset()
     fails_to_encode = False
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.quanta: list[int] = []  # of each call of `decode`
+
     def start(self, id: int, input_ids: Int32Array, options: GenerationOptions, seed: int = 0) -> None:
         super().start(id, input_ids, options, seed)
         if input_ids[0] == POISON:
@@ -40,19 +47,22 @@ class Poisoned(Generator):
         return super().encode(ids)
 
     def decode(self, ids: Any = None, quantum: int = 1) -> list[Progress]:
+        self.quanta.append(quantum)
         if self.broken is not None or self.bad & set(ids):
             raise self.broken or ValueError("cannot decode this")
         return super().decode(ids, quantum)
 
 
 class Bench:
-    """A runner, and what it has told."""
+    """A runner, and what it has told. With `searches`, a device chooses the tokens where it can."""
 
-    def __init__(self, limits: GeneratorLimits = SMALL) -> None:
+    def __init__(self, limits: GeneratorLimits = SMALL, *, searches: bool = False, max_quantum: int = 4) -> None:
         self.checkpoint = model_of("marian")[0]
-        self.generator = Poisoned(self.checkpoint.weights, limits)
+        weights = self.checkpoint.weights
+        self.device = GpuSeq2Seq(weights, limits, device="cpu", dtype=torch.float32) if searches else None
+        self.generator = Poisoned(weights, limits, device=self.device)
         probe = GenerationWork(np.zeros(1, np.int32), self.checkpoint.options(max_new_tokens=1), 0)
-        self.runner = GenerationRunner(self.generator, limits, probe)
+        self.runner = GenerationRunner(self.generator, limits, probe, max_quantum)
         self.now = 10.0
         self.events: list[StepEvents] = []
         self.finished: dict[int, Generation] = {}
@@ -95,8 +105,9 @@ WAYS: Sequence[dict[str, Any]] = (
 )
 
 
-def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins() -> None:
-    bench = Bench(replace(SMALL, max_rows=8, num_pages=60))
+@pytest.mark.parametrize("searches", [False, True])
+def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins(searches: bool) -> None:
+    bench = Bench(replace(SMALL, max_rows=8, num_pages=60), searches=searches, max_quantum=8 if searches else 4)
     rng = np.random.default_rng(5)
     batch = sources(rng.integers(1, 30, 24).tolist(), seed=5)
     asked = [WAYS[number % len(WAYS)] for number in range(len(batch))]
@@ -109,6 +120,9 @@ def test_tokens_are_those_of_the_generator_alone_whenever_a_sequence_joins() -> 
     assert bench.tokens() == dict(enumerate(alone))
     started = [id for events in bench.events for id in events.started]
     assert sorted(started) == list(range(len(batch)))
+    decoded = [one for events in bench.events if (one := events.stats) is not None and one.cell == "decode"]
+    assert bench.generator.quanta == [one.quantum for one in decoded]  # each task is one call
+    assert max(bench.generator.quanta) > 1
     longest = {id: options["max_new_tokens"] for id, options in enumerate(asked)}
     for id, row in bench.finished.items():
         assert (row.finish == "length") <= (len(row.tokens) == longest[id])
@@ -128,9 +142,58 @@ def test_a_task_tells_its_rows_and_steps_and_its_prediction() -> None:
     assert stats[-1].predicted_s > 0
 
 
+def never(call: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("fails_to_step", "fails_to_search"),
+    [
+        (never, lambda call: call % 2 == 0),
+        (lambda call: call == 3, never),
+        (lambda call: call % 3 == 1, never),
+        (lambda call: call % 3 == 1, lambda call: call == 0),
+    ],
+    ids=["searches", "a step", "each second step", "both"],
+)
+def test_steps_that_fail_in_the_middle_of_a_quantum_run_again(
+    fails_to_step: Callable[[int], bool], fails_to_search: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences whose tokens the device chooses run beside others. No token is lost, and none is given twice."""
+    bench = Bench(replace(SMALL, max_rows=4), searches=True, max_quantum=8)
+    assert bench.device is not None
+    batch = sources([4, 6, 3, 8])
+    ways: list[dict[str, Any]] = [{}, {"num_beams": 1, "no_repeat_ngram_size": 2}, {}, {"repetition_penalty": 1.5}]
+
+    def flaky(run: Callable[..., Any], is_failing: Callable[[int], bool]) -> Callable[..., Any]:
+        numbers = count()
+
+        def call(*arguments: Any) -> Any:
+            if is_failing(next(numbers)):
+                raise RuntimeError("once")
+            return run(*arguments)
+
+        return call
+
+    search = bench.device.search
+    monkeypatch.setattr(bench.device, "step", flaky(bench.device.step, fails_to_step))
+    monkeypatch.setattr(search, "run", flaky(search.run, fails_to_search))
+    for id, (source, options) in enumerate(zip(batch, ways, strict=True)):
+        bench.add(id, source, max_new_tokens=12, min_new_tokens=12, **options)
+    bench.drain()
+    assert not bench.failed
+    alone = [
+        generate(bench.checkpoint, [source], max_new_tokens=12, min_new_tokens=12, **options)[0]
+        for source, options in zip(batch, ways, strict=True)
+    ]
+    assert bench.tokens() == dict(enumerate(alone))
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize("searches", [False, True])
 @pytest.mark.parametrize("fails_to_encode", [True, False])
-def test_a_poisoned_sequence_fails_alone(fails_to_encode: bool) -> None:
-    bench = Bench()
+def test_a_poisoned_sequence_fails_alone(fails_to_encode: bool, searches: bool) -> None:
+    bench = Bench(searches=searches)
     bench.generator.fails_to_encode = fails_to_encode
     batch = sources([4, 6, 3, 8, 5])
     batch[2][0] = POISON

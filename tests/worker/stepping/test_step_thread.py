@@ -62,6 +62,41 @@ async def test_jobs_join_and_leave_while_others_run() -> None:
     assert await thread.close(10.0)
 
 
+class Resting(Gate):
+    """Has pieces of idle work."""
+
+    def __init__(self, pieces: int, error: Exception | None = None) -> None:
+        super().__init__()
+        self.num_left, self.error = pieces, error
+        self.rested = threading.Event()
+
+    def idle(self) -> bool:
+        assert self.is_idle
+        if self.num_left == 0:
+            self.rested.set()
+            if self.error is not None:
+                raise self.error
+            return False
+        self.num_left -= 1
+        return True
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a capture failed")], ids=repr)
+async def test_idle_work_is_done_while_no_job_is_there(error: Exception | None) -> None:
+    events: asyncio.Queue[StepEvents] = asyncio.Queue()
+    runner = Resting(3, error)
+    thread = StepThread(runner)
+    thread.start(events.put_nowait, lambda error: pytest.fail(repr(error)))
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(runner.rested.wait, 10)
+        assert (runner.num_left, runner.batches) == (0, [])
+        for number in range(2):
+            runner.num_left = 2
+            thread.add([job(number, 1)])
+            assert [done for done, _ in (await events.get()).finished] == [number]
+    assert await thread.close(10.0)
+
+
 async def test_an_error_of_the_runner_ends_the_thread_and_is_told() -> None:
     errors: asyncio.Queue[BaseException] = asyncio.Queue()
     runner = CountingRunner()

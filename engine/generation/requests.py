@@ -1,0 +1,161 @@
+"""The requests of a generator: those that wait, and those that are active, with their rows and pages."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.engine.generation.device import DecoderRows, SearchRequest, Seq2SeqDevice
+from penstock.engine.generation.limits import GeneratorLimits
+from penstock.engine.generation.pages import Int64Array, PagePool, PageTable
+from penstock.engine.generation.selection import Choice, Hypotheses
+from penstock.engine.types import Int32Array
+
+_NONE: Int64Array = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of a generator."""
+
+    id: int
+    source: Int32Array
+    hypotheses: Hypotheses
+    num_pages: int  # that it needs at most
+    is_searched: bool  # whether the device chooses its tokens
+    source_row: Int64Array = field(default_factory=lambda: _NONE)  # [1] while it is open
+    rows: Int64Array = field(default_factory=lambda: _NONE)  # [num_beams] while it is open
+
+
+class RequestTable:
+    """Requests by id, and which rows and pages the open ones hold. It computes nothing.
+
+    An open request reserves the pages that it needs at most, so that it always finds one.
+    """
+
+    def __init__(self, limits: GeneratorLimits) -> None:
+        self.waiting: dict[int, Request] = {}  # in the order in which they began to wait
+        self.active: dict[int, Request] = {}  # in the order in which they joined
+        self._limits = limits
+        self._pool = PagePool(limits.num_pages + 1)
+        self._sources = PageTable(self._pool, limits.max_rows, limits.max_source_tokens, limits.page_size)
+        self._targets = PageTable(self._pool, limits.max_rows, limits.max_new_tokens, limits.page_size)
+        self._copies = _NONE, _NONE  # of pages, first to second, before the next step
+        self._unclean: list[Int64Array] = []  # pages that may hold NaN, to clear before the device computes
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no active request has reserved."""
+        return self._limits.num_pages - sum(request.num_pages for request in self.active.values())
+
+    def named_waiting(self, ids: Iterable[int] | None) -> list[Request]:
+        """Waiting requests by their ids, each named once; all of them by default."""
+        return _named(self.waiting, ids)
+
+    def named_active(self, ids: Iterable[int] | None) -> list[Request]:
+        """Active requests by their ids, each named once; all of them by default."""
+        return _named(self.active, ids)
+
+    def fitting(self, requests: Iterable[Request]) -> list[Request]:
+        """The first requests, as many as there are pages and rows for, and as the encoder takes at once."""
+        fitting: list[Request] = []
+        num_pages = num_rows = num_tokens = 0
+        num_free_pages = self.num_free_pages
+        for request in requests:
+            num_pages += request.num_pages
+            num_rows += request.hypotheses.options.num_beams
+            num_tokens += len(request.source)
+            has_room = num_pages <= num_free_pages and num_rows <= self._targets.num_free_rows
+            if not has_room or (fitting and num_tokens > self._limits.max_encode_tokens):
+                break
+            fitting.append(request)
+        return fitting
+
+    def open(self, request: Request) -> None:
+        """Give a request its rows."""
+        request.source_row = self._sources.open(1)
+        request.rows = self._targets.open(request.hypotheses.options.num_beams)
+
+    def close(self, request: Request, *, has_ended: bool) -> None:
+        """Take rows and pages back. Those of a request that has not ended as it should may hold NaN."""
+        pages = np.concatenate([self._sources.close(request.source_row), self._targets.close(request.rows)])
+        request.source_row = request.rows = _NONE
+        if not has_ended:
+            self._unclean.append(pages)
+        if len(self._copies[1]):
+            is_needed = ~np.isin(self._copies[1], pages)
+            self._copies = self._copies[0][is_needed], self._copies[1][is_needed]
+
+    def fill_source(self, request: Request) -> Int64Array:
+        """Slots of all tokens of the source of an open request."""
+        return self._sources.fill(int(request.source_row[0]), len(request.source))
+
+    def search_request(self, request: Request) -> SearchRequest:
+        """An open request whose tokens the device chooses, with slots for as many as it may have."""
+        options = request.hypotheses.options
+        slots = [self._targets.fill(row, options.max_new_tokens) for row in request.rows.tolist()]
+        source_pages = self._sources.pages[request.source_row[0]]
+        return SearchRequest(request.id, options, np.stack(slots), source_pages, len(request.source))
+
+    def extend(self, requests: Sequence[Request]) -> DecoderRows:
+        """Give each row of active requests one position more."""
+        rows = _rows_of(requests)
+        slots = self._targets.extend(rows)
+        sources = np.concatenate([request.source_row for request in requests])
+        return DecoderRows(
+            tokens=np.array([row[-1] for request in requests for row in request.hypotheses.rows], np.int64),
+            slots=slots,
+            pages=self._targets.pages[rows],
+            lengths=self._targets.lengths[rows],
+            source_pages=self._sources.pages[sources],
+            source_lengths=self._sources.lengths[sources],
+            rows_per_source=np.array([len(request.rows) for request in requests]),
+        )
+
+    def retract(self, requests: Sequence[Request]) -> None:
+        """Take back what `extend` gave. What was written there is written again before it is read."""
+        self._targets.retract(_rows_of(requests))
+
+    def fork(self, requests: Sequence[Request], choices: Sequence[Choice]) -> None:
+        """Continue in the rows of each request what their parents hold."""
+        forks = [(request.rows, choice.parents) for request, choice in zip(requests, choices, strict=True)]
+        moved = [(own, own[parents]) for own, parents in forks if parents is not None]
+        self._copies = (
+            self._targets.reorder(*map(np.concatenate, zip(*moved, strict=True))) if moved else (_NONE, _NONE)
+        )
+
+    def clear_pages(self, device: Seq2SeqDevice) -> None:
+        """Let the device clear pages that may hold NaN. Called before it computes."""
+        if self._unclean:
+            device.clear_pages(np.concatenate(self._unclean))
+            self._unclean.clear()
+
+    def copy_pages(self, device: Seq2SeqDevice) -> None:
+        """Let the device make the copies that the last `fork` needs. Called before a step."""
+        device.copy_pages(*self._copies)
+
+    def check_integrity(self) -> None:
+        """Raise unless all pages and rows belong to active requests or are free."""
+        active = list(self.active.values())
+        self._pool.check_integrity(self._sources, self._targets)
+        self._sources.check_integrity([int(row) for request in active for row in request.source_row])
+        self._targets.check_integrity([int(row) for request in active for row in request.rows])
+        if not 0 <= self.num_free_pages <= self._pool.num_free:
+            raise RuntimeError("more pages are in use than requests have reserved. This is a bug.")
+        for request in (one for one in active if not one.is_searched):
+            lengths = {len(row) - 1 for row in request.hypotheses.rows}
+            if lengths != set(self._targets.lengths[request.rows].tolist()):
+                raise RuntimeError(f"request {request.id} has keys of other steps than tokens. This is a bug.")
+
+
+def _rows_of(requests: Sequence[Request]) -> Int64Array:
+    return np.concatenate([request.rows for request in requests])
+
+
+def _named(requests: dict[int, Request], ids: Iterable[int] | None) -> list[Request]:
+    if ids is None:
+        return list(requests.values())
+    ids = list(ids)
+    if len(set(ids)) < len(ids) or not requests.keys() >= set(ids):
+        raise ValueError(f"requests {ids} were named, of which one is unknown or named twice. This is a bug.")
+    return [requests[id] for id in ids]

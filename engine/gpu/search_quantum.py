@@ -1,0 +1,75 @@
+"""A quantum of search steps as work on the device alone, which a CUDA graph can hold."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.engine.gpu.bans import BanTable
+from penstock.engine.gpu.cached_attention import CacheLines
+from penstock.engine.gpu.likely_tokens import likely_tokens
+from penstock.engine.gpu.search_state import RUNNING, SearchShape, SearchState, SearchTerms, Seats
+from penstock.engine.gpu.search_steps import Candidates, banned_rows, take_beams, take_greedy
+from penstock.engine.gpu.seq2seq_ops import TargetRows
+
+Predict = Callable[[TargetRows], Tensor]  # logits [R, ...], overwritten by the next call
+
+
+class SearchQuantum:
+    """Reads the state of some seats, runs decoder steps, and writes it back."""
+
+    def __init__(self, predict: Predict, vocabulary: int, bans: BanTable, page_size: int) -> None:
+        self._predict = predict
+        self._vocabulary = vocabulary
+        self._bans = bans
+        self._page_size = page_size
+
+    def __call__(self, seats: Seats, asked: Tensor, shape: SearchShape, quantum: int) -> Tensor:
+        """Run a quantum for the seats that `asked` [N] names. Returns their results, int32 [N, ...].
+
+        Of greedy search: the status, and the tokens that were added; -1 for none. Of beams: the status, the steps that
+        ran, and the length and tokens of the best that has ended. Depends on the requests only through memory at fixed
+        addresses.
+        """
+        terms, state = seats.read(asked)
+        added, began = [], state.length
+        for _ in range(quantum):
+            candidates = self._candidates(shape, terms, state)
+            if shape.beams > 1:
+                state = take_beams(terms, state, candidates, shape.candidates)
+            else:
+                state, tokens = take_greedy(terms, state, candidates)
+                added.append(tokens)
+        if shape.beams > 1:
+            facts = torch.stack([state.status, state.length - began, state.ended_lengths[:, 0]], 1)
+            results = torch.cat([facts, state.ended[:, 0]], 1)
+        else:
+            results = torch.stack([state.status, *added], 1)
+        seats.write(asked, state)  # last, so that a quantum that raises has changed nothing
+        return results
+
+    def _candidates(self, shape: SearchShape, terms: SearchTerms, state: SearchState) -> Candidates:
+        """Run the decoder for one step."""
+        is_running = state.status == RUNNING
+        positions = state.length.masked_fill(~is_running, 0)
+        lengths = (state.length + 1).masked_fill(~is_running, 0)
+        of_sources = terms.source_length.masked_fill(~is_running, 0)
+
+        def by_row(values: Tensor) -> Tensor:
+            return values[:, None].expand(-1, shape.beams).reshape(-1)
+
+        past = CacheLines(state.slots.flatten(0, 1), by_row(lengths), None, 1)
+        lines = torch.arange(state.last.numel(), dtype=torch.int32, device=state.last.device) // shape.beams
+        sources = CacheLines(terms.source_pages, of_sources, lines, self._page_size)
+        logits = self._predict(TargetRows(state.last.flatten(), by_row(positions), past, sources))
+        bans = by_row(banned_rows(terms, state))
+        values, tokens = likely_tokens(
+            logits, self._vocabulary, self._bans.bits, bans, by_row(terms.renormalize), shape.candidates
+        )
+        of_request = len(state.status), shape.beams, -1
+        return Candidates(values.view(of_request), tokens.view(of_request))
+
+
+def num_results(shape: SearchShape, quantum: int, longest: int) -> int:
+    """Values of a request's results. longest: most new tokens."""
+    return 3 + longest if shape.beams > 1 else 1 + quantum
