@@ -1,9 +1,11 @@
 """One request record, what it is owed, and what became of it."""
 
 import hashlib
+import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack
@@ -48,7 +50,6 @@ class Record(NamedTuple):
 class AnswerSeen(NamedTuple):
     """A record of a reply topic."""
 
-    position: Position
     code: str  # of an error reply; "" is a reply
     timestamp: int
 
@@ -56,19 +57,21 @@ class AnswerSeen(NamedTuple):
 class LetterSeen(NamedTuple):
     """A record of a dead-letter topic."""
 
-    position: Position
-    is_only_answer: bool  # the reply topic refused answers at this time
+    code: str
+    timestamp: int
+    refused_by: str  # the fault by which the reply topic refused answers at this time; "" without one
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request. Of its value and headers, which dead letters repeat, it keeps digests.
+    """A request. Of its value and headers, which dead letters repeat, it keeps digests: a run has a million of these.
 
     A bomb is a record, alone in its batch, that unpacks to more than is unpacked. It is owed one dead letter, which has
     the batch in place of the record.
     """
 
-    position: Position
+    partition: Partition
+    offset: int
     timestamp: int
     key: bytes | None
     value_bytes: int
@@ -79,9 +82,9 @@ class Asked:
     reply_topic: str | None  # None: a dead letter is the only answer
     deadline_ms: int | None
     codes: frozenset[str]  # of which its answer has one; "" is a reply
-    ids: list[Ids]
-    replies: list[AnswerSeen] = field(default_factory=list)
-    letters: list[LetterSeen] = field(default_factory=list)
+    ids: tuple[Ids, ...]
+    replies: tuple[AnswerSeen, ...] = ()
+    letters: tuple[LetterSeen, ...] = ()
 
     @classmethod
     def of(cls, record: Record, poison: int) -> "Asked":
@@ -96,7 +99,8 @@ class Asked:
             codes = _BACKEND if any(poison in np.frombuffer(one, "<u4") for one in ids) else _REPLY
         deadline = headers.get("penstock-deadline-ms")
         return cls(
-            record.position,
+            (record.topic, record.partition),
+            record.offset,
             record.timestamp,
             record.key,
             len(record.value or b""),
@@ -104,11 +108,25 @@ class Asked:
             _headers_digest(record.headers),
             len(record.headers),
             headers.get("kafka_correlationId"),
-            None if reply_topic is None else reply_topic.decode(),
+            None if reply_topic is None else sys.intern(reply_topic.decode()),
             None if deadline is None else int(deadline),
             codes if deadline is None else _OR_LATE[codes],
-            ids or [],
+            ids or (),
         )
+
+    @property
+    def position(self) -> Position:
+        return self.partition, self.offset
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is wrong with the request, so that its reply is the answer."""
+        return "" in self.codes
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether it was answered with its result."""
+        return any(not reply.code for reply in self.replies)
 
     @property
     def is_bomb(self) -> bool:
@@ -118,30 +136,35 @@ class Asked:
     @property
     def source(self) -> bytes:
         """The position, as a dead letter names it."""
-        (topic, partition), offset = self.position
-        return f"{topic}-{partition}-{offset}".encode()
+        topic, partition = self.partition
+        return f"{topic}-{partition}-{self.offset}".encode()
 
     @property
     def answer_key(self) -> bytes:
         """The key of all answers to this request."""
         return answer_key(self.source)
 
-    def is_answered(self, ends: Mapping[Partition, int] | None) -> bool:
-        """Whether the request has all that it is owed, below `ends` if given."""
-        letters = [letter for letter in self.letters if _is_below(letter.position, ends)]
+    def answered_at_ms(self) -> float:
+        """When brokers had all that the request is owed. Infinite while they have not.
+
+        That is a reply, or a dead letter with an error reply. A dead letter alone is enough without a reply address,
+        and where a fault let the reply topic refuse answers.
+        """
+        letters = [letter.timestamp for letter in self.letters]
         if self.reply_topic is None:
-            return bool(letters)
-        codes = [reply.code for reply in self.replies if _is_below(reply.position, ends)]
-        if any(code == "" or code in ON_DEADLINE for code in codes):
-            return True
-        return any(letter.is_only_answer or bool(codes) for letter in letters)
+            return min(letters, default=math.inf)
+        whole = [reply.timestamp for reply in self.replies if not reply.code or reply.code in ON_DEADLINE]
+        alone = [letter.timestamp for letter in self.letters if letter.refused_by]
+        errors = [reply.timestamp for reply in self.replies]
+        both = [max(min(errors), min(letters))] if errors and letters else []
+        return min([*whole, *alone, *both], default=math.inf)
 
     def is_complete(self, letter: Record) -> bool:
         """Whether a dead letter has this request's key, value and headers, and all that says why, and of what."""
         if not self._has_reasons(letter):
             return False
         if self.is_bomb:
-            is_batch = (letter.value or b"")[:8] == struct.pack(">q", self.position[1])  # it begins with its offset
+            is_batch = (letter.value or b"")[:8] == struct.pack(">q", self.offset)  # it begins with its offset
             return is_batch and "penstock-unreadable-batch" in dict(letter.headers)
         has_headers = self.headers_digest == _headers_digest(letter.headers[: self.num_headers])
         has_key = bool(letter.key) if self.key is None else letter.key == self.key
@@ -156,13 +179,13 @@ class Asked:
     def _has_reasons(self, letter: Record) -> bool:
         """The headers of every dead letter. Those that Kafka names too have the same values under its names."""
         headers = dict(letter.headers)
-        (topic, partition), offset = self.position
+        topic, partition = self.partition
         exact = {
             "penstock-source": self.source,
             "penstock-source-timestamp-ms": b"%d" % self.timestamp,
             "__dlq.errors.topic": topic.encode(),
             "__dlq.errors.partition": b"%d" % partition,
-            "__dlq.errors.offset": b"%d" % offset,
+            "__dlq.errors.offset": b"%d" % self.offset,
             "__dlq.errors.delivery.count": headers.get("penstock-error-attempts"),
             "__dlq.errors.message": headers.get("penstock-error-message"),
         }
@@ -184,20 +207,16 @@ def _headers_digest(headers: Headers) -> bytes:
     return digest(repr([*headers]).encode())
 
 
-def _is_below(position: Position, ends: Mapping[Partition, int] | None) -> bool:
-    return ends is None or position[1] < ends.get(position[0], 0)
-
-
-def _sequences(value: bytes | None) -> list[Ids] | None:
+def _sequences(value: bytes | None) -> tuple[Ids, ...] | None:
     """The sequences of a request; None if it is malformed."""
     try:
         body: Any = msgpack.unpackb(value or b"")
         ids, lens = body["ids"], struct.unpack(f"<{len(body['lens']) // 4}I", body["lens"])
         if len(lens) == 1 and len(ids) == 4 * lens[0]:
-            return [ids]
+            return (ids,)
         ends = np.cumsum(lens).tolist()
         if len(ids) != 4 * ends[-1]:
             return None
-        return [ids[4 * (end - length) : 4 * end] for end, length in zip(ends, lens, strict=True)]
+        return tuple([ids[4 * (end - length) : 4 * end] for end, length in zip(ends, lens, strict=True)])
     except (ValueError, TypeError, KeyError, IndexError, struct.error, msgpack.UnpackException):
         return None

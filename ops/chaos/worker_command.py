@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.ops.chaos.faulty_engine import OUT_OF_MEMORY, PASSING, POISONED
+
 _RESTART_S = 1.0
 _LOOK_EVERY_S = 0.2
 
@@ -88,6 +90,17 @@ class WorkerCommand:
         """How many members SIGKILL has ended, by the log of their supervisors."""
         killed = signal.SIGKILL.name
         return sum(killed in str(event.get("signal")) for event in self.events("member_exited"))
+
+    def failures_of_engines(self) -> dict[str, int]:
+        """How many failures of engines were logged, by kind."""
+        if not self.log_path.exists():
+            return {}
+        found = dict.fromkeys((POISONED, PASSING, OUT_OF_MEMORY), 0)
+        with self.log_path.open(encoding="utf-8", errors="replace") as log:
+            for line in log:
+                for kind in found:
+                    found[kind] += kind in line
+        return {f"logged_{kind.replace(' ', '_')}": number for kind, number in found.items()}
 
     def all_events(self, part: str = "") -> list[dict[str, Any]]:
         """The events whose lines hold `part`."""
