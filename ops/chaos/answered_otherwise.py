@@ -1,5 +1,6 @@
 """Good requests that did not get their results: what they got instead, and which faults came meanwhile."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -9,6 +10,7 @@ from penstock.ops.chaos.faults import Injected
 
 LETTER = "dead letter"
 _NOTHING, _NO_FAULT = "nothing", "no fault"
+_TOLD = ("by_outcome", "by_fault")
 
 
 def answered_otherwise(requests: Iterable[Asked], faults: Collection[Injected]) -> dict[str, Any]:
@@ -37,9 +39,6 @@ def verdict(num_good: int, otherwise: dict[str, Any], violations: Counter[str], 
     return " ".join(sentences)
 
 
-_TOLD = ("by_outcome", "by_fault")
-
-
 def _outcome(asked: Asked) -> str:
     if asked.replies:
         return f"error reply ({asked.replies[0].code})"
@@ -51,7 +50,7 @@ def _cause(asked: Asked, faults: Collection[Injected]) -> str:
     excuses = [letter.refused_by for letter in asked.letters if letter.refused_by]
     if excuses:
         return excuses[0]
-    times = [one.timestamp / 1e3 for one in (*asked.replies, *asked.letters)]
-    until = min(times, default=float("inf"))
+    times = [*[one.timestamp for one in asked.replies], *[one.timestamp for one in asked.letters]]
+    until = min(times, default=math.inf) / 1e3
     meanwhile = [one.name for one in faults if one.started <= until and one.ended >= asked.timestamp / 1e3]
     return " and ".join(meanwhile) or _NO_FAULT

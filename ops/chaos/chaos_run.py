@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ _STEADY_S = 60.0  # at most, before a fault that comes alone: its effect is meas
 _OF_PRIVILEGES = frozenset({"access_revoked", "replies_refused"})
 _DENIED_S = 30.0  # after a privilege is back: the library has noticed
 _BATCH = 256
-_BUG, _SHOWN_CHARS = re.compile("This is a bug|Traceback"), 600
+_BUGS, _SHOWN_CHARS = ("This is a bug", "Traceback"), 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +237,8 @@ class ChaosRun:
         judge.check_commits(commits)
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
-        bugs = [event for event in self.worker.all_events() if _BUG.search(str(event))]
-        bugs = [bug for bug in bugs if not is_denial(bug, self.faults.injected)]
+        found = {str(event): event for part in _BUGS for event in self.worker.all_events(part)}
+        bugs = [event for event in found.values() if not is_denial(event, self.faults.injected)]
         judge.complain(
             "bug_in_the_log", [f"{bug['event']}: {bug.get('exception', '')[-_SHOWN_CHARS:]}" for bug in bugs]
         )

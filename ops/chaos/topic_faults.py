@@ -172,13 +172,12 @@ async def _latest(consumer: AIOKafkaConsumer, topic: str) -> list[Any]:
     sources = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
     ends = await consumer.end_offsets(sources)
     consumer.assign(sources)
-    for source, end in ends.items():
-        consumer.seek(source, max(0, end - _NUM_COPIES // len(sources)))
+    starts = {source: max(0, end - _NUM_COPIES // len(sources)) for source, end in ends.items()}
+    for source, start in starts.items():
+        consumer.seek(source, start)
     records: list[Any] = []
-    until = time.monotonic() + _COPY_S
-    while time.monotonic() < until and len(records) < _NUM_COPIES:
-        batches = await consumer.getmany(timeout_ms=1000, max_records=_NUM_COPIES - len(records))
-        if not batches:
-            break
+    num_wanted, until = sum(ends.values()) - sum(starts.values()), time.monotonic() + _COPY_S
+    while time.monotonic() < until and len(records) < num_wanted:
+        batches = await consumer.getmany(timeout_ms=1000, max_records=num_wanted - len(records))
         records += [record for batch in batches.values() for record in batch]
     return records

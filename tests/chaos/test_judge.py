@@ -3,6 +3,7 @@
 import hashlib
 import re
 import struct
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -260,3 +261,20 @@ def test_every_violation_of_the_judge_is_among_the_broken_promises_and_on_the_pa
     assert reported == {kind for kind, _ in BROKEN}
     page = (root / "ops" / "docs" / "delivery.md").read_text(encoding="utf-8")
     assert [kind for kind in reported if f"`{kind}`" not in page] == []
+
+
+def test_a_million_requests_fit_into_memory() -> None:
+    """The bound is 2 GB, of which the libraries and what is being read need a third."""
+    num_requests = 4_000
+    requests = [request(number, *range(1, 2 + number % 20), number % 90) for number in range(num_requests)]
+    answers = [reply(one, number, 0.0, 0.0) for number, one in enumerate(requests)]
+    tracemalloc.start()
+    try:
+        judge = Judge(POISON, direct)
+        judge.requests(one._replace(headers=[*one.headers]) for one in requests)
+        for answer in answers:
+            judge.reply(answer, is_copy=False)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / num_requests < 1_300

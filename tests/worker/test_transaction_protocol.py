@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.kafka.offsets import Progress
+from penstock.worker.kafka.custody import Custody
+from penstock.worker.kafka.offsets import Progress, Source
 from penstock.worker.replies.outlet import Answer
 from penstock.worker.transactions.transaction_plan import TransactionPlan
 from tests.worker.protocol_model import Violation
-from tests.worker.transaction_model import Member, World, explore
+from tests.worker.transaction_model import KeptMarks, Member, World, explore
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,16 @@ class Forgets(Member):
     plan_class = Plan
 
 
+class TakesItselfForDead(Member):
+    """Does not know its own mark again."""
+
+    class Marks(KeptMarks):
+        def own_mark(self, source: Source, found: Custody) -> Custody | None:
+            return None
+
+    marks_class = Marks
+
+
 @pytest.mark.parametrize(
     ("mutant", "faults", "found"),
     [
@@ -83,6 +94,7 @@ class Forgets(Member):
         (Forgets, {"losses": 1}, "these are answered"),
         (RunsUnmarked, {"crashes": 1}, "has left no mark"),
         (ReadsFirst, {"evictions": 1}, "these are answered"),
+        (TakesItselfForDead, {"evictions": 2}, "its own mark"),
     ],
 )
 @pytest.mark.slow
