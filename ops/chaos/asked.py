@@ -74,9 +74,9 @@ class Asked:
     offset: int
     timestamp: int
     key: bytes | None
-    value_bytes: int
-    value_digest: bytes
-    headers_digest: bytes
+    contents: bytes  # digest of the value and the headers
+    left_out: tuple[bytes, str] | None  # of a value that a letter may leave out: its headers' digest, its own SHA-256
+    is_bomb: bool
     num_headers: int
     correlation_id: bytes | None
     reply_topic: str | None  # None: a dead letter is the only answer
@@ -103,9 +103,9 @@ class Asked:
             record.offset,
             record.timestamp,
             record.key,
-            len(record.value or b""),
-            digest(record.value),
-            _headers_digest(record.headers),
+            _digest(record.value, record.headers),
+            _left_out(record),
+            is_bomb,
             len(record.headers),
             headers.get("kafka_correlationId"),
             None if reply_topic is None else sys.intern(reply_topic.decode()),
@@ -127,11 +127,6 @@ class Asked:
     def has_reply(self) -> bool:
         """Whether it was answered with its result."""
         return any(not reply.code for reply in self.replies)
-
-    @property
-    def is_bomb(self) -> bool:
-        """Whether the record can be read only as its batch."""
-        return self.value_bytes > MOST_UNPACKED_BYTES
 
     @property
     def source(self) -> bytes:
@@ -166,15 +161,15 @@ class Asked:
         if self.is_bomb:
             is_batch = (letter.value or b"")[:8] == struct.pack(">q", self.offset)  # it begins with its offset
             return is_batch and "penstock-unreadable-batch" in dict(letter.headers)
-        has_headers = self.headers_digest == _headers_digest(letter.headers[: self.num_headers])
         has_key = bool(letter.key) if self.key is None else letter.key == self.key
-        return has_key and has_headers and self._has_value(letter)
+        return has_key and self._has_contents(letter)
 
-    def _has_value(self, letter: Record) -> bool:
-        if self.value_digest == digest(letter.value):
+    def _has_contents(self, letter: Record) -> bool:
+        headers = letter.headers[: self.num_headers]
+        if self.contents == _digest(letter.value, headers):
             return True
         left_out = dict(letter.headers).get("penstock-value-left-out-sha256", b"").decode()
-        return self.value_bytes >= _LEAST_LEFT_OUT_BYTES and left_out == self.value_digest.hex()
+        return self.left_out == (_digest(None, headers), left_out)
 
     def _has_reasons(self, letter: Record) -> bool:
         """The headers of every dead letter. Those that Kafka names too have the same values under its names."""
@@ -198,13 +193,17 @@ def answer_key(source: bytes) -> bytes:
     return hashlib.blake2b(source, digest_size=16).digest()
 
 
-def digest(value: bytes | None) -> bytes:
-    """SHA-256 of a value."""
-    return hashlib.sha256(value or b"").digest()
+def _digest(value: bytes | None, headers: Headers) -> bytes:
+    found = hashlib.blake2b(repr([*headers]).encode(), digest_size=16)
+    found.update(value or b"")
+    return found.digest()
 
 
-def _headers_digest(headers: Headers) -> bytes:
-    return digest(repr([*headers]).encode())
+def _left_out(record: Record) -> tuple[bytes, str] | None:
+    value = record.value or b""
+    if len(value) < _LEAST_LEFT_OUT_BYTES:
+        return None
+    return _digest(None, record.headers), hashlib.sha256(value).hexdigest()
 
 
 def _sequences(value: bytes | None) -> tuple[Ids, ...] | None:

@@ -11,9 +11,7 @@ from penstock.ops.chaos.faults import Injected
 REVOKED = Injected("access_revoked", 1000.0, 1010.0)
 
 
-def event(
-    at_s: float, logger: str = "aiokafka.consumer", last: str = "TopicAuthorizationFailedError: x"
-) -> dict[str, Any]:
+def event(at_s: float, logger: str = "aiokafka.consumer", last: str = "GroupAuthorizationFailed") -> dict[str, Any]:
     exception = f"Traceback (most recent call last):\n{last}"
     return {"logger": logger, "exception": exception, "timestamp": datetime.fromtimestamp(at_s, UTC).isoformat()}
 
