@@ -1,5 +1,8 @@
 """Each rule by which a dead letter may stand for an answer excuses its case, and nothing beside it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.ops.chaos.calls import REPLIES
@@ -68,3 +71,14 @@ def test_letters_wait_for_leaders_that_the_next_fault_takes_away() -> None:
     assert not is_excused(fault, MODES[0], RAW_REPLIES, late, DENIED, Injected("member_killed", 109, 127))
     after = Injected("broker_killed", 110.1 + AFTER_S, 200.0)
     assert not is_excused(fault, MODES[0], RAW_REPLIES, late, DENIED, after)
+
+
+def test_answers_wait_as_long_as_the_manual_says() -> None:
+    page = (Path(__file__).parents[2] / "ops" / "docs" / "delivery.md").read_text(encoding="utf-8")
+    for delivery, promise in (
+        (MODES[0], r"stalled if it acknowledges nothing for (\d+) s"),
+        (MODES[1], r"delays the request partitions that have answers for it, for\s(\d+) s\."),
+    ):
+        (promised_s,) = re.findall(promise, page)
+        begins_ms = {one.started_ms for one in refusals([Injected("no_leader", 0.0, 60.0)], delivery)}
+        assert begins_ms == {1e3 * (float(promised_s) - 1)}  # the last acknowledgement came up to a second before
