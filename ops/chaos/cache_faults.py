@@ -54,7 +54,7 @@ class CacheFaults:
         return {"bytes_changed": num_changed, _FAILED: self._num_failures() - num_failures}
 
     def _num_failures(self) -> int:
-        return len(self._worker.events(_FAILED))
+        return self._worker.num_events(_FAILED)
 
 
 def _damage(path: Path, rng: random.Random) -> int:

@@ -23,7 +23,12 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None], log_path: Pat
 
     `log_path` gets the worker's log.
     """
-    config = {"num.network.threads": "2", "num.io.threads": "4", **access.BROKER_CONFIG}
+    config = {
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "offsets.topic.segment.bytes": str(1 << 30),  # one segment, which is not compacted: the judge reads all commits
+        **access.BROKER_CONFIG,
+    }
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.engine import PackedBatch, TaskOptions, load_engine
@@ -111,7 +112,7 @@ class ChaosRun:
         load = asyncio.create_task(self.traffic.run())
         try:
             async with asyncio.timeout(_START_S):
-                while not self.worker.events("partitions_assigned"):  # noqa: ASYNC110 — a log has no event to wait for
+                while not self._num_assignments():  # noqa: ASYNC110 — a log has no event to wait for
                     await asyncio.sleep(0.2)
             with self._timed("load"):
                 await self._inject(load)
@@ -125,7 +126,7 @@ class ChaosRun:
             await asyncio.gather(keeping, load, return_exceptions=True)
             self.exit_code = await self.worker.stop(_DRAIN_S + 20)
         with self._timed("judgement"):
-            return self._judge(await read_commits(self._servers, _GROUP))
+            return self._judge(*await self._read_commits())
 
     def _options(self, folder: Path, servers: str) -> list[str]:
         settings = self.settings
@@ -220,9 +221,16 @@ class ChaosRun:
             await asyncio.sleep(1)
 
     def _num_assignments(self) -> int:
-        return len(self.worker.events("partitions_assigned"))
+        return self.worker.num_events("partitions_assigned")
 
-    def _judge(self, commits: Sequence[Commit]) -> Judge:
+    async def _read_commits(self) -> tuple[list[Commit], list[str]]:
+        """All commits, or why they cannot be judged."""
+        try:
+            return await read_commits(self._servers, _GROUP), []
+        except (KafkaError, OSError, ValueError) as error:
+            return [], [repr(error)]
+
+    def _judge(self, commits: Sequence[Commit], unreadable: Sequence[str]) -> Judge:
         excuses = [*refusals(self.faults.injected, self.settings.delivery)]
         judge = Judge(poison(self._engine.info), self._direct, excuses)
         judge.requests(read_topics(self._servers, self.topics))
@@ -235,6 +243,7 @@ class ChaosRun:
             judge.letter(record)
         judge.check_outcomes(may_repeat=self.settings.delivery == "at_least_once")
         judge.check_commits(commits)
+        judge.complain("commits_unreadable", unreadable)
         judge.check_all_committed(*self._watch.committed_and_ends())
         judge.complain("bad_exit", [f"code {self.exit_code} on SIGTERM"] if self.exit_code else [])
         found = {str(event): event for part in _BUGS for event in self.worker.all_events(part)}

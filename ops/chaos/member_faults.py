@@ -16,7 +16,7 @@ from penstock.ops.chaos.worker_command import WorkerCommand
 MOST_CLOCK_ERROR_S = 20.0
 _SIGNALLED_S = 5.0  # a signal has had its effect
 _ORPHANED_S = 30.0  # members have ended after their supervisor
-_READ_LOG_S = 0.5  # the log may be long
+_READ_LOG_S = 0.5
 _CLOCK_S = 2.0  # between two steps
 
 
@@ -60,9 +60,9 @@ class MemberFaults:
 
     async def rolled(self, rng: random.Random) -> Effect:
         """Every member is replaced, one after another."""
-        num_rolls, before = len(self._worker.events("roll_finished")), set(self._worker.members)
+        num_rolls, before = self._worker.num_events("roll_finished"), set(self._worker.members)
         self._signal_supervisor(signal.SIGHUP)
-        is_over = comes_true(lambda: len(self._worker.events("roll_finished")) > num_rolls, self._roll_s, _READ_LOG_S)
+        is_over = comes_true(lambda: self._worker.num_events("roll_finished") > num_rolls, self._roll_s, _READ_LOG_S)
         if not await is_over:
             raise NotInjectedError(f"The roll did not finish within {self._roll_s:g} s.")
         return {"members_replaced": len(before - set(self._worker.members)), "members": len(before)}
