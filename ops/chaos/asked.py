@@ -21,6 +21,7 @@ _LEAST_LEFT_OUT_BYTES = (8 << 20) - (64 << 10)  # of a value; with less a dead l
 ON_DEADLINE = frozenset({"expired", "overloaded"})  # right answers to a request that has a deadline
 _REPLY, _BACKEND, _INVALID = frozenset({""}), frozenset({"backend"}), frozenset({"invalid_request"})
 _OR_LATE = {codes: codes | ON_DEADLINE for codes in (_REPLY, _BACKEND, _INVALID)}
+_PARTITIONS: dict[Partition, Partition] = {}  # one of each, as a million requests name them
 _REASONS = (  # headers of every dead letter; none is empty
     "penstock-error-code",
     "penstock-error-message",
@@ -99,7 +100,7 @@ class Asked:
             codes = _BACKEND if any(poison in np.frombuffer(one, "<u4") for one in ids) else _REPLY
         deadline = headers.get("penstock-deadline-ms")
         return cls(
-            (record.topic, record.partition),
+            _PARTITIONS.setdefault((record.topic, record.partition), (record.topic, record.partition)),
             record.offset,
             record.timestamp,
             record.key,

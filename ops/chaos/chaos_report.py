@@ -1,6 +1,7 @@
 """Runs the suite, and reports on a run: what was sent, which faults came when, and whether every promise was kept."""
 
 import asyncio
+import resource
 import shutil
 import tempfile
 import time
@@ -56,6 +57,7 @@ def _report(run: ChaosRun, judge: Judge, seconds: float) -> dict[str, Any]:
         "settings": asdict(run.settings),
         "seconds": round(seconds, 1),
         "phases_s": run.seconds,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,  # of the load and the judge
         "counts": dict(sorted(judge.counts.items())),
         "raw_duplicate_share": judge.counts["duplicates"] / answers,
         "good_requests_answered_otherwise": otherwise,
