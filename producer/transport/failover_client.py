@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
@@ -148,3 +149,13 @@ class FailoverProducer(AIOKafkaProducer):  # type: ignore[misc]  # as above
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.client = self._sender.client = FailoverClient(self.client)
+
+
+class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # as above
+    """aiokafka's admin client with such a client."""
+
+    _client: Any
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._client = FailoverClient(self._client)
