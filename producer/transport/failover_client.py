@@ -25,7 +25,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 _SILENT_S = 3.0  # since a request was sent
 _LOOK_S = 1.0
 _ANSWER_S = 2.0  # to a request for metadata, of which a broker needs no other
-_CONNECT_S = 5.0  # with TLS and SASL
+_BOOTSTRAP_MS = 5000  # for each answer of the first broker: others may be there
+_CONNECT_S = 15.0  # with TLS and SASL; a command that makes a token may take 10 s
 _OWN_GROUP = "failover"  # aiokafka's groups of connections; an answer on another may wait for those before it
 
 log = structlog.get_logger("penstock.kafka")
@@ -43,12 +44,13 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         self.__dict__.update(vars(made))
         self._clock = clock
         self._connecting: defaultdict[Any, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._attempts: dict[asyncio.Timeout, tuple[Any, float]] = {}  # to connect: broker, and since when
         self._unanswered: dict[tuple[AIOKafkaConnection, int], float] = {}  # first requests -> when they were seen
         self._watching: asyncio.Task[None] | None = None
 
     async def bootstrap(self) -> None:
         """Connect to the first server that answers. Raises KafkaConnectionError."""
-        self._request_timeout_ms, patience_ms = int(_CONNECT_S * 1e3), self._request_timeout_ms
+        self._request_timeout_ms, patience_ms = _BOOTSTRAP_MS, self._request_timeout_ms
         try:
             await super().bootstrap()
         finally:
@@ -88,6 +90,9 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
         for (node_id, _), connection in list(self._conns.items()):
             if node_id in gone:
                 connection.close(CloseReason.CONNECTION_TIMEOUT, BrokerReplaced(f"Broker {node_id} was replaced."))
+        for attempt, (node_id, _) in self._attempts.items():
+            if node_id in gone and not attempt.expired():
+                attempt.reschedule(asyncio.get_running_loop().time())
 
     async def _watch(self) -> None:
         while True:
@@ -103,7 +108,8 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
             if connection._requests
         }
         self._unanswered = {first: before.get(first, now) for first in waiting}
-        return {waiting[first] for first, since in self._unanswered.items() if now - since >= _SILENT_S}
+        asked = [(waiting[first], since) for first, since in self._unanswered.items()]
+        return {node_id for node_id, since in (*asked, *self._attempts.values()) if now - since >= _SILENT_S}
 
     async def _ask_metadata(self, silent: Collection[Any]) -> Any:
         """Metadata of the first broker that answers; None if none does. Those that are silent are asked last.
@@ -128,10 +134,13 @@ class FailoverClient(AIOKafkaClient):  # type: ignore[misc]  # as above
             return connection
         async with self._connecting[node_id, group]:
             try:
-                async with asyncio.timeout(_CONNECT_S):
+                async with asyncio.timeout(_CONNECT_S) as attempt:
+                    self._attempts[attempt] = node_id, self._clock()
                     return await super()._get_conn(node_id, group=group, no_hint=no_hint)
             except TimeoutError:
-                log.info("broker_not_connected", broker=node_id, timeout_s=_CONNECT_S)
+                log.info("broker_not_connected", broker=node_id)
+            finally:
+                self._attempts.pop(attempt, None)
         self.force_metadata_update()
         return None
 

@@ -142,3 +142,16 @@ async def test_connecting_to_a_broker_that_hangs_ends_and_delays_no_other(
     assert await brokers.client.ready(2)
     assert not connecting.done()
     assert not await connecting
+
+
+async def test_connecting_to_a_broker_ends_when_the_cluster_has_replaced_it(brokers: Cluster) -> None:
+    brokers.hanging.add(1)
+    connecting = asyncio.create_task(brokers.client.ready(1))
+    await asyncio.sleep(0)
+    brokers.now += 3.1
+    await brokers.client.look()
+    assert not connecting.done()
+    brokers.members.remove(1)
+    await brokers.client.look()
+    assert not await asyncio.wait_for(connecting, 10)
+    assert brokers.client._attempts == {}
