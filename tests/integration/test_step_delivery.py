@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.headers import PARTIAL
 from penstock.producer.wire.topics import request_topic
+from penstock.worker.kafka.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
 
 Unique = Callable[[str], str]
@@ -116,6 +119,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
         async for row in client.stream(ids=source, do_sample=True, **LONG):
             if not lengths:
                 worker.process.kill()
+                await evict_member(kafka, f"penstock.{model}")
                 assert sum((await committed(kafka, f"penstock.{model}")).values()) == 0
                 successor = start_worker(kafka, **settings)
             assert row.tokens[: len(tokens)] == tokens
@@ -193,6 +197,19 @@ async def test_a_rebalance_that_takes_the_partition_of_a_running_sequence_ends_i
     assert len(await read(kafka, replies, isolation_level="read_committed")) == 17
     requests = await count_records(kafka, request_topic(model))
     assert sum((await committed(kafka, f"penstock.{model}")).values()) == requests == 17
+
+
+async def evict_member(kafka: KafkaBroker, group: str) -> None:
+    """As a supervisor does when its only member has died: the session of 10 s need not pass."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        (answer,) = await admin.describe_consumer_groups([group])
+    finally:
+        await admin.close()
+    (described,) = answer.groups
+    (member,) = described[5]
+    await evict(KafkaCluster(kafka.bootstrap_servers), group, member[0])
 
 
 async def began(folder: Path, count: int) -> list[str]:
