@@ -489,7 +489,7 @@ class Process:
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=30)
+        rest, _ = self.process.communicate(timeout=60)
         self.said += rest
         return self.process.returncode
 

@@ -112,7 +112,7 @@ def served() -> Iterator[str]:
             yield broker.bootstrap_servers
         finally:
             worker.terminate()
-            assert worker.wait(30) == 0
+            assert worker.wait(60) == 0
 
 
 async def num_requests(servers: str) -> tuple[int, int]:

@@ -47,7 +47,7 @@ class Running:
 
     async def event(self, name: str, count: int = 1) -> Any:
         """Wait for an event."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.named(name)) < count:  # noqa: ASYNC110 — there is no event to wait for
                 await asyncio.sleep(0)
         return self.named(name)[-1]
@@ -60,7 +60,7 @@ class Running:
         return self._supervisor._not_ready()
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._running
 
 
@@ -75,7 +75,7 @@ async def supervisor(count: int, gpus: Sequence[int] = ()) -> AsyncIterator[Runn
         yield Running(made, running, events)
         if not running.done():
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
 
 
 def scripted(*steps: Callable[[FakeMember], object]) -> Callable[[FakeMember], object]:
