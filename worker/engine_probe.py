@@ -23,7 +23,7 @@ class EngineProbe:
         self._running: asyncio.Future[BatchOutput] | None = None
 
     def fault(self) -> str:
-        """Why the engine does not work; empty if it does. Called from another thread, for `PROBE_S + LOOP_S` at most."""
+        """Why the engine does not work; empty if it does. Called from a thread, for `PROBE_S + LOOP_S` at most."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
             return asking.result(PROBE_S + LOOP_S)

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -70,7 +71,7 @@ async def test_a_reply_topic_that_is_denied_gets_dead_letters_in_its_place(
         for topic in ("penstock.replies.open", "penstock.replies.denied"):
             await producer.partitions_for(topic)  # creates it
         await deny(broker, TOPIC, "penstock.replies.denied", LITERAL)
-        with pytest.raises(TopicAuthorizationFailedError):
+        with suppress(TopicAuthorizationFailedError):
             while True:  # the broker applies it when it has read the metadata log
                 await producer.send_and_wait("penstock.replies.denied", b"")
         for n in range(30):
