@@ -52,6 +52,12 @@ class Running:
                 await asyncio.sleep(0)
         return self.named(name)[-1]
 
+    async def serving(self, count: int) -> None:
+        """Wait until so many members serve, and there are no others."""
+        async with asyncio.timeout(60):
+            while self.states() != {"serving": count}:  # noqa: ASYNC110 — as above
+                await asyncio.sleep(0)
+
     def states(self) -> dict[str, int]:
         (family,) = [f for f in self._supervisor._metrics.collect() if f.name == "penstock_members"]
         return {sample.labels["state"]: int(sample.value) for sample in family.samples if sample.value}
@@ -128,7 +134,7 @@ async def test_it_is_ready_while_all_members_serve(processes: FakeProcesses) -> 
         assert running.not_ready() == "Kafka denies requests"
         processes.members[0].report = Report(phase="joined")
         os.kill(os.getpid(), signal.SIGTTOU)
-        await asyncio.sleep(0.01)
+        await running.serving(1)
         assert running.not_ready() == ""  # one fewer was asked for
         os.kill(os.getpid(), signal.SIGTERM)
         await running.event("supervisor_stopping")
@@ -304,10 +310,9 @@ async def test_members_are_added_and_removed_but_not_the_last(processes: FakePro
         await processes.until(2)
         os.kill(os.getpid(), signal.SIGTTIN)
         assert (await processes.until(3))[2].placement.worker == 2
-        for _ in range(2):
+        for left in (2, 1):
             os.kill(os.getpid(), signal.SIGTTOU)
-            await asyncio.sleep(0.01)
-        assert running.states() == {"serving": 1}
+            await running.serving(left)
         os.kill(os.getpid(), signal.SIGTTOU)
         await running.event("member_not_removed")
 
