@@ -46,9 +46,8 @@ class RawPort:
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
-    """Makes ports; gives their addresses. No answer is late, however long the machine stands still."""
-    monkeypatch.setattr(scrape_module, "_WITHIN_S", 60.0)
+def port() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+    """Makes ports; gives their addresses."""
     ports: list[RawPort] = []
 
     def make(answer: Callable[[socket.socket], None]) -> str:
