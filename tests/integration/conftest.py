@@ -29,7 +29,7 @@ from tests.log_events import unlisted_in
 ECHO = [str(Path(__file__).with_name("echo_worker.py"))]
 PENSTOCK = ["-c", "from penstock.ops.cli.main import main; main()", "worker"]
 # Files whose tests stop and kill brokers of their own; another process may run them beside the others.
-OWN_BROKERS = ("test_outage", "test_worker_shutdown")
+OWN_BROKERS = ("test_frozen_broker", "test_outage", "test_worker_shutdown")
 
 Event = dict[str, Any]
 

@@ -722,6 +722,25 @@ async def test_a_stream_has_what_was_generated_so_far_and_ends_whole(monkeypatch
     assert texts == ["[unused6]", "[unused6] who", "[unused6] who [unused0]"]
 
 
+async def test_a_stream_shows_no_token_twice_and_none_in_another_place_when_the_request_is_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after the death of a worker: its successor begins at the first token, and its sampling may differ."""
+
+    def answer(request: Request) -> Reply | PenstockError:
+        correlation = [(name, data) for name, data in loop.records[-1].headers if name == CORRELATION_ID]
+        for tokens in ((7,), (7, 8, 9), (), (7,), (7, 8, 9), (7, 5, 9, 1), (7, 8, 9, 10), (7, 8)):
+            value = encode_reply(Reply("m", "r", generations=(Generation(tokens, "partial"),)))
+            receive = client._exchange._inbox._receive
+            asyncio.get_running_loop().call_soon(receive, Received([*correlation, (PARTIAL, b"0")], value))
+        return Reply("m", "r", generations=(Generation((7, 8, 4), "stop"),))
+
+    async with connected(monkeypatch, answer) as (client, loop):
+        rows = [row async for row in client.stream(ids=[1], do_sample=True)]
+    assert [row.tokens for row in rows] == [(7,), (7, 8, 9), (7, 8, 9, 10), (7, 8, 4)]
+    assert [row.finish for row in rows] == ["partial"] * 3 + ["stop"]
+
+
 @pytest.mark.parametrize("task", ["embed", "classify", "rerank"])
 async def test_an_answer_to_another_task_is_an_error(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     async with connected(monkeypatch, lambda request: tokens_of(request, has_spans=True)) as (client, _):
