@@ -5,8 +5,8 @@ import random
 import pytest
 
 from penstock.ops.bench.cellular.decision import measure_decision
-from penstock.ops.bench.cellular.policies import BucketPadding, GraphBatching, padded
-from penstock.ops.bench.cellular.simulation import CellScheduling, Outcome, Simulation
+from penstock.ops.bench.cellular.policies.policies import BucketPadding, GraphBatching, padded
+from penstock.ops.bench.cellular.policies.simulation import CellScheduling, Outcome, Simulation
 from penstock.scheduler.cellular import CellGraph, CellJob, CellRule, CellScheduler, CellSettings
 
 RULES = [CellRule("lstm", 64, max_steps=4)]

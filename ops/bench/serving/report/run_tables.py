@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.ops.bench.common.comparison import Grid
-from penstock.ops.bench.serving.arrivals import BURSTS
-from penstock.ops.bench.serving.systems import PAPER_CHAIN, PAPER_RATES
+from penstock.ops.bench.serving.loads.arrivals import BURSTS
+from penstock.ops.bench.serving.loads.systems import PAPER_CHAIN, PAPER_RATES
 
 Record = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from penstock.ops.bench.common.console_tables import show_grid
 from penstock.ops.bench.common.machine import describe_machine
 from penstock.ops.bench.common.markdown import table
 from penstock.ops.bench.common.runs import begin, finite, keep
-from penstock.ops.bench.serving.length_ranges import draw
+from penstock.ops.bench.serving.loads.length_ranges import draw
 from penstock.ops.bench.serving.report.report_files import require_plots, write_beside
 from penstock.ops.bench.serving.simulation.noise import Noise, Overhead
 from penstock.ops.bench.serving.simulation.simulated_fleet import Fleet, FleetOutcome, Loss, Traffic, simulate_fleet
