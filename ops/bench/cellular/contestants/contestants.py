@@ -7,6 +7,7 @@ from penstock.ops.bench.cellular.contestants.nn_lstm_runner import NnLstmRunner
 from penstock.ops.bench.cellular.contestants.policy_runner import PolicyRunner
 from penstock.ops.bench.cellular.loads.load import OfferedRunner
 from penstock.ops.bench.cellular.loads.tape import RecordingEngine, Tape
+from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
 from penstock.ops.bench.cellular.policies.policies import (
     BucketPadding,
     GraphBatching,
@@ -14,7 +15,6 @@ from penstock.ops.bench.cellular.policies.policies import (
     depths,
     depths_results_last,
 )
-from penstock.ops.bench.cellular.policies.simulation import CellScheduling
 from penstock.ops.bench.cellular.report.cellular_measures import AGENDA, DEPTH, GRAPH, NN_LSTM, OURS, PADDING
 from penstock.ops.bench.cellular.workloads.cell_work import CellWork, padded_work
 from penstock.ops.bench.cellular.workloads.workloads import MAX_QUANTUM, Workload

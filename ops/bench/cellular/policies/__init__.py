@@ -1,1 +1,1 @@
-"""Policies of other systems, and devices in virtual time."""
+"""Batching policies of other systems."""

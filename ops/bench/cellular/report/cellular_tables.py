@@ -12,7 +12,6 @@ from penstock.ops.bench.common.runs import Run
 from penstock.ops.bench.common.verdicts import Spread, targets
 
 _NAMES = {"lstm": "LSTM", "seq2seq": "Seq2Seq", "tree": "TreeLSTM"}
-_TASK_COLUMNS = ("rows", "quantum", "device µs", "interval µs", "device busy", "fill")
 _LOAD_COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "queueing p90 ms", "computation p90 ms")
 
 

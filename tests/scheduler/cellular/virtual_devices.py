@@ -5,28 +5,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.ops.bench.cellular.policies.cell_scheduling import CellScheduling
 from penstock.scheduler.cellular import CellJob, CellTask
 from penstock.scheduler.cellular.types import BoolArray, Int32Array
-from penstock.scheduler.types import RejectedJob, Wait
+from penstock.scheduler.types import RejectedJob
 
 Seconds = Callable[[int, int, int], float]  # of a task, by cell, rows and quantum
-
-
-class CellScheduling(Protocol):
-    """Methods that `CellScheduler` and the policies it is compared with have in common."""
-
-    def add(self, jobs: Sequence[CellJob], now: float) -> list[RejectedJob]: ...
-
-    def poll(self, now: float, device: int = 0) -> CellTask | Wait: ...
-
-    def finished(
-        self, task_id: int, now: float, steps: Int32Array, is_stopped: BoolArray, measured_s: float
-    ) -> list[int]: ...
 
 
 @dataclass
